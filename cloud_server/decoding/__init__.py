@@ -1,6 +1,5 @@
 """Decoding sessions: a model's state behind a cut that stays here from one step to the next.
 
-books     how many there are, what they hold, and who gives way
 sessions  opened, stepped, forked, dropped
 
 May import models, limits.

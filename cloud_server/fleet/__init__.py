@@ -2,7 +2,6 @@
 
 fleet       the models by name
 room        who gives way where memory is full
-returning   models that gave way, and are asked for
 version     one model with one set of weights: there, or not
 pins        what keeps weights in memory
 hosts       where models are loaded: in this process, or in worker processes

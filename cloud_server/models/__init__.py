@@ -7,9 +7,6 @@ admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
 batching       requests of several clients as one batch
 packing        an output as the bytes of an answer
-facts          what its plan, memory and machine say
-warming        tails that are run before the model serves
-frames         what frames that are sent as differences refer to
 custody        checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply

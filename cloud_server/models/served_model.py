@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import platform
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from cloud_server.entries import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
@@ -27,34 +31,201 @@ from cloud_server.models.engine import (
     inexact,
     room_for,
 )
-from cloud_server.models.facts import about, bytes_of, check_plan
-from cloud_server.models.form import Form, form_of
-from cloud_server.models.frames import KeptFrames
+from cloud_server.models.form import Form, buffers_kept, form_of
 from cloud_server.models.packing import packed
-from cloud_server.models.warming import warm_up
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.batching import Batches
+from shared_hooks.codecs.basis import References, Ring
 from shared_hooks.compiling import CompiledTails
 from shared_hooks.errors import (
     CutRefused,
+    Disagreement,
     IsthmusError,
     ModelFailed,
     PlanMismatch,
     SpecError,
     TooLarge,
+    UnknownLayer,
 )
 from shared_hooks.forward import Allowance, Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.example import to_device
-from shared_hooks.models.inputs import IMAGE_SUFFIXES
+from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
+from shared_hooks.profiling.kind import kind
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
+from shared_hooks.sharing import Party, SharedCache
+from shared_hooks.state import PythonState
 from shared_hooks.tail import Substitutes, payer
-from shared_hooks.tensors import tensors_in
+from shared_hooks.tensors import flatten, tensors_in, unflatten
 from shared_hooks.tensors.staging import wait
+
+# Tails that are run before a model serves: recipes are worked out, kernels chosen, memory touched, at nobody's cost.
+#
+# Each is the tail of the spec's example, from a head that runs here, too. What the model writes to its own memory
+# meanwhile is put back, and no hook hears of it: nobody asked.
+
+
+def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, origin: str) -> list[EarlyOutput]:
+    """Runs the tails that ``wanted`` names, on ``plan``'s ``example`` and in its batch sizes; their heads.
+
+    Without any that are wanted, that of the last cut, if there is one. Raises SpecError, beginning with ``origin``, for
+    a cut or size that is wanted and cannot be had.
+    """
+    lifecycle, state = wrapped.lifecycle, PythonState(wrapped.model)
+    wrapped.lifecycle = Lifecycle("cloud")
+    heads: list[EarlyOutput] = []
+    try:
+        with buffers_kept(wrapped.model), torch.random.fork_rng(devices=[]):
+            for size in wanted.batch_sizes or (0,):
+                for cut in wanted.cuts or _last(plan):
+                    args, kwargs = sized(example, size)  # a model may write to its inputs
+                    early = wrapped.head(cut, *args, **kwargs)
+                    wrapped.tail(early)
+                    heads.append(early)
+    except Exception as error:  # whatever the model raises for a size that it does not take
+        if wanted == WarmUp() and isinstance(error, IsthmusError):
+            return heads  # nobody asked for it; who cuts there hears the same
+        why = str(error) if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
+        raise SpecError(f"{origin}: warm_up: {why}") from error
+    finally:
+        state.restore()
+        wrapped.lifecycle = lifecycle
+    return heads
+
+
+def _last(plan: Plan) -> Iterator[int]:
+    """The last layer that can be cut at, where no value is read from data: such a path may be this input's alone."""
+    for layer in reversed(plan.layers):
+        if layer.can_split:
+            if not plan.cutting(layer.layer_id)[1].reads:
+                yield layer.layer_id
+            return
+
+
+def sized(example: Inputs, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A copy of the example with ``size`` rows (0 = as it is): every tensor that has as many rows as the first is
+    repeated, or cut off.
+    """
+    structure, tensors = flatten(example)
+    rows = next((one.shape[0] for one in tensors if one.dim()), 0)
+    args, kwargs = unflatten(structure, [_rows(one, rows, size) for one in tensors])
+    return args, kwargs
+
+
+def _rows(tensor: torch.Tensor, known: int, wanted: int) -> torch.Tensor:
+    if not wanted or not known or not tensor.dim() or tensor.shape[0] != known:
+        return tensor.clone()
+    return tensor.repeat(-(-wanted // known), *[1] * (tensor.dim() - 1))[:wanted].clone()
+
+
+# `KeptFrames`: symbols of the frames that clients refer to (codec "frames"), each client's its own, within a bound.
+
+MOST = 65_536
+"""Tensors of cuts, of all clients together."""
+
+SHARE = 8
+
+Key = tuple[Party, str, int]
+
+
+class KeptFrames:
+    """Beyond ``most_bytes`` who keeps the most loses what it has not used for longest. Any thread may call.
+
+    One tensor's frames take a `SHARE` of them at most: what is newest is never given up, however large it is.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_of_one = most_bytes // SHARE
+        self._kept: SharedCache[Key, Ring] = SharedCache(MOST, most_bytes)
+        self._lock = threading.Lock()
+
+    def of(self, party: Party, cut_digest: str) -> Callable[[int], References]:
+        """What is kept of one client's frames of one cut, by the number of the piece."""
+        return lambda piece: _Piece(self, (party, cut_digest, piece))
+
+    @property
+    def nbytes(self) -> int:
+        return self._kept.nbytes
+
+    def get(self, key: Key, number: int) -> torch.Tensor | None:
+        with self._lock:
+            ring = self._kept.get(key, key[0])
+            return None if ring is None else ring.get(number)
+
+    def put(self, key: Key, number: int, symbols: torch.Tensor, reference: int) -> None:
+        with self._lock:
+            ring = self._kept.get(key, key[0]) or Ring(self._most_of_one)
+            ring.put(number, symbols, reference)
+            self._kept.put(key, ring, ring.nbytes, key[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """`References` of one piece."""
+
+    frames: KeptFrames
+    key: Key
+    number: int = 0
+
+    def get(self, number: int) -> torch.Tensor | None:
+        return self.frames.get(self.key, number)
+
+    def put(self, number: int, symbols: torch.Tensor, reference: int) -> None:
+        self.frames.put(self.key, number, symbols, reference)
+
+    def latest(self) -> int:
+        return 0
+
+
+# What a model's plan, memory and machine say, for who asks about it.
+
+
+def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
+    """Whether a request's cut is what this side would make of it, on inputs like the plan's. ``branches``: data may
+    decide on the path. Raises Disagreement, and CutRefused where this side would not cut.
+    """
+    if crossing.plan_digest != plan.digest:
+        if branches:
+            return  # another path through the model, taken for this input's data: its layers are its own
+        raise Disagreement(
+            "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
+            "and it does not branch on data: the code differs"
+        )
+    cut = crossing.layer_id
+    try:
+        layer = plan.resolve(cut)
+    except UnknownLayer as error:
+        raise Disagreement(f"the request's cut: {error}") from error
+    name = layer.name if layer else "input"
+    if name != crossing.layer_name:
+        raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
+    plan.cutting(cut)  # raises CutRefused where this side would not cut
+    here = plan.frontier_bytes(cut)
+    # A client that knows more paths through the model than this plan sends what those read, too, but never less;
+    # before the first layer, who knows nothing of the model sends all inputs.
+    may_be_more = branches or cut < 0
+    if crossing.payload_bytes < here or (crossing.payload_bytes > here and not may_be_more):
+        raise Disagreement(
+            f"after {name} {here} bytes cross by this side's plan, {crossing.payload_bytes} by the request"
+        )
+
+
+def bytes_of(model: nn.Module) -> int:
+    """Memory of its parameters and buffers; what two share counts once."""
+    storages = {
+        one.untyped_storage().data_ptr(): one.untyped_storage() for one in (*model.parameters(), *model.buffers())
+    }
+    return sum(one.nbytes() for one in storages.values())
+
+
+def about(device: torch.device) -> dict[str, str]:
+    """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}
 
 
 class ServedModel:

@@ -1,7 +1,6 @@
 """Tails in processes of their own: what ends one of them ends one request's turn, not the service.
 
 pooled_model    the engine that hands its work to workers
-pool            requests, and what becomes of those whose worker ends
 crew            the workers: warm, watched, replaced
 worker          one worker's own program
 worker_process  ... as the server sees it
@@ -14,8 +13,7 @@ memory          payloads, where both see them
 May import models, wire, work, options, config, limits.
 """
 
-from cloud_server.processes.pool import Pool, payload_memory
-from cloud_server.processes.pooled_model import PooledModel
+from cloud_server.processes.pooled_model import Pool, PooledModel, payload_memory
 from cloud_server.processes.trials import Trials
 from cloud_server.processes.worker_process import Share
 

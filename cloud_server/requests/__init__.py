@@ -2,7 +2,6 @@
 
 request        one of them, and its payload
 request_table  which requests there are, and how each ends
-room           places and bytes for them, and who gives way
 answers        what they are answered with
 store          ... kept until the client has it
 replies        results and errors as frames

@@ -1,6 +1,5 @@
 """The server seen from outside.
 
-counts      what requests did and took, counted as they end
 page        both as Prometheus metrics, on a port of their own
 traces      a trace for every request, for OpenTelemetry
 served      switched on and off with the server
@@ -8,9 +7,8 @@ served      switched on and off with the server
 May import core, access, limits. Nothing of it runs unless it is asked for.
 """
 
-from cloud_server.telemetry.counts import RequestCounts
 from cloud_server.telemetry.page import MetricsPage
-from cloud_server.telemetry.served import counted, measured, traced
+from cloud_server.telemetry.served import RequestCounts, counted, measured, traced
 
 __all__ = [
     "MetricsPage",

@@ -3,7 +3,6 @@
 beginning      profiles, link and controller, and the client that uses them
 client         `AutoClient`: asks the controller, runs, reports what that took
 controller     which way to run now: pure, observations and the time are passed in
-side           how much slower the edge or the server is than its profile
 steadiness     when what is better is enough better to move to it
 probing        when the link is probed
 hedge          the whole model here, beside a request that is late

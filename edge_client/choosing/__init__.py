@@ -1,7 +1,6 @@
 """Which codec every tensor of a request travels with, where the user leaves that open: ``codec="auto"``.
 
 belief    the link, at a cut that stays
-watched   a codec that tells how long it took
 chooser   `Chooser`: of one client; it measures, picks, learns from answers
 beginning made of what a client says
 

@@ -4,7 +4,6 @@ The commands are those that `arguments` lists: each has a file of its name with 
 file, and its name and options in `arguments` or where that takes them from.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
-measuring   the options of plan, profile, sweep, compare, prune, calibrate and bench
 common      options that several commands have
 kinds       what the text of an option may be
 credentials options by which a command proves who it is
@@ -14,7 +13,6 @@ feed        what run is fed with
 outcome     what became of one input
 pace        how long requests took, and how many a second
 kept        outputs that are saved
-constraints limits, from them
 auto        run with --split auto
 run_journal run with --journal
 witnesses   run with --witness

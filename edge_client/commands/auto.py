@@ -10,16 +10,30 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edge_client import units
 from edge_client.adaptive import AutoClient, AutoOptions
 from edge_client.adaptive.beginning import begin
 from edge_client.call import Call
 from edge_client.client import EdgeClient
-from edge_client.commands.constraints import constraints_of
 from edge_client.commands.loading import first_readable
 from edge_client.commands.output import say
+from edge_client.planning.objective import Constraints
 from edge_client.sources import Item
 from shared_hooks.errors import SpecError
 from shared_hooks.models import InputItem
+
+# What ``plan`` and ``run --split auto`` may not exceed, from the words of the command line.
+
+
+def constraints_of(options: argparse.Namespace) -> Constraints:
+    """Raises SpecError for a size that is none."""
+    memory, traffic = options.max_edge_memory, options.max_bytes_per_second
+    return Constraints(
+        units.size("--max-edge-memory", memory) if memory else None,
+        units.size("--max-bytes-per-second", traffic) if traffic else None,
+        options.rate,
+        options.min_accuracy,
+    )
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ layers     a model's layers, and where it can be cut
 verify     every cut against the whole model
 planned, planned_generation, swept, pruned, calibrated, benched   what these return
 generation_page          a plan of a generation as a page
-profile_text, tree_text  a profile, a module tree as text
+tree_text                a module tree as text
 subject    what people have - a name, a file, a module, arrays - as a model with inputs
 tabular    what all results can: rows, polars, pandas, a table in a notebook
 

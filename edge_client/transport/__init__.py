@@ -7,7 +7,6 @@ outbox, inbox  what is still to be sent; what came
 opening        a request that leaves while its head runs
 area           or in memory that a server on this machine reads
 waiting        who waits for a stream or an answer
-pulse          is the other side alive?
 exchange       one request and its answer on the wire
 wire           protobuf messages <-> frontiers
 layer_metrics  what the server measured, out of a reply

@@ -2,7 +2,6 @@
 
 tails    the compiled tails of one model: made in the background, compared, used, given up
 modules  one module, compiled apart from the model
-graphs   ... and replayed as a CUDA graph
 
 May import wrapped, and all below it.
 """

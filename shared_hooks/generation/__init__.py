@@ -22,12 +22,10 @@ head        one forward up to the cut
 template    how the tail treats calls before the cut
 tail        one forward from the cut
 allowance   how much memory one step may take
-draws       does a step draw random numbers on the cloud's side?
 hidden      codecs for hidden states
 session     the cloud's part of a generation
 link        between the two
 edge_session  the edge's part
-records     what a step took
 split       a model whose forward is split
 together    steps of several sessions as one
 """
@@ -36,9 +34,8 @@ from shared_hooks.generation.asking import Need, needed
 from shared_hooks.generation.ghost import GhostRead
 from shared_hooks.generation.holders import is_state, register_state
 from shared_hooks.generation.link import InProcess, Link, StepReply
-from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.session import DecodingTail, TailSession
-from shared_hooks.generation.split import SplitForward
+from shared_hooks.generation.split import SplitForward, StepRecord
 
 __all__ = [
     "DecodingTail",

@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -32,7 +33,6 @@ from shared_hooks.generation.head import Exit, Head
 from shared_hooks.generation.holders import is_state
 from shared_hooks.generation.link import Link, StepReply
 from shared_hooks.generation.mirror import Mirror
-from shared_hooks.generation.records import StepRecord
 from shared_hooks.generation.results import heard
 from shared_hooks.generation.sampling import digest, state_now, written
 from shared_hooks.generation.session import LEAVES, TOLD
@@ -40,6 +40,32 @@ from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.state import Dice
+
+# What one step took.
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
+    and payloads. ``server``: nanoseconds on the server's clock, by name. ``company``: how many steps the server
+    computed together at the most, this one included; 1: what it gives is exact. ``codec``: that of the hidden
+    states; empty where they travelled as they are.
+    """
+
+    head_ns: int
+    wait_ns: int
+    answer_ns: int
+    bytes_up: int
+    bytes_down: int
+    server: dict[str, int]
+    company: int = 1
+    codec: str = ""
+
+    @property
+    def total_ns(self) -> int:
+        """Of the whole step on the edge."""
+        return self.head_ns + self.wait_ns + self.answer_ns
+
 
 HISTORY_BYTES = 256 << 20
 MOST_TRIES = 64

@@ -2,7 +2,6 @@
 
 base         `Observer`: looks at modules, and cannot change or break them
 watching     how a forward is shown to observers
-targets      which modules an observer looks at
 groups       vision, audio, language ...: parts of a multimodal model
 named        observers by the names that commands and requests use
 kinds        the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own

@@ -2,12 +2,10 @@
 
 planner     plans made and kept, by signature and path
 needed      which parameters a head reads
-layers      what each layer is, as a table
 plan        layers, cuts, a digest to agree on
 blocks      a module that holds layers, as a cut
 liveness    trace -> frontier of every cut
 cutting     frontier -> description, and captures for the head
-following   is this run still on the plan's path?
 lengths     cuts of sizes that were never planned
 
 May import recording, forward, state, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
@@ -15,10 +13,8 @@ May import recording, forward, state, crossing, lifecycle, modules, tensors, err
 
 from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
-from shared_hooks.planning.following import Follower
-from shared_hooks.planning.layers import LayerInfo, Layers
 from shared_hooks.planning.lengths import Rule
-from shared_hooks.planning.plan import INPUT, Cut, Plan
+from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [

@@ -5,21 +5,203 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, SupportsIndex, overload
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
-from shared_hooks.planning.following import footprint, form_of_result
-from shared_hooks.planning.layers import LayerInfo, Layers
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recording import Op, Trace, collector
-from shared_hooks.showing import told
-from shared_hooks.tensors import LiveSet
+from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, collector
+from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, text_table, told
+from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten
+
+# The layers of a plan: what each is, what crosses after it, is there a cut; shown as a table.
+
+_HEADS = ("id", "name", "type", "output", "crosses", "cut")
+_NUMBERS = (0, 3, 4)
+_WIDTHS = (5, 26, 16, 10, 10, 3)
+_FIRST, _LAST = 12, 8
+"""Rows of a terminal's table, which has to stay within `showing.MOST` characters."""
+
+
+@short
+@dataclass(frozen=True)
+class LayerInfo:
+    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it.
+
+    A plan's own are made without what takes long (what crosses, whether a cut is possible and why not): that is worked
+    out when somebody looks.
+    """
+
+    layer_id: int
+    name: str
+    layer_type: str
+    output_bytes: int
+    frontier_bytes: int
+    can_split: bool
+    # no default on the class, which would be found before `__getattr__` is asked
+    reason: str = field(default_factory=str)
+
+    @classmethod
+    def on_demand(
+        cls, number: int, call: ModuleCall, crossing: Callable[[int], int], refusal: Callable[[int], str]
+    ) -> LayerInfo:
+        """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
+        made = object.__new__(cls)
+        known = {"layer_id": number, "name": call.name, "layer_type": call.module_type}
+        vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        later = vars(self).get("_later")
+        if later is None or name not in ("frontier_bytes", "can_split", "reason"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        crossing, refusal = later
+        if name == "frontier_bytes":
+            vars(self)[name] = crossing(self.layer_id)
+        else:
+            reason = refusal(self.layer_id)
+            vars(self).update(reason=reason, can_split=not reason)
+        return vars(self)[name]
+
+    def __reduce__(self) -> Any:
+        return type(self), tuple(getattr(self, one.name) for one in fields(self))
+
+
+class Layers(tuple[LayerInfo, ...]):
+    """Layers in the order of execution: a tuple that is shown as a table."""
+
+    __slots__ = ()
+
+    @overload
+    def __getitem__(self, which: SupportsIndex) -> LayerInfo: ...
+    @overload
+    def __getitem__(self, which: slice) -> Layers: ...
+    def __getitem__(self, which: SupportsIndex | slice) -> LayerInfo | Layers:
+        found = super().__getitem__(which)
+        return found if isinstance(found, LayerInfo) else Layers(found)
+
+    def __repr__(self) -> str:
+        above, between, below = folded(self, _FIRST, _LAST)
+        rows = [*map(_row, above), *([("", f"({between} more)", "", "", "", "")] if between else []), *map(_row, below)]
+        # 80 columns; why there is no cut does not fit
+        narrow = [[_narrow(cell, most) for cell, most in zip(row, _WIDTHS, strict=True)] for row in rows]
+        return text_table(_HEADS, narrow, _NUMBERS) if self else "Layers()"
+
+    def _repr_html_(self) -> str:
+        cuts = sum(layer.can_split for layer in self)
+        title = f"{len(self)} layers, {cuts} of them can be cut after"
+        told = [
+            Bar(one.frontier_bytes, f"{one.layer_id} {one.name}: {size(one.frontier_bytes)}", faint=not one.can_split)
+            for one in self
+        ]
+        most = max((layer.frontier_bytes for layer in self), default=0)
+        label = f"bytes that cross after each layer, at most {size(most)}; pale: no cut there"
+        return panel(title, bars(told, label), html_table(_HEADS, [_row(layer) for layer in self], _NUMBERS))
+
+
+def _row(layer: LayerInfo) -> tuple[str, ...]:
+    cut = "yes" if layer.can_split else f"no: {layer.reason}"
+    sizes = size(layer.output_bytes), size(layer.frontier_bytes)
+    return str(layer.layer_id), layer.name, layer.layer_type, *sizes, cut
+
+
+def _narrow(text: str, most: int) -> str:
+    if text.startswith("no: "):
+        return "no"
+    return text if len(text) <= most else f"…{text[1 - most :]}" if "." in text else f"{text[: most - 1]}…"
+
+
+# Follow a run along the plan's path, where Python reads data and may go another way.
+#
+# Names of operations are not enough: a number read from data may choose which of two tensors an operation takes,
+# where a slice begins, what a module returns. So every argument and result is compared with the plan: the same place
+# in the same storage, storages being told apart by the order in which they appear.
+
+
+def form_of_result(structure: Any) -> Any:
+    """A structure without its numbers: modules that return those are never skipped, and each input has others."""
+    if isinstance(structure, list):
+        if len(structure) == 2 and structure[0] == "v" and not (structure[1] is None or isinstance(structure[1], str)):
+            return ["v"]
+        return [form_of_result(part) for part in structure]
+    return structure
+
+
+def footprint(value: Value) -> tuple[Any, ...]:
+    """Where a value of the plan lies, comparable between two plans."""
+    if value.storage.outside:
+        return ("outside", value.shape)
+    return (value.storage.index, value.storage.elements, value.view)
+
+
+class Follower:
+    """Compares one run, step by step, with a trace. Each method says whether the run is still on the path."""
+
+    def __init__(self, trace: Trace, inputs: list[torch.Tensor]) -> None:
+        self.storages: dict[int, Storage] = {}
+        self.bases: dict[int, int] = {}
+        self.keys: dict[Storage, int] = {}
+        # an address must not be used again while it stands for a storage
+        self.alive: list[StorageWeakRef] = []
+        for tensor, value in zip(inputs, trace.inputs, strict=True):
+            if not value.storage.opaque:
+                self.bases[tensor.untyped_storage()._cdata] = int(tensor.storage_offset()) - value.view.offset
+                self._same(tensor, value)
+
+    @classmethod
+    def of_storages(cls, slots: Mapping[Storage, torch.Tensor]) -> Follower:
+        """Of a run that begins in the middle: flat tensors that hold the storages of what came before."""
+        made = cls.__new__(cls)
+        made.storages, made.bases, made.keys, made.alive = {}, {}, {}, []
+        for storage, slot in slots.items():
+            untyped = slot.untyped_storage()
+            made.storages[untyped._cdata], made.keys[storage] = storage, untyped._cdata
+            made.bases[untyped._cdata] = int(slot.storage_offset())
+            made.alive.append(StorageWeakRef(untyped))
+        return made
+
+    def operation(self, op: Op, arguments: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
+        """One torch function."""
+        if len(arguments) != len(op.args) or len(results) != len(op.results):
+            return False
+        # an argument that changed its shape in place is seen as it is afterwards
+        return (op.reshapes or all(map(self._same, arguments, op.args))) and all(map(self._same, results, op.results))
+
+    def call(self, call: ModuleCall, output: Any) -> bool:
+        """What one module returns."""
+        try:
+            structure, tensors = flatten(output, plain=True)
+        except UnknownHolder:
+            return call.structure is None
+        if call.structure is None or form_of_result(structure) != form_of_result(call.structure):
+            return False
+        return all(map(self._same, tensors, call.results))
+
+    def _same(self, tensor: torch.Tensor, value: Value) -> bool:
+        storage = value.storage
+        if storage.outside or storage.opaque:
+            return tuple(tensor.shape) == value.shape
+        try:
+            untyped = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            return False
+        key = untyped._cdata
+        if key not in self.storages:
+            if storage in self.keys:
+                return False
+            self.storages[key] = storage
+            self.keys[storage] = key
+            self.alive.append(StorageWeakRef(untyped))
+        return self.storages[key] is storage and View.of(tensor, self.bases.get(key, 0)) == value.view
+
 
 # What crosses a cut and is final before it: nothing writes there any more, so it may leave while the head runs.
 

@@ -7,27 +7,328 @@ does so for all of them. What the budget does not allow to measure is estimated 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from shared_hooks.codecs.basis import Basis
 from shared_hooks.crossing import Parcel
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import CutRefused, IsthmusError, SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.planning import Plan
 from shared_hooks.profiling import machine
 from shared_hooks.profiling.around import Around
-from shared_hooks.profiling.cuts import Cuts
 from shared_hooks.profiling.inspection import NOTE, Inspection, inspect, weights_bytes
 from shared_hooks.profiling.options import ProfileOptions
 from shared_hooks.profiling.power import Power
-from shared_hooks.profiling.profile import FileInput, LayerProfile, ModelIdentity, Profile, Side
-from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.profiling.profile import (
+    INPUT_CUT,
+    CodecProfile,
+    CutProfile,
+    FileInput,
+    LayerProfile,
+    ModelIdentity,
+    Profile,
+    Side,
+)
+from shared_hooks.profiling.quartiles import Quartiles, middle_half
 from shared_hooks.profiling.threads import warnings_of_threads
-from shared_hooks.profiling.timers import HeadTimer, Inputs, TailTimer
+from shared_hooks.profiling.timers import HeadTimer, Inputs, TailTimer, TimedCodec, TimedRun
 from shared_hooks.profiling.whole import WholeForwards, WholeTimes
 from shared_hooks.wrapped import WrappedModel
+
+# Every cut of one side: which there is time to measure, the rounds that measure them, and what came of it.
+
+# Cuts that were not measured: which to measure when there is no time for all, and what the others must be about.
+
+SMALLEST = 4
+"""So many cuts with the smallest frontiers are measured in any case: those are the likely choices."""
+
+
+def pick(cuts: Sequence[tuple[int, int]], room: int, wanted: Collection[int] = ()) -> list[int]:
+    """The cuts to measure, of (layer id, frontier bytes) in order: all if ``room`` suffices; else the first, the last,
+    the `SMALLEST` frontiers, and as many as there is room for, evenly spaced, of ``wanted`` and then of the others.
+    """
+    ids = [layer_id for layer_id, _ in cuts]
+    if len(ids) <= room:
+        return ids
+    chosen = {ids[0], ids[-1], *(layer_id for layer_id, _ in sorted(cuts, key=lambda cut: cut[1])[:SMALLEST])}
+    for some in ([layer_id for layer_id in ids if layer_id in wanted], ids):
+        rest = [layer_id for layer_id in some if layer_id not in chosen]
+        places = min(room - len(chosen), len(rest))
+        chosen.update(rest[(2 * number + 1) * len(rest) // (2 * places)] for number in range(places))
+    return sorted(chosen)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A measured cut: by layer id, with the bytes that cross."""
+
+    layer_id: int
+    frontier_bytes: int
+    wire_bytes: int
+    stages: Mapping[str, Quartiles]
+
+
+def between(at: float, points: Sequence[tuple[float, float]]) -> float:
+    """Straight lines between points (x rising); level beyond the ends."""
+    xs = [x for x, _ in points]
+    right = bisect_left(xs, at)
+    if right == 0:
+        return points[0][1]
+    if right == len(points):
+        return points[-1][1]
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    return y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+
+
+def estimate(
+    layer_id: int, frontier_bytes: int, known: Sequence[Known], of_layers: Mapping[str, Callable[[int], float]]
+) -> tuple[Mapping[str, Quartiles], int, str]:
+    """Stages, wire bytes and in words how, for a cut that was not measured; ``known`` in order of layer ids.
+
+    ``of_layers``: for stages that run layers, the sum of those layers' times at a cut; what is measured beyond it is
+    interpolated between the measured neighbours. Stages that move bytes are interpolated by bytes, others by layer id.
+    """
+    stages: dict[str, Quartiles] = {}
+    by_bytes = _by_bytes(known)
+    for name in known[0].stages:
+        ratios = {
+            part: between(layer_id, [(one.layer_id, _ratio(one.stages[name], part)) for one in known])
+            for part in ("q1", "q3")
+        }
+        if name in of_layers:
+            own = of_layers[name]
+            beyond = between(layer_id, [(one.layer_id, one.stages[name].middle - own(one.layer_id)) for one in known])
+            median = max(0.0, own(layer_id) + beyond)
+        elif name in ("encode", "decode") and name not in _by_layer(known):
+            median = between(frontier_bytes, [(one.frontier_bytes, one.stages[name].middle) for one in by_bytes])
+        else:
+            median = between(layer_id, [(one.layer_id, one.stages[name].middle) for one in known])
+        # of two or three measurements the middle may lie outside of the quartiles
+        stages[name] = Quartiles(median, median * min(1.0, ratios["q1"]), median * max(1.0, ratios["q3"]), 0)
+    overhead = between(layer_id, [(one.layer_id, one.wire_bytes - one.frontier_bytes) for one in known])
+    wire = max(0, round(frontier_bytes + overhead))
+    return stages, wire, "from the times of its layers and the overhead of the measured cuts next to it"
+
+
+def estimated_codec(
+    layer_id: int, frontier_bytes: int, known: Sequence[tuple[int, int, int, Sequence[TimedCodec]]]
+) -> CodecProfile:
+    """``known``: (layer id, frontier bytes, wire bytes, times) of the measured cuts, in order.
+
+    How much smaller it gets depends on what the neighbours are; how long that takes, on its bytes.
+    """
+    shares = [(float(at), wire / max(1, nbytes)) for at, nbytes, wire, _ in known]
+    by_size = sorted({nbytes: fmean(one.ns for one in times) for _, nbytes, _, times in known}.items())
+    ns = between(frontier_bytes, [(float(nbytes), ns) for nbytes, ns in by_size])
+    return CodecProfile(round(between(layer_id, shares) * frontier_bytes), Quartiles(ns, ns, ns, 0))
+
+
+def _by_bytes(known: Sequence[Known]) -> list[Known]:
+    """One of each size, sizes rising."""
+    return sorted({one.frontier_bytes: one for one in known}.values(), key=lambda one: one.frontier_bytes)
+
+
+def _by_layer(known: Sequence[Known]) -> frozenset[str]:
+    # the cloud encodes the same answer at every cut: its bytes do not depend on the frontier
+    return frozenset({"encode"}) if "compute" in known[0].stages else frozenset()
+
+
+def _ratio(stage: Quartiles, part: str) -> float:
+    return float(getattr(stage, part)) / stage.middle if stage.middle else 1.0
+
+
+LEAST_ROUNDS = 5
+"""With time for fewer rounds over all cuts, fewer cuts are measured."""
+CODEC_ROUNDS = 3
+"""Rounds in which codecs beside the one of the stages are measured: none of them runs a head."""
+_CUDA = "torch's CUDA allocator, weights not included"
+
+
+class Cuts:
+    """``timer`` runs this side's part of a cut. ``deadline``: of `time.monotonic`. ``around``: done before every
+    measurement. ``refused``: cuts that could not run though the plan allows them, and why.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        timer: HeadTimer | TailTimer,
+        options: ProfileOptions,
+        deadline: float,
+        around: Around | None = None,
+    ) -> None:
+        self.allowed = _allowed(plan)
+        self.refused: dict[int, str] = {}
+        self._plan = plan
+        self._timer = timer
+        self._is_edge = isinstance(timer, HeadTimer)
+        self._options = options
+        self._deadline = deadline
+        self._around = around
+        self._runs: dict[int, list[TimedRun]] = {}
+        self._codecs = tuple(name for name in dict.fromkeys(options.codecs) if name != options.codec)
+
+    def measure(self, first: WholeTimes, forwards: WholeForwards, step: Callable[[int, str], None]) -> None:
+        """As many rounds as asked for or as there is time for, one at least: a whole forward, and every cut once.
+
+        ``first``: what the whole model takes, about; it decides how many cuts there is time for.
+        """
+        learnt = {layer_id for layer_id, _ in self.allowed if self._name(layer_id) in self._options.books}
+        chosen = pick(self.allowed, self._room(first), learnt) if self.allowed else []
+        for number in range(-1, self._options.repetitions):  # the round before the first is to warm up
+            told = f"round {number + 1}" if number >= 0 else "every cut once"
+            step(self._options.warmup + number + 1, told)
+            if number >= 0:
+                self._begin()
+                forwards.run_bare()
+                self._begin()
+                forwards.run()
+            for layer_id in chosen:
+                if layer_id in self.refused:
+                    continue
+                if not self._is_edge:
+                    step(self._options.warmup + number + 1, told)  # a server does others' work here
+                self._begin()
+                others = self._codecs if number < CODEC_ROUNDS and time.monotonic() < self._deadline else ()
+                try:
+                    run = self._timer.run(layer_id, others)
+                except IsthmusError as error:
+                    self.refused[layer_id] = f"when measured: {error}"
+                    continue
+                if number >= 0:
+                    self._runs.setdefault(layer_id, []).append(run)
+            if number >= 0 and time.monotonic() > self._deadline:
+                break
+
+    def profiles(self, whole: WholeTimes, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
+        """Every cut that could be made, measured or estimated."""
+        allowed = [(layer_id, nbytes) for layer_id, nbytes in self.allowed if layer_id not in self.refused]
+        known = {
+            layer_id: _known(layer_id, nbytes, self._runs[layer_id])
+            for layer_id, nbytes in allowed
+            if layer_id in self._runs
+        }
+        if not known:
+            return ()
+        if self._is_edge:
+            of_layers: dict[str, Callable[[int], float]] = {"head": whole.until}
+        else:
+            everything = whole.until(len(whole.layers))
+            of_layers = {"compute": lambda layer_id: everything - whole.until(layer_id)}
+        cuts = []
+        for layer_id, nbytes in allowed:
+            one = known.get(layer_id)
+            if one is not None:
+                stages, wire, how = one.stages, one.wire_bytes, ""
+                cpu: Quartiles | None = Quartiles.of([run.cpu_ns for run in self._runs[layer_id]])
+            else:
+                stages, wire, how = estimate(layer_id, nbytes, list(known.values()), of_layers)
+                cpu = None
+            cuts.append(
+                CutProfile(
+                    layer_id=layer_id,
+                    name=self._name(layer_id),
+                    frontier_bytes=nbytes,
+                    wire_bytes=wire,
+                    stages=stages,
+                    energy=self._energy(power, layer_id, stages, measured=one is not None),
+                    memory_peak=self._peak(layer_id, inspected, measured=one is not None),
+                    estimated=how,
+                    cpu_ns=cpu,
+                    codecs=self._others(layer_id, nbytes),
+                )
+            )
+        return tuple(cuts)
+
+    def _name(self, layer_id: int) -> str:
+        return self._plan.layers[layer_id].name if layer_id >= 0 else "input"
+
+    def _others(self, layer_id: int, nbytes: int) -> dict[str, CodecProfile]:
+        """Measured at this cut; else drawn between those that were."""
+        found = {}
+        for name in self._codecs:
+            if name == Basis.name and self._name(layer_id) not in self._options.books:
+                continue  # what others' books make of other cuts says nothing of this one
+            known = {
+                at: [run.codecs[name] for run in runs if name in run.codecs] for at, runs in sorted(self._runs.items())
+            }
+            known = {at: times for at, times in known.items() if times}
+            if layer_id in known:
+                times = known[layer_id]
+                found[name] = CodecProfile(times[-1].wire_bytes, Quartiles.of([one.ns for one in times]))
+            elif known:
+                sizes = dict(self.allowed)
+                found[name] = estimated_codec(
+                    layer_id, nbytes, [(at, sizes[at], one[-1].wire_bytes, one) for at, one in known.items()]
+                )
+        return found
+
+    def _room(self, whole: WholeTimes) -> int:
+        """How many cuts can be measured `LEAST_ROUNDS` times, and once to warm up, in the time that is left."""
+        left = self._deadline - time.monotonic()
+        rounds = 1 + min(LEAST_ROUNDS, self._options.repetitions)
+        heads = [whole.until(layer_id) / 1e9 for layer_id, _ in self.allowed]
+        total = whole.total.median / 1e9
+        # a tail runs on the frontier of a head that is run once; no head takes longer than the whole model
+        costs = heads if self._is_edge else [total - head for head in heads]
+        each = sum(costs) / len(costs) + whole.outside.median / 1e9 + self._options.pause
+        once = 0.0 if self._is_edge else total
+        return int(max(0.0, left - rounds * (total + self._options.pause)) / max(1e-9, rounds * each + once))
+
+    def _begin(self) -> None:
+        """As a request finds this process."""
+        if self._options.pause:  # sleeping for no time would still give the processor away
+            time.sleep(self._options.pause)
+        if self._around is not None:
+            self._around.run()
+
+    def _energy(self, power: Power, layer_id: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
+        """By repeating this side's part of the cut while there is time, else its share."""
+        if measured and self._is_edge and time.monotonic() < self._deadline:
+            return power.repeat(lambda: self._timer.run(layer_id), "heads")
+        return power.share(sum(stage.median for stage in stages.values()))
+
+    def _peak(self, layer_id: int, inspected: Inspection | None, *, measured: bool) -> Reading:
+        if not isinstance(self._timer, HeadTimer):
+            return Reading.unavailable("measured on the edge only")
+        if not measured:
+            if inspected is None or layer_id < 0:
+                return Reading.unavailable("this cut was not measured, for want of time")
+            return Reading.estimated(float(inspected.layers[layer_id].peak_so_far), f"of a whole forward: {NOTE}")
+        try:
+            value = float(self._timer.memory_peak(layer_id))
+        except Exception as error:  # the head has just run without the ledger: what fails is the looking
+            return Reading.unavailable(f"{type(error).__name__} under inspection")
+        return Reading.measured(value, _CUDA if self._timer.inputs.device.type == "cuda" else NOTE)
+
+
+def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
+    """The middle half is that of the runs as a whole, so that the stages' middles add up to it."""
+    middle = middle_half(sorted(runs, key=lambda run: sum(run.stages.values())))
+    stages = {
+        name: replace(
+            Quartiles.of([run.stages[name] for run in runs]), middle=fmean(run.stages[name] for run in middle)
+        )
+        for name in runs[0].stages
+    }
+    return Known(layer_id, nbytes, runs[-1].wire_bytes, stages)
+
+
+def _allowed(plan: Plan) -> list[tuple[int, int]]:
+    """(layer id, frontier bytes) of every cut that the plan allows, "input" first."""
+    found = [(layer.layer_id, layer.frontier_bytes) for layer in plan.layers if layer.can_split]
+    try:
+        plan.cutting(INPUT_CUT)
+    except CutRefused:
+        return found
+    return [(INPUT_CUT, plan.frontier_bytes(INPUT_CUT)), *found]
+
 
 __all__ = ["ProfileOptions", "Progress", "identity", "profile_cloud", "profile_edge"]
 

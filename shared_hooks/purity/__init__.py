@@ -2,7 +2,6 @@
 
 modules   is this module pure?
 code         the source of its forward, read as an abstract program
-calls        ... what it may call
 values       what its names may hold
 turns        threads take turns to run a model that is not pure
 

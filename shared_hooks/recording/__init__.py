@@ -8,9 +8,7 @@ kernels     what is read, overwritten and written, below
 ledger      storages and values met meanwhile
 carried     what stays in memory afterwards
 escapes     memory in the hands of code outside torch
-taint       what depends on the inputs
 outliving   which changes of Python state affect the next run
-forbidden   assignments that a constant flag keeps from running
 memory_kept weights put back after a run that answers no request
 repeats     calls that need not be recorded in detail again
 collector   delays the garbage collector
@@ -19,9 +17,8 @@ May import purity, forward, state, crossing, metrics, modules, tensors, errors.
 """
 
 from shared_hooks.recording.memory_kept import MemoryKept
-from shared_hooks.recording.outliving import Judge, depends
+from shared_hooks.recording.outliving import Judge, Taint, depends
 from shared_hooks.recording.recordings import record
-from shared_hooks.recording.taint import Taint
 from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
 
 __all__ = [

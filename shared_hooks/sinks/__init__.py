@@ -3,8 +3,6 @@
 sink         `Sink`, and what it is given: numbers, histograms, pictures, texts
 records      what observers found, as a sink's values
 opening      ``tensorboard:DIR``, ``wandb:PROJECT``, ``module:callable`` -> a sink
-event_files  TensorBoard
-wandb_runs   Weights & Biases, offline
 """
 
 from shared_hooks.sinks.opening import open_sink

@@ -5,19 +5,27 @@ walk           ... how it is found
 places         ... where it is kept: compared, put back
 lasting        which changes would affect a later run
 reach          which code a forward may run
-probes         what objects written in C hide
 dice           generators of random numbers
 numbers        plain values that may change between requests
-poison         is what a forward leaves behind ever read?
 
 May import modules, errors.
 """
 
 from shared_hooks.state.dice import Dice, DiceWatch
-from shared_hooks.state.lasting import PLAIN, agree, first_few, is_read, lost, portable
+from shared_hooks.state.lasting import (
+    PLAIN,
+    Read,
+    agree,
+    first_few,
+    is_read,
+    lasting_name,
+    lost,
+    portable,
+    remains,
+    spread,
+)
 from shared_hooks.state.numbers import Numbers, Spot
 from shared_hooks.state.places import MISSING, Change
-from shared_hooks.state.poison import Read, lasting_name, remains, spread
 from shared_hooks.state.python_state import PythonState, Settings
 from shared_hooks.state.reach import Reach
 

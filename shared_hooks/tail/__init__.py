@@ -4,7 +4,6 @@ tail          the model's own Python again, answered from the recipe
 rehearsal     one run without data -> recipe
 notes         ... what it has noted so far
 claims        ... what the edge says of the cut, accepted where it fits
-rehearsed     ... the operations on its way
 recipe        what the tail does before the cut
 recipe_book   recipes made once, kept, within a budget
 ghosts        kernels without data

@@ -15,7 +15,7 @@ import torch
 
 from shared_hooks import WrappedModel
 from shared_hooks.observers import ActivationStats
-from shared_hooks.observers.targets import leaves
+from shared_hooks.observers.base import leaves
 from studies.benchmarks.networks import ResNet18, built, image
 from studies.benchmarks.row import Line, Options, Row
 from studies.benchmarks.timing import Spread, cpu_ns, timed

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edge_client.transport.pulse import BEATS
+from edge_client.transport.connection import BEATS
 from studies.chaos.crowd import Known
 from studies.chaos.faults import OTHER_WEIGHTS
 

@@ -22,7 +22,7 @@ from cloud_server.config import read_config
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.held import Hold
 from cloud_server.limits import Limits
-from cloud_server.requests.room import Room
+from cloud_server.requests.request_table import Room
 from cloud_server.transport.rest.application import read_body
 from cloud_server.work import trim
 from cloud_server.work.line import Line

@@ -3,7 +3,6 @@
 server       a thread with uvicorn in it
 application  what each path answers
 messages     JSON, and tensors behind it as bytes
-delivery     answers on their way
 connections  who waits for its client, and who gives way; what is read of whom
 encryption   certificates for HTTP, read again when they change
 

@@ -26,8 +26,7 @@ from cloud_server.cluster.relay import key
 from cloud_server.config import ModelEntry
 from cloud_server.limits import Limits
 from edge_client.credentials import Credentials
-from edge_client.transport.backoff import Backoff
-from edge_client.transport.connection import Connection
+from edge_client.transport.connection import Backoff, Connection
 from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.options import ConnectionOptions
 from edge_client.transport.times import Stamps

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from cloud_server.models.frames import SHARE, KeptFrames
+from cloud_server.models.served_model import SHARE, KeptFrames
 from shared_hooks.sharing import Party
 
 MOST = 1 << 20

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.adaptive.side import UNTOLD_SHARE, Side
+from edge_client.adaptive.controller import UNTOLD_SHARE, Side
 
 WHOLE = 50e6
 PARTS = {"whole": WHOLE, "half": WHOLE / 2, "tiny": 0.1e6}

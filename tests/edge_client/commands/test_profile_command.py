@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.tasks.profile_text import as_text
+from edge_client.tasks.profile import as_text
 from shared_hooks import WrappedModel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.models import load_spec

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from edge_client.transport import wire
-from edge_client.transport.backoff import Backoff
-from edge_client.transport.connection import Connection
+from edge_client.transport.connection import Backoff, Connection
 from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.options import ConnectionOptions
 from edge_client.transport.times import Stamps

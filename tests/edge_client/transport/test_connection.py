@@ -12,8 +12,7 @@ import grpc
 import pytest
 
 from edge_client.transport import wire
-from edge_client.transport.backoff import Backoff
-from edge_client.transport.connection import Connection
+from edge_client.transport.connection import Backoff, Connection
 from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.options import ConnectionOptions, KeepAlive
 from edge_client.transport.state import State

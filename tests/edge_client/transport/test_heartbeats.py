@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from edge_client.transport.backoff import Backoff
-from edge_client.transport.connection import Connection
+from edge_client.transport.connection import BEATS, LONGEST_SECONDS, Backoff, Connection, Pulse
 from edge_client.transport.options import ConnectionOptions
-from edge_client.transport.pulse import BEATS, LONGEST_SECONDS, Pulse
 from edge_client.transport.state import State
 from edge_client.transport.waiting import Waiting
 from protos.isthmus.v1 import split_pb2
@@ -95,7 +93,7 @@ def test_an_idle_stream_may_be_silent() -> None:
 
 def test_the_bound_follows_what_a_slow_link_makes_of_the_beats(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("edge_client.transport.pulse.time.monotonic", lambda: now)
+    monkeypatch.setattr("edge_client.transport.connection.time.monotonic", lambda: now)
     pulse = Pulse(1.0)
     assert pulse.bound == BEATS
     now = 3.5

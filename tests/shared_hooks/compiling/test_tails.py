@@ -15,8 +15,7 @@ from torch import nn
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.compiling import CompiledTails, difference
-from shared_hooks.compiling.graphs import Graphed
-from shared_hooks.compiling.modules import CompiledModule, twin
+from shared_hooks.compiling.modules import CompiledModule, Graphed, twin
 from shared_hooks.errors import ServerUnavailable
 from tests.waiting import eventually
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from shared_hooks.errors import InputMismatch, UnknownLayer
 from shared_hooks.observers import ActivationStats, groups
-from shared_hooks.observers.targets import leaves, resolve
+from shared_hooks.observers.base import leaves, resolve
 from tests.shared_hooks.observers.small import Residual
 from tests.zoo.case import CASES
 

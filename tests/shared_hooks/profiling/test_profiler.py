@@ -13,9 +13,8 @@ from shared_hooks import WrappedModel
 from shared_hooks.crossing import books_of
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.profiling.cuts import _known, estimated_codec
 from shared_hooks.profiling.profile import CutProfile, Profile
-from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
+from shared_hooks.profiling.profiler import ProfileOptions, _known, estimated_codec, profile_cloud, profile_edge
 from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedCodec, TimedRun
 from shared_hooks.profiling.whole import WholeForwards
 from tests.shipped import IMAGES

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.recording.forbidden import is_unreachable
+from shared_hooks.recording.outliving import is_unreachable
 
 
 class Base(nn.Module):
