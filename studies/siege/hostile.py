@@ -37,6 +37,8 @@ def main() -> int:
     options = parser.parse_args()
     address = through(options.source, options.address) if options.source else options.address
     material = Material.read(options.material)
+    for name in options.cases.split(","):
+        CASES[name].prepare()
     print("ready", flush=True)
     sys.stdin.readline()
     _only_what_is_left()

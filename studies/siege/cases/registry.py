@@ -23,6 +23,8 @@ class Case:
     limits: dict[str, Any] = field(default_factory=dict)
     forged: str = ""
     """What must not begin a line of the server's log."""
+    prepare: Callable[[], Any] = lambda: None
+    """Called before the hostile process says that it is ready."""
     killed: bool = False
     """The hostile process is killed in the middle, and the server told to drain at once."""
 
