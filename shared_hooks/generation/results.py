@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,10 @@ from shared_hooks.generation.holders import is_state
 from shared_hooks.tensors import ClassFinder, class_name, flatten, unflatten
 
 STATE = 0
+
+
+_DICTIONARIES = frozenset(map(class_name, (dict, OrderedDict, defaultdict)))
+"""Classes of results that come as plain dictionaries."""
 
 
 def _parts(output: Any) -> tuple[Any, list[tuple[Any, Any]]]:
@@ -91,6 +96,8 @@ def heard(structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], 
         items = [value for _, value in found]
         return tuple(items) if holder == "tuple" else items
     cls = find(holder)
+    if cls is None and holder not in _DICTIONARIES:
+        raise BadFrame(f"the answer to a step is of a class that this model does not have: {holder!r:.80}")
     return dict(found) if cls is None else cls(**dict(found))
 
 

@@ -298,6 +298,7 @@ def test_a_layer_before_the_cut_that_takes_a_ghosts_memory_ends_no_process() -> 
     "header",
     [
         {"r": ["tuple", 5], "o": [["s", 0]]},
+        {"r": ["os:system", []], "o": []},
         {"r": [True, []], "o": []},
         {"r": [["x"], [["k", "v", 1]]], "o": [["s", 0]]},
         {"o": [["s", 99]]},
