@@ -3,7 +3,9 @@
 command      the command: Ray started or joined, everything up, drained at the end
 application  what Ray Serve is told: models, fronts, how many of each; for ``serve deploy``, too
 allowed      what cannot be had there, refused by name
+finder       where a session's replica is, asked of Ray Serve
 scaling      how many replicas the work there is wants
+replica      one replica: a core behind a private port
 front        the process that clients connect to
 relay        a client's calls handed on to its replica, as they come
 stays        the calls that are handed on: how many may be, who is to go, who is under way

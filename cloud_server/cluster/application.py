@@ -6,16 +6,11 @@ A Serve configuration file names `application` (docs/ray.md); ``cloud-server --o
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import re
-import secrets
 import sys
-import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -23,131 +18,20 @@ from typing import Any, Final
 import ray
 import xxhash
 from ray import serve
-from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
-from ray.serve.exceptions import RayServeException
 
-from cloud_server.addresses import is_loopback
-from cloud_server.cluster import allowed, metrics, private_tls, ray_port
-from cloud_server.cluster.census import Place
+from cloud_server.cluster import allowed, ray_port
+from cloud_server.cluster.finder import RayFinder
 from cloud_server.cluster.front import Front
-from cloud_server.cluster.passport import Passports
+from cloud_server.cluster.replica import Replica
 from cloud_server.cluster.scaling import PENDING
 from cloud_server.config import ServerConfig
-from cloud_server.core import Core
 from cloud_server.fleet import ThisProcess
-from cloud_server.models import Engine
 from cloud_server.options import configure, parser
-from cloud_server.telemetry import counted, traced
-from cloud_server.transport import CloudServer
 from cloud_server.work import few_heaps
-from shared_hooks.errors import ServerUnavailable, SpecError
-from shared_hooks.lifecycle import Stage
+from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import set_threads
-
-# One replica: a core behind a private port, for fronts alone. Knows nothing of Ray.
-
-log = logging.getLogger(__name__)
-
-GRACE_SECONDS = 2.0
-"""For clients to fetch the last answers and leave."""
-
-
-class Replica:
-    """Serves ``engines`` at a free port of ``host``. ``name``: of this one and no other, ever."""
-
-    def __init__(self, name: str, engines: Iterable[Engine], config: ServerConfig, host: str) -> None:
-        self._name = name
-        self._drain_seconds = config.limits.drain_seconds
-        self._secret = secrets.token_urlsafe(32)
-        self._stack = ExitStack()
-        stack, lifecycle = self._stack, config.lifecycle
-        stack.enter_context(traced(lifecycle, config.tracing))
-        self.core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
-        self._registry = stack.enter_context(counted(self.core, {}))
-        self._certificate, tls = "", None
-        if not is_loopback(host):
-            folder = stack.enter_context(private_tls.private_folder())
-            tls = private_tls.make(folder)
-            self._certificate = tls.certificate.read_text()
-        self._server = CloudServer(self.core, f"{host}:0", tls, register=Passports(self._secret))
-        self._address = f"{host}:{self._server.port}"
-        lifecycle.emit(Stage.BEFORE_RUN, address=self._address)
-        self._server.start()
-
-    def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
-        """`census.Place`, as values that travel: whoever hears it may call here for anybody."""
-        return {
-            "replica": self._name,
-            "address": self._address,
-            "secret": self._secret,
-            "certificate": self._certificate,
-            "models": [(one.model_id, one.weights_hash) for one in self.core.identities],
-            "metrics": metrics.text(self._registry) if with_metrics else "",
-        }
-
-    def pending(self) -> int:
-        """Requests received, waiting or running."""
-        return self.core.load().pending
-
-    def drain(self) -> bool:
-        """Every client is told to go, what is under way is answered, and the port is closed; False when some was left
-        after the drain's seconds. A second call does nothing.
-        """
-        self._server.drain()
-        drained = self.core.wait_idle(self._drain_seconds)
-        # Clients go when they have fetched their answers; who asks for nothing goes when its stream ends.
-        if drained:
-            self.core.wait_gone(GRACE_SECONDS)
-        self.core.drained(drained)
-        began = time.monotonic()
-        self._server.stop(GRACE_SECONDS if drained else 0)
-        self._stack.close()
-        log.info("%s drained, closed in %.1f s", self._name, time.monotonic() - began)
-        return drained
-
-
-# Where a session's replica is, asked of Ray Serve: its router for sessions (a consistent hash) picks the replica,
-# which says where it listens. One such question opens a stream; what flows on it afterwards does not pass Ray.
-
-
-SECONDS: Final = 1.5
-"""For a replica to say where it is: one on a machine that is gone says nothing, for as long as Ray Serve names it."""
-_FAILURES: Final = (RayError, RayServeException, TimeoutError, FutureTimeout)
-
-
-class RayFinder:
-    """``handles``: of Ray Serve's deployments (`ray.serve.handle.DeploymentHandle`), by group."""
-
-    def __init__(self, handles: Mapping[str, Any]) -> None:
-        self._handles = handles
-
-    @property
-    def groups(self) -> Sequence[str]:
-        return list(self._handles)
-
-    def find(self, group: str, session: str) -> Place:
-        """The replica where ``session`` belongs. Raises ServerUnavailable."""
-        try:
-            return Place.of(self._handles[group].options(session_id=session).place.remote().result(timeout_s=SECONDS))
-        except _FAILURES as error:
-            raise ServerUnavailable(f"no replica of {group} answers: {_line(error)}") from error
-
-    def all(self, group: str, metrics: bool) -> list[Place]:
-        """Every replica that answers."""
-        try:
-            asked = self._handles[group].broadcast("place", metrics)
-            said = asked.results(timeout_s=SECONDS, return_exceptions=True)
-        except _FAILURES as error:
-            log.debug("%s: %s", group, _line(error))
-            return []
-        return [Place.of(one) for one in said if not isinstance(one, BaseException)]
-
-
-def _line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
-
 
 ROUTER: Final = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
 POLICY: Final = "cloud_server.cluster.scaling:by_pending"

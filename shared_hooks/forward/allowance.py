@@ -5,11 +5,12 @@ Each kernel's result is worked out on the meta device before the kernel runs, on
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import TooLarge
@@ -17,7 +18,7 @@ from shared_hooks.forward.foresight import call_key, on_meta
 from shared_hooks.forward.operations import arguments_of
 
 PRUNED_AT = 4096
-"""Results that are remembered before those that are gone are dropped."""
+"""Storages that are remembered before those that are gone are dropped."""
 
 
 class Allowance(TorchDispatchMode):
@@ -35,35 +36,49 @@ class Allowance(TorchDispatchMode):
         self.spent = 0
         self.failure: TooLarge | None = None
         self._sizes: dict[Any, int] = {}
-        self._results: list[tuple[StorageWeakRef, int]] = []
+        self._held: dict[int, tuple[int, list[weakref.ref[torch.Tensor]]]] = {}
+        """By storage: its bytes, and the tensors that show it."""
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the kernel takes memory for its result."""
-        return not _is_view(func)
+        return _takes_memory(func)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not self.counts(func, args, kwargs):
-            return func(*args, **kwargs)
+            found = func(*args, **kwargs)
+            if self._held:
+                self._note(found, is_new=False)
+            return found
         size = self._size(func, args, kwargs)
         self.spent += size
-        if self.spent > self._most or len(self._results) > PRUNED_AT:
+        if self.spent > self._most or len(self._held) > PRUNED_AT:
             self._prune(size)
             if self.spent > self._most or self.failure is not None:
                 self.failure = self.failure or TooLarge(f"{self._what} more than {self._most >> 20} MiB")
                 raise TooLarge(str(self.failure))
         found = func(*args, **kwargs)
         if self._alive:
-            for tensor in arguments_of((found,), {}):
-                if tensor.layout is torch.strided:
-                    storage = tensor.untyped_storage()
-                    self._results.append((StorageWeakRef(storage), storage.nbytes()))
+            self._note(found, is_new=True)
         return found
+
+    def _note(self, found: Any, *, is_new: bool) -> None:
+        """Whose memory a kernel's results are. References have no callback, and are to tensors: a storage's own has a
+        destructor in Python, in which an interruption would be lost.
+        """
+        for tensor in arguments_of((found,), {}):
+            if tensor.layout is torch.strided:
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if is_new:
+                    self._held[key] = storage.nbytes(), [weakref.ref(tensor)]
+                elif key in self._held:
+                    self._held[key][1].append(weakref.ref(tensor))
 
     def _prune(self, size: int) -> None:
         if self._alive:
-            self._results = [one for one in self._results if not one[0].expired()]
-            self.spent = size + sum(nbytes for _, nbytes in self._results)
+            self._held = {key: held for key, held in self._held.items() if any(one() is not None for one in held[1])}
+            self.spent = size + sum(nbytes for nbytes, _ in self._held.values())
 
     def _size(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         by_value = _BY_VALUE.get(func._schema.name)
@@ -75,14 +90,12 @@ class Allowance(TorchDispatchMode):
         return self._sizes[key]
 
 
-def _is_view(func: Any) -> bool:
-    """Whether all that a kernel gives is memory that was there."""
-    returns = func._schema.returns
-    return (
-        bool(returns)
-        and all(result.alias_info is not None for result in returns)
-        and func._schema.name not in _BY_VALUE
-    )
+@functools.lru_cache(maxsize=1 << 12)
+def _takes_memory(func: Any) -> bool:
+    """Whether a kernel gives tensors in memory that was not there."""
+    if func._schema.name in _BY_VALUE:
+        return True
+    return any(one.alias_info is None and "Tensor" in str(one.type) for one in func._schema.returns)
 
 
 def _resized(tensor: torch.Tensor, size: Any, **_: Any) -> int:

@@ -125,3 +125,12 @@ def test_what_was_refused_stays_refused() -> None:
         with pytest.raises(TooLarge):
             torch.ones(1)
     assert allowance.failure is not None
+
+
+@pytest.mark.parametrize("way", [lambda x: x[:2], lambda x: x.view(-1)[1:], lambda x: x.t(), lambda x: x.detach()])
+def test_a_view_keeps_what_it_shows(way: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    with torch.no_grad(), Allowance(MOST, "it takes", alive=True):
+        view = way(torch.ones(MOST // 256, 32))  # half of it
+        with pytest.raises(TooLarge):
+            torch.ones(MOST // 6)
+    assert view.numel()

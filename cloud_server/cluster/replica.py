@@ -1,0 +1,79 @@
+"""One replica: a core behind a private port, for fronts alone. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from cloud_server.addresses import is_loopback
+from cloud_server.cluster import metrics, private_tls
+from cloud_server.cluster.passport import Passports
+from cloud_server.config import ServerConfig
+from cloud_server.core import Core
+from cloud_server.models import Engine
+from cloud_server.telemetry import counted, traced
+from cloud_server.transport import CloudServer
+from shared_hooks.lifecycle import Stage
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 2.0
+"""For clients to fetch the last answers and leave."""
+
+
+class Replica:
+    """Serves ``engines`` at a free port of ``host``. ``name``: of this one and no other, ever."""
+
+    def __init__(self, name: str, engines: Iterable[Engine], config: ServerConfig, host: str) -> None:
+        self._name = name
+        self._drain_seconds = config.limits.drain_seconds
+        self._secret = secrets.token_urlsafe(32)
+        self._stack = ExitStack()
+        stack, lifecycle = self._stack, config.lifecycle
+        stack.enter_context(traced(lifecycle, config.tracing))
+        self.core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
+        self._registry = stack.enter_context(counted(self.core, {}))
+        self._certificate, tls = "", None
+        if not is_loopback(host):
+            folder = stack.enter_context(private_tls.private_folder())
+            tls = private_tls.make(folder)
+            self._certificate = tls.certificate.read_text()
+        self._server = CloudServer(self.core, f"{host}:0", tls, register=Passports(self._secret))
+        self._address = f"{host}:{self._server.port}"
+        lifecycle.emit(Stage.BEFORE_RUN, address=self._address)
+        self._server.start()
+
+    def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
+        """`census.Place`, as values that travel: whoever hears it may call here for anybody."""
+        return {
+            "replica": self._name,
+            "address": self._address,
+            "secret": self._secret,
+            "certificate": self._certificate,
+            "models": [(one.model_id, one.weights_hash) for one in self.core.identities],
+            "metrics": metrics.text(self._registry) if with_metrics else "",
+        }
+
+    def pending(self) -> int:
+        """Requests received, waiting or running."""
+        return self.core.load().pending
+
+    def drain(self) -> bool:
+        """Every client is told to go, what is under way is answered, and the port is closed; False when some was left
+        after the drain's seconds. A second call does nothing.
+        """
+        self._server.drain()
+        drained = self.core.wait_idle(self._drain_seconds)
+        # Clients go when they have fetched their answers; who asks for nothing goes when its stream ends.
+        if drained:
+            self.core.wait_gone(GRACE_SECONDS)
+        self.core.drained(drained)
+        began = time.monotonic()
+        self._server.stop(GRACE_SECONDS if drained else 0)
+        self._stack.close()
+        log.info("%s drained, closed in %.1f s", self._name, time.monotonic() - began)
+        return drained
