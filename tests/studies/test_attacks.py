@@ -62,6 +62,8 @@ def test_by_hand(family: object, target: Target, recordings: list[Recording]) ->
     check(target, recordings)
 
 
+# an interruption (`Overtime`) that falls into a destructor is lost there, and comes again a second later
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_mutated(target: Target, recordings: list[Recording]) -> None:
     until = time.monotonic() + 2.5
     gunner = Gunner(recordings, 1)
