@@ -6,6 +6,7 @@ models, the table of the requests on their way, the bounds, the workers and the 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -27,6 +28,8 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
+
+log = logging.getLogger("cloud_server")
 
 FILE_READERS = 2
 """Threads that read image files; a process of its own decodes each."""
@@ -266,8 +269,12 @@ class Core:
         return left
 
     def _read(self, request: Request, delayed: Delayed) -> bool:
-        request.read_file(self.limits.max_request_bytes)
-        delayed.go()
+        """Of a reader's thread, which survives everything: the request then ends with its deadline."""
+        try:
+            request.read_file(self.limits.max_request_bytes)
+            delayed.go()
+        except Exception:
+            log.exception("a file for model %s was not put in line", request.engine.identity.model_id)
         return True
 
     def _put(self, turn: Turn, request: Request) -> Callable[[], None]:

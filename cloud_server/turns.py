@@ -119,7 +119,8 @@ class Turns:
     def _starts(self, turn: Turn) -> bool:
         if not self._requests.start(turn.request, turn.takes()):
             return False
-        self.waits.add(turn.request.caller.account, time.perf_counter_ns() - turn.request.complete_ns)
+        request = turn.request
+        self.waits.add(request.caller.account, time.perf_counter_ns() - request.complete_ns - request.read_ns)
         return True
 
     def _alone(self, request: Request) -> bool:

@@ -239,6 +239,8 @@ class Runs:
             finally:
                 session.leave()
                 session.release()
+        if session.allowance is not None and session.allowance.failure is not None:  # the model's code has caught it
+            raise session.allowance.failure
         if session.failure is not None:
             raise session.failure
         if not session.resumed:

@@ -8,12 +8,13 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from shared_hooks.apart import Apart
+from shared_hooks.apart import Apart, Gone
 from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.errors import IsthmusError, ModelFailed
 from shared_hooks.forward import run_plain
 from shared_hooks.planning import INPUT, Cut, LayerInfo, Plan
 from shared_hooks.report import Report
+from shared_hooks.state import Dice
 from shared_hooks.tensors import Buffers, copied, identical, tensors_in
 
 Forward = Callable[..., Any]
@@ -25,10 +26,10 @@ EXACT, REFUSED, DIFFERS = "exact", "refused", "differs"
 
 
 class Cold(Protocol):
-    """Models that never ran. Both raise ModelFailed, and an IsthmusError for what is refused."""
+    """Models that never ran. Both raise an IsthmusError for what is refused, and `Gone` where they cannot be asked."""
 
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], random_state: torch.Tensor) -> Any:
-        """The output of a new one, whose generator begins so."""
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
+        """The output of a new one, whose generators begin so."""
 
     def tail(self, data: bytes) -> Any:
         """What it gives for `EarlyOutput.to_bytes`; its generators stand elsewhere."""
@@ -41,9 +42,9 @@ class ColdHere:
         self._make = make
         self._tail = tail
 
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], random_state: torch.Tensor) -> Any:
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
         made = self._make()
-        torch.set_rng_state(random_state)  # where a run begins
+        dice.restore()  # where a run begins
         return run_plain(made, args, kwargs)
 
     def tail(self, data: bytes) -> Any:
@@ -69,8 +70,8 @@ class ColdApart:
         self._reference.__exit__()
         self._tails.__exit__()
 
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], random_state: torch.Tensor) -> Any:
-        return self._reference.whole(args, kwargs, random_state)
+    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
+        return self._reference.whole(args, kwargs, dice)
 
     def tail(self, data: bytes) -> Any:
         return self._tails.tail(data)
@@ -91,17 +92,17 @@ def verify(
     ``cold``: what runs the whole model and tails of it on models that never ran. Then inputs that are drawn are tried
     beside the given ones: of those a cut may be refused by name. A cut that differs is refused from then on.
     """
-    random_state = torch.get_rng_state()
+    dice = Dice()
     buffers = Buffers(model)
 
     def fresh(inputs: Inputs) -> Inputs:
         # models may write to their inputs and buffers, and draw random numbers: every run begins alike
-        torch.set_rng_state(random_state)
+        dice.restore()
         buffers.restore()
         return copied(*inputs)
 
     def whole(inputs: Inputs) -> Any:
-        return run_plain(model, *fresh(inputs)) if cold is None else cold.whole(*fresh(inputs), random_state)
+        return run_plain(model, *fresh(inputs)) if cold is None else cold.whole(*fresh(inputs), dice)
 
     def tail(data: bytes, cut: Cut) -> Any:
         if cold is not None:
@@ -167,6 +168,8 @@ def _is_exact(
     args, kwargs = inputs
     try:
         output = tail(head(*args, end=cut, **kwargs).to_bytes(), cut)
+    except Gone:
+        raise
     except ModelFailed:
         return False
     except IsthmusError:  # whatever it is, the cut does not give the model's answer

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from shared_hooks.crossing import EarlyOutput
-from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
+from shared_hooks.errors import CutRefused, InputMismatch, ModelFailed, UnknownLayer
 from shared_hooks.forward import Session, context
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
@@ -320,16 +320,20 @@ class WrappedModel(Runs):
         ``cold`` makes the same model once more: then tails run on one that never ran before, as a server's may be,
         answers are compared with those of others, and inputs that are drawn are tried, too. That finds what one model
         hides. With ``processes`` the tails and the whole models run in a process each, which calls ``cold``: that finds
-        what one process hides. Raises ModelFailed where ``cold`` cannot be called there. A cut that differs is refused
-        from then on.
+        what one process hides. Raises ModelFailed where that cannot be had: ``cold`` is not importable there, an output
+        goes to no other process, or one has ended. A cut that differs is refused from then on.
         """
+        from shared_hooks.apart import Gone
         from shared_hooks.verification import ColdApart, ColdHere, verify
 
         run = partial(verify, self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
         if cold is None:
             return run(None, first)
         if processes:
-            with ColdApart(cold, partial(WrappedModel, depth=self.depth, metrics=False)) as apart:
-                return run(apart, first)
+            try:
+                with ColdApart(cold, partial(WrappedModel, depth=self.depth, metrics=False)) as apart:
+                    return run(apart, first)
+            except Gone as error:
+                raise ModelFailed(str(error)) from error
         with WrappedModel(cold(), self.depth, metrics=False, rehearsals=self._rehearsals) as other:
             return run(ColdHere(cold, other.tail), first)

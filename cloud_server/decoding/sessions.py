@@ -28,7 +28,7 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 # How many decoding sessions there are, what they hold, and which give way. The caller locks.
 
 Key = tuple[str, str, int]
-"""(account, client id, session id): what makes a session unique, and nobody else's."""
+"""(account, client id, session id), unique on a server."""
 
 
 @dataclass(eq=False, slots=True)
@@ -60,8 +60,8 @@ class Session:
         return f"decoding session {self.key[2]}"
 
 
-class Books:
-    """Sessions and bytes, by account and client."""
+class SessionQuota:
+    """Counts sessions and their bytes by account and client, and picks the sessions to evict."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -77,15 +77,16 @@ class Books:
         self.memory.remove(session.party, session.nbytes)
 
     def resize(self, session: Session, nbytes: int) -> None:
-        """It holds so many bytes now."""
+        """Records that the session holds ``nbytes`` now."""
         self.memory.remove(session.party, session.nbytes)
         self.memory.add(session.party, nbytes)
         session.nbytes = nbytes
 
     def room(self, party: Party, number: int, nbytes: int, others: Iterable[Session]) -> dict[Session, str]:
-        """Which of ``others`` have to go, each with the bound, so that ``party`` can have so much more.
+        """Picks sessions of ``others`` to evict, each with the bound that was met, to make room for ``number`` sessions
+        and ``nbytes`` of ``party``.
 
-        Raises ServerUnavailable, naming the bound, where nobody gives way.
+        Raises ServerUnavailable, naming the bound, where none may be evicted.
         """
         gone: dict[Session, str] = {}
         for bound, shares, amount, of_memory in self._bounds(party, number, nbytes):
@@ -201,7 +202,7 @@ class Sessions:
         self._limits = limits
         self._lock = threading.Lock()
         self._sessions: dict[Key, Session] = {}
-        self._books = Books(limits)
+        self._quota = SessionQuota(limits)
         self._ends: OrderedDict[Key, str] = OrderedDict()
         self.steps = 0
         """That were computed."""
@@ -214,7 +215,7 @@ class Sessions:
     @property
     def nbytes(self) -> int:
         """What they hold."""
-        return self._books.memory.total
+        return self._quota.memory.total
 
     def turn(self, engine: Engine, party: Party, step: Step) -> Turn:
         """For a worker: what it is to do with the step's header and payload."""
@@ -318,7 +319,7 @@ class Sessions:
                 raise
             session = Session(key, engine, step.cut, parent.nbytes if parent else 0)
             self._sessions[key] = session
-            self._books.add(session)
+            self._quota.add(session)
             self._ends.pop(key, None)
             closing = self._remove(gone)
         self._close_all(closing)
@@ -337,14 +338,14 @@ class Sessions:
         return session
 
     def _stepped(self, session: Session, computed: Computed) -> None:
-        """It has done a step, and holds so much now: others may have to go for that, or itself."""
+        """Records a step that was made and what the session holds now, and evicts others, or itself, for that."""
         with self._lock:
             session.steps += computed.is_done
             session.is_new = False
             self.steps += 1
             closing: list[Session] = []
             if not session.dropped:
-                self._books.resize(session, computed.session_bytes)
+                self._quota.resize(session, computed.session_bytes)
                 try:
                     closing = self._remove(self._room(session.party, 0, 0))
                 except ServerUnavailable as error:
@@ -361,8 +362,8 @@ class Sessions:
             self._close_all([session])
 
     def _room(self, party: Party, number: int, nbytes: int) -> list[Drop]:
-        """What goes so that ``party`` can have so much more; the caller holds the lock. Raises ServerUnavailable."""
-        gone = self._books.room(party, number, nbytes, self._sessions.values())
+        """Picks what to evict for ``party``; the caller holds the lock. Raises ServerUnavailable."""
+        gone = self._quota.room(party, number, nbytes, self._sessions.values())
         return [
             Drop(one, f"it was not used for longest, and there was no more room ({why})", "room")
             for one, why in gone.items()
@@ -376,7 +377,7 @@ class Sessions:
                 continue
             session.dropped = True
             del self._sessions[session.key]
-            self._books.remove(session)
+            self._quota.remove(session)
             self._ends[session.key] = why
             if word:
                 self.dropped[word] += 1

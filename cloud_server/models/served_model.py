@@ -424,15 +424,17 @@ class ServedModel:
         started = time.perf_counter_ns()
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
-        decode_ns = read_ns + time.perf_counter_ns() - started
+        return self._run(read_ns + time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
+
+    def _whole(self, *args: Any, **kwargs: Any) -> Any:
+        """The whole model on a file, from which its Python may read numbers that sizes follow from."""
         if self._plan is not None and not self._branches:
-            return self._run(decode_ns, want_metrics, *args, **kwargs)
-        # sizes may follow from numbers that its Python reads from the file
+            return self._wrapped.whole(*args, **kwargs)
         with Allowance(self._most, "on this file the model takes", alive=True) as allowance:
-            computed = self._run(decode_ns, want_metrics, *args, **kwargs)
+            output = self._wrapped.whole(*args, **kwargs)
         if allowance.failure is not None:  # the model's own code has caught it
             raise allowance.failure
-        return computed
+        return output
 
     def _check_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Raises TooLarge for inputs far beyond the model's example; without one, their bytes are the bound."""
@@ -470,7 +472,7 @@ class ServedModel:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             with transforms.during(self._wrapped) as changed:
                 if start is None:
-                    output = self._wrapped.whole(*args, **kwargs)
+                    output = self._whole(*args, **kwargs)
                 else:
                     output = self._wrapped.tail(*args, substitutes=substitutes)
                 names = changed()

@@ -23,7 +23,7 @@ from shared_hooks.planning import INPUT
 
 def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int, server: int) -> int:
     """The exit status: 0 when every cut was tried. ``words``: the server's command line; ``first``: the cut that is
-    waited for; ``seconds`` of processor time and ``nbytes`` of memory are the bounds. It ends with the process
+    waited for; ``seconds`` of processor time and ``nbytes`` of memory bound each process. It ends with the process
     ``server``.
     """
     die_with(server)

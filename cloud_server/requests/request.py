@@ -93,6 +93,8 @@ class Request:
         self.complete_ns = self.began_ns
         self.payload = memoryview(b"")
         self._read: FileRead | None = None
+        self.read_ns = 0
+        """How long its file was read before it came to a worker: no waiting, but decoding."""
         self._unread: IsthmusError | None = None
         self._received = 0
         self._progress_ns = self.began_ns
@@ -182,12 +184,16 @@ class Request:
 
     def read_file(self, max_bytes: int) -> None:
         """Reads the input file, where that needs no worker; what is wrong with it is told when it is computed."""
+        if not self.payload.nbytes:
+            return  # it is over
+        began = time.perf_counter_ns()
         try:
             self._read = self.engine.read_file(self.suffix, self.header, self.payload, max_bytes)
         except IsthmusError as error:
             self._unread = error
         except Exception as error:  # its payload is gone: nobody waits for it
             self._unread = ModelFailed(f"{type(error).__name__}: {error}")
+        self.read_ns = time.perf_counter_ns() - began
 
     def compute(self, max_bytes: int) -> Computed:
         """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""

@@ -367,7 +367,7 @@ def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
 
 @contextmanager
 def counted(core: Core, totals: Mapping[str, Callable[[], int]]) -> Iterator[CollectorRegistry]:
-    """The core's metrics during the block, and of what is beside it (`state.TOTALS`)."""
+    """The core's metrics during the block, and of what is beside it (`TOTALS`)."""
     registry = CollectorRegistry()  # of its own: what else the process counts is nobody's business here
     counts = RequestCounts(core.engines)
     registry.register(counts)

@@ -1,7 +1,7 @@
 """The commands of ``edge-client``, one per file, and what they share. Nothing else imports this package.
 
 The commands are those that `arguments` lists: each has a file of its name with `main(options)`. To add one, write that
-file, and its name and options in `arguments` or where that takes them from.
+file, and its name and options in `arguments`.
 
 arguments   the commands and their options; loads nothing, so that ``--help`` is quick
 common      options that several commands have

@@ -260,7 +260,7 @@ class Proof:
         return sum(tensor.nbytes for tensor in [*kept, *(one for own in self._alone for one in own)])
 
     def joined(self, earlies: Sequence[EarlyOutput], rows: Sequence[int]) -> EarlyOutput:
-        """One frontier of several; see `joining.joined`."""
+        """One frontier of several; see `joined`."""
         parts = [Part(early, count, self.cut.at(count)) for early, count in zip(earlies, rows, strict=True)]
         return joined(parts, self.cut.at(sum(rows)), self.cut.pieces)
 

@@ -154,7 +154,7 @@ class _Tail:
 
 
 class CompiledTails:
-    """Of ``wrapped``. ``rounding``: whether last bits may differ, within `compare.TOLERANCE`; else every comparison
+    """Of ``wrapped``. ``rounding``: whether last bits may differ, within `TOLERANCE`; else every comparison
     must be of equal bits, which proves nothing of other values. Any thread may call.
     """
 

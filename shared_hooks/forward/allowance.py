@@ -17,8 +17,8 @@ from shared_hooks.errors import TooLarge
 from shared_hooks.forward.foresight import call_key, on_meta
 from shared_hooks.forward.operations import arguments_of
 
-PRUNED_AT = 4096
-"""Storages that are remembered before those that are gone are dropped."""
+REMEMBERED = 4096
+"""Results, and forms of calls, that are remembered before those that are gone are dropped."""
 
 
 class Allowance(TorchDispatchMode):
@@ -38,6 +38,8 @@ class Allowance(TorchDispatchMode):
         self._sizes: dict[Any, int] = {}
         self._held: dict[int, tuple[int, list[weakref.ref[torch.Tensor]]]] = {}
         """By storage: its bytes, and the tensors that show it."""
+        self._noted = 0
+        self._prune_at = REMEMBERED
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the kernel takes memory for its result."""
@@ -52,7 +54,7 @@ class Allowance(TorchDispatchMode):
             return found
         size = self._size(func, args, kwargs)
         self.spent += size
-        if self.spent > self._most or len(self._held) > PRUNED_AT:
+        if self.spent > self._most:
             self._prune(size)
             if self.spent > self._most or self.failure is not None:
                 self.failure = self.failure or TooLarge(f"{self._what} more than {self._most >> 20} MiB")
@@ -74,11 +76,21 @@ class Allowance(TorchDispatchMode):
                     self._held[key] = storage.nbytes(), [weakref.ref(tensor)]
                 elif key in self._held:
                     self._held[key][1].append(weakref.ref(tensor))
+                self._noted += 1
+        if self._noted > self._prune_at:
+            self._prune(0)
 
     def _prune(self, size: int) -> None:
-        if self._alive:
-            self._held = {key: held for key, held in self._held.items() if any(one() is not None for one in held[1])}
-            self.spent = size + sum(nbytes for nbytes, _ in self._held.values())
+        """Forgets what is gone. ``size``: of the result that is about to be made."""
+        if not self._alive:
+            return
+        held = {
+            key: (nbytes, [one for one in shown if one() is not None]) for key, (nbytes, shown) in self._held.items()
+        }
+        self._held = {key: one for key, one in held.items() if one[1]}
+        self.spent = size + sum(nbytes for nbytes, _ in self._held.values())
+        self._noted = sum(len(shown) for _, shown in self._held.values())
+        self._prune_at = max(REMEMBERED, 2 * self._noted)  # so that a kernel costs the same, however many are alive
 
     def _size(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
         by_value = _BY_VALUE.get(func._schema.name)
@@ -86,6 +98,8 @@ class Allowance(TorchDispatchMode):
             return by_value(*args, **kwargs)
         key = call_key(func, args, kwargs)
         if key not in self._sizes:
+            if len(self._sizes) >= REMEMBERED:  # a loop of ever new sizes
+                self._sizes.clear()
             self._sizes[key] = _size(func, args, kwargs)
         return self._sizes[key]
 

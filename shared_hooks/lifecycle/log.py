@@ -69,7 +69,7 @@ OURS = ("edge_client", "cloud_server", "shared_hooks")
 
 def show(level: str, format: str = "console") -> LogBounds:
     """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours. ``format``: of
-    `log_format.FORMATS`. Returns what bounds the lines that clients cause.
+    `FORMATS`. Returns what bounds the lines that clients cause.
 
     Other libraries' DEBUG lines, some for every image that is read, would bury what was asked for.
     """

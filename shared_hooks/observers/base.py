@@ -147,7 +147,7 @@ class Record:
 class Observer:
     """Base of all observers: a subclass gives `observe`.
 
-    ``targets``: see `targets.resolve`; None is `default_targets`. ``every_n``: looks at every n-th forward of the
+    ``targets``: see `resolve`; None is `default_targets`. ``every_n``: looks at every n-th forward of the
     model, the first included. ``max_records``, ``max_bytes``: what is kept at most. Several forwards, threads and
     models may be observed at once.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import random
 import sys
 from typing import Any
@@ -50,7 +51,7 @@ class Dice:
         torch.set_rng_state(self._torch)
         random.setstate(self._python)
         if self._numpy is not None:
-            sys.modules["numpy.random"].set_state(self._numpy)
+            importlib.import_module("numpy.random").set_state(self._numpy)
 
 
 class DiceWatch:

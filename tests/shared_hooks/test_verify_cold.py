@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import random
+import subprocess
+import sys
+import time
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.apart import Apart
+from shared_hooks.apart import Apart, Gone
 from shared_hooks.errors import ModelFailed
+from shared_hooks.state import Dice
 from tests.shared_hooks.test_cold import Grows, Memo, Two, made
+from tests.waiting import eventually
 
 
 class Warm(Two):
@@ -66,11 +77,76 @@ def told_pid(model: nn.Module) -> nn.Module:
 
 def told_pids(make: partial[nn.Module]) -> list[int]:
     with Apart(make, WrappedModel) as one, Apart(make, WrappedModel) as other:
-        return [int(each.whole((torch.zeros(1),), {}, torch.get_rng_state())) for each in (one, other)]
+        return [int(each.whole((torch.zeros(1),), {}, Dice())) for each in (one, other)]
 
 
 def test_a_model_that_fails_there_says_so() -> None:
     with Apart(partial(made, Warm), WrappedModel) as apart, pytest.raises(ModelFailed, match="mat1 and mat2"):
-        apart.whole((torch.zeros(1, 3),), {}, torch.get_rng_state())
-    with pytest.raises(ModelFailed, match="cannot be made in another process"):
+        apart.whole((torch.zeros(1, 3),), {}, Dice())
+    with pytest.raises(Gone, match="cannot be made in another process"):
         Apart(lambda: made(Warm), WrappedModel)
+
+
+class Draws(Two):
+    """By all generators that a model may draw from without being handed one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.b(self.a(x)) * random.random() + float(np.random.rand())  # noqa: NPY002
+        found: Tensor = self.c(y) + torch.rand(8)
+        return found
+
+
+@pytest.mark.parametrize("how", [{}, {"cold": True}, {"cold": True, "processes": True}])
+def test_every_run_draws_the_same_numbers(how: dict[str, Any]) -> None:
+    """Python's and NumPy's generators, too: else all cuts would be said to differ."""
+    more = {**how, "cold": partial(made, Draws)} if how else {}
+    with WrappedModel(made(Draws)) as wrapped:
+        report = wrapped.verify(torch.randn(2, 8), **more)
+        assert report.ok and report.input_exact and len(report.exact) == 3
+
+
+class Ends(Two):
+    """It ends its process, where that is not the one of the test: for want of memory, say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if multiprocessing.parent_process() is not None:
+            os._exit(1)
+        found: Tensor = self.c(self.b(self.a(x)))
+        return found
+
+
+class Unsendable(Two):
+    """What it gives goes to no other process."""
+
+    def forward(self, x: Tensor) -> Any:
+        return {"found": self.c(self.b(self.a(x))), "how": lambda: None}
+
+
+@pytest.mark.parametrize("kind", [Ends, Unsendable])
+def test_a_process_that_cannot_be_asked_says_nothing_of_the_cuts(kind: type[nn.Module]) -> None:
+    with WrappedModel(made(kind)) as wrapped:
+        with pytest.raises(ModelFailed):
+            wrapped.verify(torch.randn(2, 8), cold=partial(made, kind), processes=True)
+        assert all("verify" not in layer.reason for layer in wrapped.layers)
+
+
+def test_it_ends_with_its_parent(tmp_path: Path) -> None:
+    """Whatever its model does at that time."""
+    file = tmp_path / "pid"
+    script = (
+        "from functools import partial\n"
+        "from shared_hooks import WrappedModel\nfrom shared_hooks.apart import Apart\n"
+        "from shared_hooks.state import Dice\nfrom tests.shared_hooks.test_verify_cold import sleeping\n"
+        f"Apart(partial(sleeping, {str(file)!r}), WrappedModel).whole((), {{}}, Dice())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as parent:
+        eventually(lambda: file.exists() and file.read_text())
+        parent.kill()
+    process = psutil.Process(int(file.read_text())) if psutil.pid_exists(int(file.read_text())) else None
+    eventually(lambda: process is None or not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def sleeping(file: str) -> nn.Module:
+    Path(file).write_text(str(os.getpid()))
+    time.sleep(1000)
+    return made(Warm)

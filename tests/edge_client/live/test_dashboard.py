@@ -40,8 +40,7 @@ def test_a_server_alone_is_watched_and_seen_to_go_and_to_come_back(
     served: lag.Lag, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, seconds in (("LOOK_SECONDS", 0.05), ("PING_EVERY", 0.05), ("TRAIN_EVERY", 0.2)):
-        where = "dashboard"
-        monkeypatch.setattr(f"edge_client.live.{where}.{name}", seconds)
+        monkeypatch.setattr(f"edge_client.live.dashboard.{name}", seconds)
     with Dashboard(served.address) as page:
         assert page.board.since(0)[1].get("link") is None  # nobody looks, and nothing is sent
         stream = told(int(page.url.rpartition(":")[2].strip("/")))
