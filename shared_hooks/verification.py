@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from shared_hooks.apart import Apart, Gone
+from shared_hooks.apart import Gone
 from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.errors import IsthmusError, ModelFailed
 from shared_hooks.forward import run_plain
@@ -25,56 +25,30 @@ Make = Callable[[], nn.Module]
 EXACT, REFUSED, DIFFERS = "exact", "refused", "differs"
 
 
-class Cold(Protocol):
-    """Models that never ran. Both raise an IsthmusError for what is refused, and `Gone` where they cannot be asked."""
+class Cold(NamedTuple):
+    """What runs models that never ran. Both raise an IsthmusError for what is refused, and `Gone` where they cannot be
+    asked.
+    """
 
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
-        """The output of a new one, whose generators begin so."""
+    whole: Callable[[tuple[Any, ...], dict[str, Any], Dice], Any]
+    """The output of a new model, whose generators begin so."""
+    tail: Callable[[bytes], Any]
+    """What a tail gives for `EarlyOutput.to_bytes`; its generators stand elsewhere."""
 
-    def tail(self, data: bytes) -> Any:
-        """What it gives for `EarlyOutput.to_bytes`; its generators stand elsewhere."""
 
+def cold_here(make: Make, tail: Forward) -> Cold:
+    """In this process: such models share its globals and classes."""
 
-class ColdHere:
-    """Cold models in this process: they share its globals and classes."""
-
-    def __init__(self, make: Make, tail: Forward) -> None:
-        self._make = make
-        self._tail = tail
-
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
-        made = self._make()
+    def whole(args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
+        made = make()
         dice.restore()  # where a run begins
         return run_plain(made, args, kwargs)
 
-    def tail(self, data: bytes) -> Any:
+    def cold_tail(data: bytes) -> Any:
         torch.manual_seed(1)
-        return self._tail(EarlyOutput.from_bytes(data, max_bytes=1 << 40))
+        return tail(EarlyOutput.from_bytes(data, max_bytes=1 << 40))
 
-
-class ColdApart:
-    """Two processes: one for whole models, one for tails."""
-
-    def __init__(self, make: Make, wrap: Callable[[nn.Module], Any]) -> None:
-        self._reference = Apart(make, wrap)
-        try:
-            self._tails = Apart(make, wrap)
-        except BaseException:
-            self._reference.__exit__()
-            raise
-
-    def __enter__(self) -> ColdApart:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._reference.__exit__()
-        self._tails.__exit__()
-
-    def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
-        return self._reference.whole(args, kwargs, dice)
-
-    def tail(self, data: bytes) -> Any:
-        return self._tails.tail(data)
+    return Cold(whole, cold_tail)
 
 
 def verify(

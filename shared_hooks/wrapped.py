@@ -323,17 +323,18 @@ class WrappedModel(Runs):
         what one process hides. Raises ModelFailed where that cannot be had: ``cold`` is not importable there, an output
         goes to no other process, or one has ended. A cut that differs is refused from then on.
         """
-        from shared_hooks.apart import Gone
-        from shared_hooks.verification import ColdApart, ColdHere, verify
+        from shared_hooks.apart import Apart, Gone
+        from shared_hooks.verification import Cold, cold_here, verify
 
         run = partial(verify, self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
         if cold is None:
             return run(None, first)
+        wrap = partial(WrappedModel, depth=self.depth, metrics=False, rehearsals=self._rehearsals)
         if processes:
             try:
-                with ColdApart(cold, partial(WrappedModel, depth=self.depth, metrics=False)) as apart:
-                    return run(apart, first)
+                with Apart(cold, wrap) as reference, Apart(cold, wrap) as tails:
+                    return run(Cold(reference.whole, tails.tail), first)
             except Gone as error:
                 raise ModelFailed(str(error)) from error
-        with WrappedModel(cold(), self.depth, metrics=False, rehearsals=self._rehearsals) as other:
-            return run(ColdHere(cold, other.tail), first)
+        with wrap(cold()) as other:
+            return run(cold_here(cold, other.tail), first)
