@@ -22,7 +22,7 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Frame, HookExitException, Kind, Session, arguments_of, is_mapped, kind_of, name_of
 from shared_hooks.metrics import Measurement
 from shared_hooks.modules import ModuleInfo
-from shared_hooks.planning import UNSEEN, Capture, Cutting, Follower, Plan
+from shared_hooks.planning import UNSEEN, Capture, Cutting, Follower, Plan, Walk
 from shared_hooks.recording import Trace
 from shared_hooks.state import Dice
 from shared_hooks.tensors import Structure, UnknownHolder, flatten, identical, leaves_of
@@ -150,13 +150,17 @@ class Banking:
         if number >= len(paths) or paths[number] != path:
             raise Diverged
         if number == self.target.layer_id:
-            self.stopped = True
-            self.versions = {slot: _version(tensor) for slot, tensor in self.found.items()}
-            # here, because what leaves the forward may put generators back
-            if generators.AT_CUT in self.target.generators:
-                at = self.target.generators.index(generators.AT_CUT)
-                self.states = (*self.states[:at], *generators.now((generators.AT_CUT,)), *self.states[at + 1 :])
-            raise self.exit
+            self.reach_cut()
+
+    def reach_cut(self) -> None:
+        """The cut is reached."""
+        self.stopped = True
+        self.versions = {slot: _version(tensor) for slot, tensor in self.found.items()}
+        # here, because what leaves the forward may put generators back
+        if generators.AT_CUT in self.target.generators:
+            at = self.target.generators.index(generators.AT_CUT)
+            self.states = (*self.states[:at], *generators.now((generators.AT_CUT,)), *self.states[at + 1 :])
+        raise self.exit
 
     def release_bank(self) -> None:
         self.found.clear()
@@ -278,6 +282,37 @@ class HeadSession(Banking, Session):
 
     def release(self) -> None:
         self.release_bank()
+
+
+class WalkingHead(HeadSession):
+    """A head that numbers, measures and saves no layers: it compares the calls of modules with the plan's."""
+
+    def __init__(self, modules: dict[nn.Module, ModuleInfo], walk: Walk, *more: Any) -> None:
+        super().__init__(modules, None, set(), *more)
+        self.walk = walk
+        self.begun = 0
+        """Calls, so far."""
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        walk, number = self.walk, self.begun
+        if number == len(walk.modules) or walk.modules[number] is not module:
+            if module not in self.modules:
+                return forward(*args, **kwargs)
+            raise self.exit if self.stopped else Diverged  # the model may have swallowed the exit
+        self.begun = number + 1
+        output = forward(*args, **kwargs)
+        if self.begun != walk.ends[number]:
+            raise Diverged
+        captures = walk.captures[number]
+        if captures is not None:
+            self.capture(captures, leaves_of(output))
+        if number == walk.last:
+            self.reach_cut()
+        if self.finals:
+            self.tell(walk.names[number])
+        return output
 
 
 def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:

@@ -201,20 +201,26 @@ class MiddleSession(Banking, TailSession):
         if not self.stopped:
             super().failed(error)
 
-    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.stopped:
-            # the model swallowed the exit and went on
-            raise self.exit
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         was_resumed = self.resumed
-        opaque = was_resumed and info.opaque  # before, the tail counts them
-        self.in_opaque += opaque
-        try:
-            output = super().run(info, forward, args, kwargs)
-        finally:
-            self.in_opaque -= opaque
+        output = super().call(module, forward, args, kwargs)
         if self.resumed and not was_resumed and not self.stopped:  # it was entered before the first cut
-            self.bank_module(Frame(info, self.counts.get(info.path, 1)), output)
+            info = self.modules.get(module)
+            if info is not None:
+                self.bank_module(Frame(info, self.counts.get(info.path, 1)), output)
         return output
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Behind the first cut."""
+        if self.stopped:
+            raise self.exit  # the model has caught it
+        self.in_opaque += info.opaque
+        try:
+            return super().run(info, forward, args, kwargs)
+        finally:
+            self.in_opaque -= info.opaque
 
     def module_done(self, frame: Frame, output: Any) -> None:
         self.bank_module(frame, output)

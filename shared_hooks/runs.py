@@ -15,13 +15,13 @@ from torch import nn
 from shared_hooks.crossing import Crossing, EarlyOutput, generators
 from shared_hooks.errors import CutRefused, Disagreement, PlanMismatch, UnknownLayer
 from shared_hooks.forward import HookExitException, Session, context, interruptible
-from shared_hooks.head import Attempt, Diverged, HeadSession, watching
+from shared_hooks.head import Attempt, Diverged, HeadSession, WalkingHead, watching
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import attach, fast_path_off, hierarchy
-from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner
+from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk
 from shared_hooks.purity import Turns
 from shared_hooks.tensors import classes_of, flatten
 
@@ -119,7 +119,8 @@ class Runs:
 
     def _measurement(self) -> Measurement | None:
         """Begins now."""
-        return Measurement(self.device) if self.metrics_enabled else None
+        wanted = self.metrics_enabled and getattr(self._own, "metrics", True)
+        return Measurement(self.device) if wanted else None
 
     def _session(self, kind: Callable[..., Any], *more: Any) -> Any:
         return kind(self._modules, self._measurement(), self._save, *more)
@@ -146,18 +147,38 @@ class Runs:
                 except UnknownLayer as error:
                     unknown = error
                     continue
+                if (walk := self._walk(plan, cutting, crossing)) is not None:
+                    with Attempt(plan.trace, args, kwargs):
+                        return self._head_as(plan, cutting, crossing, args, kwargs, walk)
+                    plan.forget_walk(cutting)
                 with Attempt(plan.trace, args, kwargs):
                     return self._head_as(plan, cutting, crossing, args, kwargs)
             if unknown is not None and len(plans) == 1:
                 raise unknown
         raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
 
+    def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> Walk | None:
+        """What a head compares when layers are neither measured, saved nor observed; None: all that it can."""
+        if self.metrics_enabled or self._save or attach.watchers or crossing.layer_id < 0:
+            return None
+        return plan.walk(cutting, crossing.layer_id, self._modules)
+
     def _head_as(
-        self, plan: Plan, cutting: Cutting, crossing: Crossing, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        plan: Plan,
+        cutting: Cutting,
+        crossing: Crossing,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        walk: Walk | None = None,
     ) -> EarlyOutput:
-        self._check_saved([plan])
+        if self._save:
+            self._check_saved([plan])
         started = time.perf_counter_ns()
-        session: HeadSession = self._session(HeadSession, plan, cutting, crossing, flatten((args, kwargs))[1])
+        more = plan, cutting, crossing, flatten((args, kwargs))[1]
+        session: HeadSession = (
+            self._session(HeadSession, *more) if walk is None else WalkingHead(self._modules, walk, *more)
+        )
         try:
             with self._turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():
                 if crossing.layer_id >= 0:

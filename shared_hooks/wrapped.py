@@ -240,6 +240,15 @@ class WrappedModel(Runs):
         session: Session | None = getattr(self._own, "session", None)
         return {} if session is None else session.banked
 
+    @contextmanager
+    def without_metrics(self, without: bool = True) -> Iterator[None]:
+        """Forwards of this thread in the block measure no layers; ``False``: as `metrics` was given."""
+        self._own.metrics = not without
+        try:
+            yield
+        finally:
+            self._own.metrics = True
+
     def get_layer_metrics(self) -> list[LayerMetrics]:
         """One record per layer call of this thread's last forward."""
         session: Session | None = getattr(self._own, "session", None)

@@ -7,8 +7,7 @@ import torch
 from cloud_server.models.engine import Identity
 from shared_hooks import Crossing
 from shared_hooks.codecs import Bound
-from shared_hooks.crossing import ALIGN, read_header, total_bytes
-from shared_hooks.crossing.parcel import Section
+from shared_hooks.crossing import ALIGN, Parcel, Section, read_header
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge
 from shared_hooks.models.uploads import check_suffix, libraries
 
@@ -25,7 +24,7 @@ MAX_STATE_BYTES = 64 << 10
 
 def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
     """Do header and cut speak of the same bytes? Raises BadFrame or TooLarge."""
-    pieces = sum(len(slot.pieces) for slot in crossing.slots)
+    pieces = len(crossing.grains)
     tensors = pieces + len(crossing.generators)
     longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
     if len(header) > longest:
@@ -34,10 +33,10 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
     if lists > MAX_LISTS + tensors * SECTION_LISTS:
         raise TooLarge(f"a header with {lists} lists; at most {MAX_LISTS} and {SECTION_LISTS} a tensor are taken")
     sections = _sections(header, payload_bytes, max_bytes, crossing.bound)
-    states = sum(section.raw_bytes for section in sections[pieces:])
+    states = sum([section.raw_bytes for section in sections[pieces:]]) if len(sections) > pieces else 0
     if states > len(crossing.generators) * MAX_STATE_BYTES:
         raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
-    decoded = sum(section.raw_bytes for section in sections[:pieces])
+    decoded = sum([section.raw_bytes for section in sections[:pieces]])
     if decoded != crossing.payload_bytes:
         raise BadFrame(f"the header describes {decoded} bytes of tensors, the cut {crossing.payload_bytes}")
 
@@ -47,7 +46,7 @@ def check_open(crossing: Crossing, header: bytes, most_bytes: int) -> None:
     if header:
         raise BadFrame("a request that is open has no header yet")
     states = len(crossing.generators)
-    tensors = states + sum(len(slot.pieces) for slot in crossing.slots)
+    tensors = states + len(crossing.grains)
     room = crossing.payload_bytes + states * MAX_STATE_BYTES + 2 * ALIGN * tensors
     if not 0 < most_bytes <= room:
         raise TooLarge(f"an open request of up to {most_bytes} bytes at a cut that takes {room} at most")
@@ -87,10 +86,10 @@ def check_file(
 def _sections(header: bytes, payload_bytes: int, max_bytes: int, bound: Bound = ()) -> list[Section]:
     """What a header says of its tensors; it is read once. ``bound``: as in `Parcel.tensors`."""
     _, sections = read_header(header, bound)
-    announced = total_bytes(sections, max_bytes)
+    announced = Parcel.bounded(sections, max_bytes)
     if announced != payload_bytes:
         raise BadFrame(f"a payload of {payload_bytes} bytes is announced, its header describes {announced}")
-    return sections
+    return sections.each
 
 
 def _decoders() -> str:

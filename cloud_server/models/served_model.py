@@ -470,7 +470,7 @@ class ServedModel:
         try:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
-            with transforms.during(self._wrapped) as changed:
+            with self._wrapped.without_metrics(not want_metrics), transforms.during(self._wrapped) as changed:
                 if start is None:
                     output = self._whole(*args, **kwargs)
                 else:

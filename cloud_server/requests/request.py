@@ -17,7 +17,7 @@ from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
-from shared_hooks.crossing import raw_bytes, read_header
+from shared_hooks.crossing import read_header
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.lifecycle import About
 
@@ -240,7 +240,7 @@ class Request:
         step = self.turn.step
         if self.engine.company is None or not step.together or step.close or step.number == 0:
             return None
-        if not self.header or max(self.payload_bytes, raw_bytes(read_header(self.header)[1])) > wire.INLINE_BYTES:
+        if not self.header or max(self.payload_bytes, read_header(self.header)[1].raw_bytes) > wire.INLINE_BYTES:
             return None
         return Kin((self.engine.identity.model_id, step.cut), 1)
 

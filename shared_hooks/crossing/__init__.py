@@ -31,7 +31,7 @@ from shared_hooks.crossing.early import EarlyOutput, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
 from shared_hooks.crossing.packing import ALIGN, Packing
-from shared_hooks.crossing.parcel import MAX_RANK, Parcel, raw_bytes, read_header, total_bytes
+from shared_hooks.crossing.parcel import MAX_RANK, Parcel, Section, read_header
 from shared_hooks.crossing.path_digest import CALL, PathDigest
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "PathDigest",
     "Place",
     "Read",
+    "Section",
     "Slot",
     "TensorForm",
     "books_of",
@@ -58,8 +59,6 @@ __all__ = [
     "digest_of",
     "mixes_truth",
     "parts",
-    "raw_bytes",
     "read_header",
     "torch_generator",
-    "total_bytes",
 ]

@@ -173,12 +173,12 @@ class Crossing:
     books: tuple[Book | None, ...] = ()
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def payload_bytes(self) -> int:
         """Raw bytes of the frontier."""
         return sum(slot.piece_bytes for slot in self.slots)
 
-    @property
+    @cached_property
     def storage_bytes(self) -> int:
         """Bytes the tail allocates for the slots."""
         return sum(slot.storage_bytes for slot in self.slots)

@@ -11,10 +11,11 @@ order. ``checksum`` is xxh3-64 of the encoded bytes. No pickle.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,33 +33,32 @@ MAX_SECTIONS = 65_536
 MAX_RANK = 32
 
 
-@dataclass(frozen=True)
-class Section:
-    """One encoded tensor. ``nbytes``: encoded size; ``raw_bytes``: decoded size; ``rank``: how many lie before it."""
+class Section(NamedTuple):
+    """One encoded tensor. ``nbytes``: encoded size; ``raw_bytes``: decoded size; ``aligned``: where it lies begins and
+    ends at multiples of `ALIGN`.
+    """
 
     codec: Codec
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     nbytes: int
-    checksum: int
-    params: tuple[Param, ...] = ()
-    rank: int = 0
+    params: tuple[Param, ...]
+    elements: int
+    raw_bytes: int
+    aligned: bool
 
-    @property
-    def elements(self) -> int:
-        return View(self.shape, self.stride, 0).numel
 
-    @property
-    def raw_bytes(self) -> int:
-        return self.elements * self.dtype.itemsize
+class Sections(NamedTuple):
+    """What a header says of its tensors. ``starts``: where each begins in the payload of ``nbytes`` bytes;
+    ``raw_bytes``: of all tensors, decoded.
+    """
 
-    def place(self, start: int) -> tuple[int, int]:
-        """Where it begins, and where the next may, after ``start`` bytes of others."""
-        if self.codec.name not in ALIGNED:
-            return start, start + self.nbytes
-        start += -start % ALIGN
-        return start, start + self.nbytes + -self.nbytes % ALIGN
+    each: list[Section]
+    checksums: list[Any]
+    starts: list[int]
+    nbytes: int
+    raw_bytes: int
 
 
 @short
@@ -124,7 +124,15 @@ class Parcel:
     @staticmethod
     def check_header(header: bytes, max_bytes: int) -> int:
         """The payload size a header announces, in bytes. `BadFrame` or `TooLarge` before anything is allocated."""
-        return total_bytes(read_header(header)[1], max_bytes)
+        return Parcel.bounded(read_header(header)[1], max_bytes)
+
+    @staticmethod
+    def bounded(sections: Sections, max_bytes: int) -> int:
+        """The payload size that sections announce. Raises TooLarge."""
+        most = max(sections.nbytes, sections.raw_bytes)
+        if most > max_bytes:
+            raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
+        return sections.nbytes
 
     @staticmethod
     def tensors(
@@ -136,38 +144,15 @@ class Parcel:
         (``bytes``) the tensors must not be written either.
         """
         meta, sections = read_header(header, bound)
-        if total_bytes(sections, max_bytes) != len(payload):
+        if Parcel.bounded(sections, max_bytes) != len(payload):
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
         whole = borrowed(view)
-        tensors: dict[int, torch.Tensor] = {}
-        start = 0
-        for section in _as_they_lie(sections):
-            start, end = section.place(start)
+        tensors = []
+        for section, checksum, start in zip(sections.each, sections.checksums, sections.starts, strict=True):
             stop = start + section.nbytes
-            tensors[id(section)] = _decode(section, whole[start:stop], view[start:stop])
-            start = end
-        return meta, [tensors[id(section)] for section in sections]
-
-
-def total_bytes(sections: list[Section], max_bytes: int) -> int:
-    """The payload size that sections announce. Raises TooLarge."""
-    total = 0
-    for section in _as_they_lie(sections):
-        _, total = section.place(total)
-    most = max(total, raw_bytes(sections))
-    if most > max_bytes:
-        raise TooLarge(f"a payload of {most} bytes is announced; at most {max_bytes} are taken")
-    return total
-
-
-def raw_bytes(sections: list[Section]) -> int:
-    """Of the tensors, decoded."""
-    return sum(section.raw_bytes for section in sections)
-
-
-def _as_they_lie(sections: list[Section]) -> list[Section]:
-    return sorted(sections, key=lambda section: section.rank)
+            tensors.append(_decode(section, checksum, whole[start:stop], view[start:stop]))
+        return meta, tensors
 
 
 def borrowed(view: memoryview) -> torch.Tensor:
@@ -183,7 +168,7 @@ def borrowed(view: memoryview) -> torch.Tensor:
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, list[Section]]:
+def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, Sections]:
     """Check and parse a header. ``bound``: as in `Parcel.tensors`."""
     if len(header) > MAX_HEADER_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES} are taken")
@@ -198,29 +183,54 @@ def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, list[Section]]:
         entries = data["sections"]
         if len(entries) > MAX_SECTIONS:
             raise TooLarge(f"{len(entries)} sections are announced; at most {MAX_SECTIONS} are taken")
-        ranks = _ranks(data.get("order"), len(entries))
-        bounds = [*bound[: len(entries)], *[None] * (len(entries) - len(bound))]
-        return data["meta"], [_section(*each) for each in zip(entries, ranks, bounds, strict=True)]
+        order = _order(data.get("order"), len(entries))
+        sections, checksums = [], []
+        for number, (name, dtype, shape, stride, nbytes, checksum, *more) in enumerate(entries):
+            shape, stride, codecs = tuple(shape), tuple(stride), bound[number] if number < len(bound) else None
+            # anything else than numbers ends in `_section`, also what is equal to one
+            if more or codecs or {*map(type, shape), *map(type, stride), type(nbytes)} != {int}:
+                section = _section(name, dtype, shape, stride, nbytes, _params(*more) if more else (), codecs)
+            else:
+                section = _known_section(name, dtype, shape, stride, nbytes)
+            sections.append(section)
+            checksums.append(checksum)
+        return data["meta"], _lying(sections, checksums, order)
     except BadFrame:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise BadFrame(f"malformed header: {error!s:.100}") from error
 
 
-def _ranks(order: Any, count: int) -> Sequence[int]:
-    """Where each section lies among them."""
+def _order(order: Any, count: int) -> Sequence[int]:
+    """Numbers of the sections as they lie."""
     if order is None:
         return range(count)
     if not isinstance(order, list) or len(order) != count or any(type(number) is not int for number in order):
         raise BadFrame("malformed header: the order of the sections is not theirs")
-    ranks = {number: rank for rank, number in enumerate(order)}
-    if ranks.keys() != set(range(count)):
+    if set(order) != set(range(count)):
         raise BadFrame("malformed header: the order of the sections is not theirs")
-    return [ranks[number] for number in range(count)]
+    return order
 
 
-def _section(entry: Any, rank: int, bound: Mapping[str, Codec] | None) -> Section:
-    name, dtype, shape, stride, nbytes, checksum, *more = entry
+def _lying(sections: list[Section], checksums: list[Any], order: Sequence[int]) -> Sections:
+    starts, end, raw = [0] * len(sections), 0, 0
+    for number in order:
+        section = sections[number]
+        starts[number] = end = end + (-end % ALIGN if section.aligned else 0)
+        end += section.nbytes + (-section.nbytes % ALIGN if section.aligned else 0)
+        raw += section.raw_bytes
+    return Sections(sections, checksums, starts, end, raw)
+
+
+def _section(
+    name: Any,
+    dtype: Any,
+    shape: tuple[Any, ...],
+    stride: tuple[Any, ...],
+    nbytes: Any,
+    params: tuple[Param, ...] = (),
+    bound: Mapping[str, Codec] | None = None,
+) -> Section:
     codec = (bound or CODECS).get(name) or CODECS.get(name)
     if codec is None:
         raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
@@ -230,12 +240,14 @@ def _section(entry: Any, rank: int, bound: Mapping[str, Codec] | None) -> Sectio
         raise BadFrame("malformed header: sizes must be numbers that are not negative")
     if dtype_named(dtype) not in PLAIN:
         raise BadFrame(f"tensors of dtype {dtype} do not travel")
-    params = _params(*more) if more else ()
-    section = Section(codec, dtype_named(dtype), tuple(shape), tuple(stride), nbytes, checksum, params, rank)
-    if not section.elements and codec is not RAW:
+    view, of = View(shape, stride, 0), dtype_named(dtype)
+    elements = view.numel
+    section = Section(
+        codec, of, shape, stride, nbytes, params, elements, elements * of.itemsize, codec.name in ALIGNED
+    )
+    if not elements and codec is not RAW:
         raise BadFrame(f"malformed header: codec {codec.name} for a tensor without elements")
-    view = View(section.shape, section.stride, 0)
-    if view.numel and not view.is_run():
+    if elements and not view.is_run():
         raise BadFrame("malformed header: strides with gaps or overlap")
     try:
         codec.check(params, section.dtype, section.elements, nbytes)
@@ -244,6 +256,12 @@ def _section(entry: Any, rank: int, bound: Mapping[str, Codec] | None) -> Sectio
             f"{nbytes} bytes of codec {codec.name} are announced for a tensor of {section.raw_bytes} bytes: {error}"
         ) from error
     return section
+
+
+@functools.lru_cache(1024)
+def _known_section(name: Any, dtype: Any, shape: tuple[int, ...], stride: tuple[int, ...], nbytes: int) -> Section:
+    """Of a codec that knows nothing of a client, whose check says the same each time."""
+    return _section(name, dtype, shape, stride, nbytes)
 
 
 def _params(params: Any) -> tuple[Param, ...]:
@@ -256,8 +274,8 @@ def _params(params: Any) -> tuple[Param, ...]:
     return tuple(params)
 
 
-def _decode(section: Section, data: torch.Tensor, view: memoryview) -> torch.Tensor:
-    if xxhash.xxh3_64_intdigest(view) != section.checksum:
+def _decode(section: Section, checksum: Any, data: torch.Tensor, view: memoryview) -> torch.Tensor:
+    if xxhash.xxh3_64_intdigest(view) != checksum:
         raise BadFrame("the payload is altered: a checksum is wrong")
     elements, nbytes = section.elements, section.raw_bytes
     try:

@@ -27,6 +27,8 @@ class HookExitException(BaseException):
 class Unseen:
     """Runs modules as they are, for runs that are nobody's forward: no session, and nothing for observers."""
 
+    is_bare = True
+
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
@@ -62,6 +64,8 @@ class Frame:
 
 class Session:
     """Runs a whole model: every layer is numbered, timed if wanted, banked if asked for."""
+
+    is_bare = False
 
     def __init__(
         self,

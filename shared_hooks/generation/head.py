@@ -43,6 +43,8 @@ class Head:
     ``modules``: those of the `WrappedModel` whose observers look at it.
     """
 
+    is_bare = False
+
     is_shown = True
 
     def __init__(

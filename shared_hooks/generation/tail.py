@@ -33,6 +33,8 @@ class Tail:
     cut module's arguments and gives its result. ``modules``: those of the `WrappedModel` whose observers look at it.
     """
 
+    is_bare = False
+
     is_shown = True
 
     def __init__(

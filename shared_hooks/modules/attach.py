@@ -31,6 +31,9 @@ lock = threading.RLock()
 class Runner(Protocol):
     """What a running session gives a shim: it decides how the module's forward runs."""
 
+    is_bare: bool
+    """From now on modules run as if there were no session: `call` is not used."""
+
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any: ...
@@ -53,6 +56,8 @@ class Watching(Protocol):
 
 
 running: ContextVar[Runner | None] = ContextVar("isthmus_session", default=None)
+watchers: set[Any] = set()
+"""The observers that are attached to any model; changed under `lock`."""
 
 
 class Shim:
@@ -86,7 +91,7 @@ class Shim:
         if watching is not None:
             return watching.call(self, session, args, kwargs)
         forward = self.gate or self.forward
-        if session is None:
+        if session is None or session.is_bare:
             return forward(*args, **kwargs)
         return session.call(self.module, forward, args, kwargs)
 

@@ -107,7 +107,7 @@ class ObservedForward:
                 look = self.looks[watcher]
             if look is not None and module in watcher.modules:
                 found.append((look, watcher.modules[module]))
-        everybody = len(self.looks) == len(_registered)
+        everybody = len(self.looks) == len(attach.watchers)
         # a part with observers of its own asks them at each of its calls
         self.idle = everybody and not self.all and all(watcher.root is module for watcher in self.looks)
         return found
@@ -173,7 +173,6 @@ class ObservedForward:
             raise error
 
 
-_registered: set[Watcher] = set()
 _current: ContextVar[ObservedForward | None] = ContextVar("isthmus_observed", default=None)
 
 
@@ -246,7 +245,7 @@ def register(watcher: Watcher) -> list[Shim]:
     """From now on ``watcher`` is shown the forwards of its modules; returns what `unregister` wants."""
     shims = []
     with attach.lock:
-        _registered.add(watcher)
+        attach.watchers.add(watcher)
         for module in _touched(watcher):
             shim = attach.attach(module)
             shims.append(shim)
@@ -262,7 +261,7 @@ def register(watcher: Watcher) -> list[Shim]:
 def unregister(watcher: Watcher, shims: list[Shim]) -> None:
     """Take away what `register` put there; the last one takes the shim along."""
     with attach.lock:
-        _registered.discard(watcher)
+        attach.watchers.discard(watcher)
         for shim in shims:
             here = shim.watching
             if isinstance(here, ModuleObservers):

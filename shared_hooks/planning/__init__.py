@@ -14,7 +14,7 @@ May import recording, forward, state, crossing, lifecycle, modules, tensors, err
 from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.lengths import Rule
-from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan
+from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Plan",
     "Planner",
     "Rule",
+    "Walk",
     "blocks",
     "last_layer",
 ]

@@ -8,13 +8,15 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, SupportsIndex, overload
+from typing import Any, NamedTuple, SupportsIndex, overload
 
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
+from shared_hooks.modules import ModuleInfo
 from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
@@ -249,6 +251,43 @@ def _captured(trace: Trace, capture: Capture) -> int:
     return -1
 
 
+class Walk(NamedTuple):
+    """The module calls that begin before a cut, in that order, where nothing but results of modules is captured.
+
+    ``ends``: how many calls have begun when each ends; ``captures``: what slots take of its result; ``names``: its path
+    and number; ``last``: the index of the call that the cut is after.
+    """
+
+    modules: list[nn.Module]
+    ends: list[int]
+    captures: list[list[tuple[int, Capture]] | None]
+    names: list[Call]
+    last: int
+
+
+def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
+    """The walk to the cut after ``layer``; None where operations must be counted or followed, too."""
+    if cutting.watched or cutting.below or any(seq < cutting.position for seq in trace.dynamic):
+        return None
+    wanted: dict[Call, list[tuple[int, Capture]]] = {}
+    for slot, capture in enumerate(cutting.captures):
+        if capture.kind == "result":
+            wanted.setdefault(capture.where, []).append((slot, capture))
+    calls = sorted((call for call in trace.calls if call.enter < cutting.position), key=lambda call: call.enter)
+    begins = [call.enter for call in calls]
+    of = {info.path: module for module, info in modules.items()}
+    names = [(call.path, call.number) for call in calls]
+    if not all(call.path in of for call in calls) or not wanted.keys() <= set(names):
+        return None
+    return Walk(
+        [of[call.path] for call in calls],
+        [bisect_left(begins, call.exit) for call in calls],
+        [wanted.get(name) for name in names],
+        names,
+        calls.index(layer),
+    )
+
+
 INPUT = "input"
 Cut = int | str
 
@@ -263,6 +302,7 @@ class Known:
         self.layers: Layers | None = None
         self.nbytes: dict[int, int] = {}  # of frontiers, by cut
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
+        self.walks: dict[int, tuple[Cutting, Walk | None]] = {}
 
 
 @dataclass(eq=False)
@@ -397,6 +437,19 @@ class Plan:
         if found is None:
             found = known[id(cutting)] = cutting, finals(self.trace, cutting)  # kept with it: the id stays its own
         return found[1]
+
+    def walk(self, cutting: Cutting, layer_id: int, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
+        """What a head to the cut after this layer, of this cutting, compares; None where that is more than calls."""
+        known = self._known.walks
+        found = known.get(id(cutting))
+        if found is None:
+            found = cutting, walk(self.trace, cutting, self.trace.layers[layer_id], modules)
+            known[id(cutting)] = found
+        return found[1]
+
+    def forget_walk(self, cutting: Cutting) -> None:
+        """A head has left the walk, though perhaps not the plan's path."""
+        self._known.walks[id(cutting)] = cutting, None
 
     def _refusal(self, number: int, reason: str) -> CutRefused:
         name = INPUT if number < 0 else f"layer {number} ({self.trace.layers[number].name})"

@@ -94,6 +94,8 @@ class Ledger(TorchDispatchMode):
 class Inspector:
     """Stands where a session stands (`attach.Runner`), numbers layers by the same rule, and reads the ledger."""
 
+    is_bare = False
+
     def __init__(self, modules: Mapping[nn.Module, ModuleInfo], ledger: Ledger) -> None:
         self.modules = modules
         self.ledger = ledger

@@ -82,6 +82,8 @@ def kernels(log: OperationLog) -> TorchDispatchMode:
 class Recorder(OperationLog):
     """The session that builds a `Trace`; one run, one thread."""
 
+    is_bare = False
+
     def __init__(
         self,
         model: nn.Module,

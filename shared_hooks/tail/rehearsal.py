@@ -273,6 +273,8 @@ class Rehearsal:
     the model.
     """
 
+    is_bare = False
+
     def __init__(
         self,
         model: nn.Module,

@@ -37,7 +37,7 @@ from shared_hooks.forward import (
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement
-from shared_hooks.modules import ModuleInfo, running
+from shared_hooks.modules import ModuleInfo, attach, running
 from shared_hooks.state import first_few, lost
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import (
@@ -162,6 +162,8 @@ class TailSession(Session):
             self.lifecycle.emit(Stage.BEFORE_TAIL, split=self.crossing.layer_name)
         finally:
             running.reset(token)
+        # nothing is left to do for the modules that run from here on
+        self.is_bare = self.ends and not (self.measurement or self.save or self.substitutes or attach.watchers)
         if self.recipe.is_open:
             self.at_cut = self.recipe.versions(), generators.fingerprint(self.crossing.generators, self.device)
         self.resumed_at = time.perf_counter_ns()
@@ -207,41 +209,42 @@ class TailSession(Session):
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """A call that begins behind the cut lies wholly behind it, and something else may run in its place."""
-        if self.resumed and self.substitutes is not None:
-            found = self.substitutes(module)
-            if found is not None:
-                if self.stack:
-                    self.stack[-1].has_child = True
-                return found(forward, args, kwargs)
-        return super().call(module, forward, args, kwargs)
-
-    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Before the cut, what the recipe has for this module; a call that begins behind it lies wholly behind it, and
+        something else may run in its place.
+        """
         if self.resumed:
-            return super().run(info, forward, args, kwargs)
-        path = info.path
-        if self.stack:
-            self.stack[-1].has_child = True
-        step = self.next_step()
-        if isinstance(step, Skip) and step.path == path:
-            output = self.shared.ready.get(self.position)
+            found = None if self.substitutes is None else self.substitutes(module)
+            if found is None:
+                return super().call(module, forward, args, kwargs)
+            if self.stack:
+                self.stack[-1].has_child = True
+            return found(forward, args, kwargs)
+        info = self.modules.get(module)
+        if info is None:
+            return forward(*args, **kwargs)
+        path, stack, steps, position = info.path, self.stack, self.steps, self.position
+        if stack:
+            stack[-1].has_child = True
+        step = steps[position] if position < len(steps) else NOTHING
+        if type(step) is Skip and step.path == path:
+            output = self.shared.ready.get(position)
             if output is None:
                 output = self.skipped(step, args, kwargs)
             self.advance()
             return output
-        if isinstance(step, Enter) and step.path == path:
+        if type(step) is Enter and step.path == path:
             self.advance()
-        frame = Frame(info, 0)
-        self.stack.append(frame)
+        stack.append(Frame(info, 0))
         self.in_opaque += info.opaque
         try:
             output = forward(*args, **kwargs)
         finally:
-            self.stack.pop()
+            stack.pop()
             self.in_opaque -= info.opaque
-        step = self.next_step()
-        if isinstance(step, End) and step.path == path and not self.resumed:
-            self.advance()
+        if not self.resumed:
+            step = self.next_step()
+            if type(step) is End and step.path == path:
+                self.advance()
         return output
 
     def skipped(self, step: Skip, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

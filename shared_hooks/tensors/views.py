@@ -10,6 +10,7 @@ grid, runs (`runs`).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -43,10 +44,7 @@ class View(NamedTuple):
 
     @property
     def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def end(self) -> int:

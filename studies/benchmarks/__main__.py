@@ -17,6 +17,7 @@ ROWS = {
     "codecs-speed": ("codecs_speed", "codecs: time a byte"),
     "codecs-lossless": ("codecs_lossless", "codecs without loss against lz4"),
     "loopback": ("loopback", "round trip over loopback"),
+    "calls": ("python_calls", "Python calls of a request and of a token"),
     "request": ("request_cost", "a request beside its layers"),
     "stream": ("stream", "requests in a stream against their slowest stage"),
     "overlap": ("overlap", "one request, whose sections leave before its head has ended"),

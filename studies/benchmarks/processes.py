@@ -31,7 +31,7 @@ def cloud(
     for name in models:
         words += ["--model", target(name, module)]
         words += [] if shape is None else ["--example", f"{name}={','.join(map(str, shape))}"]
-    with _listening("cloud_server", *words, threads=threads, core=core) as address:
+    with listening("cloud_server", *words, threads=threads, core=core) as (address, _):
         yield address
 
 
@@ -43,14 +43,14 @@ def target(name: str, module: str = NETWORKS) -> str:
 @contextmanager
 def echo(*words: str) -> Iterator[str]:
     """`echo_server` with these arguments; yields its address."""
-    with _listening("studies.benchmarks.echo_server", *words, threads=1) as address:
+    with listening("studies.benchmarks.echo_server", *words, threads=1) as (address, _):
         yield address
 
 
 @contextmanager
 def pipe(*words: str) -> Iterator[str]:
     """`pipe_server` with these arguments; yields its address."""
-    with _listening("studies.benchmarks.pipe_server", *words, threads=1) as address:
+    with listening("studies.benchmarks.pipe_server", *words, threads=1) as (address, _):
         yield address
 
 
@@ -70,7 +70,8 @@ def probe(module: str, *words: str, threads: int = 1) -> dict[str, Any]:
 
 
 @contextmanager
-def _listening(module: str, *words: str, threads: int, core: int | None = None) -> Iterator[str]:
+def listening(module: str, *words: str, threads: int, core: int | None = None) -> Iterator[tuple[str, int]]:
+    """Runs a module that prints "listening on ADDRESS"; yields the address and the number of its process."""
     alone = () if core is None else ("taskset", "--cpu-list", str(core))
     with subprocess.Popen(
         [*alone, sys.executable, "-m", module, *words],
@@ -84,7 +85,7 @@ def _listening(module: str, *words: str, threads: int, core: int | None = None) 
             line = process.stdout.readline()
             if not line.startswith("listening on "):
                 raise RuntimeError(f"{module} did not start")
-            yield line.split()[-1]
+            yield line.split()[-1], process.pid
         finally:
             process.kill()
 

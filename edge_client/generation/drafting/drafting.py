@@ -104,6 +104,8 @@ class EarlyExit:
 class _Leaving:
     """A `Runner` of one forward."""
 
+    is_bare = False
+
     def __init__(self, last: nn.Module, rest: frozenset[nn.Module]) -> None:
         self._last = last
         self._rest = rest

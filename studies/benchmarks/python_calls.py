@@ -1,0 +1,220 @@
+"""Python calls of one request in steady state, beside those of torch.nn: all threads, both processes.
+
+Counts do not depend on the load of the machine: `tests/studies/test_python_calls.py` holds them. The shipped model is
+cut at ``stage2.0.conv2``; the decoder is Llama's with eight small blocks, cut after the first one, where one token is
+the difference of two generations by their lengths, less the calls of a token of the whole model.
+``python -m studies.benchmarks.python_calls`` prints where the calls are made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from studies.benchmarks.processes import ROOT, listening, target
+from studies.benchmarks.row import Line, Options, Row
+
+NN = str(Path(torch.nn.__file__).parent)
+CUT, SHAPE = "stage2.0.conv2", (1, 1, 16, 16)
+LANGUAGE, NETWORK, BLOCK = "studies.benchmarks.language", "language_8x64", "model.layers.0"
+WARM_UP, REQUESTS = 40, 50
+SHORT, LONG = 8, 40
+"""New tokens of the two generations whose difference is counted."""
+LIMITS = {"edge": 300, "cloud": 400}
+
+Counts = dict[str, float]
+"""``file:line name`` -> calls of one request or token."""
+
+
+class Calls:
+    """Counts calls of functions outside torch.nn; a generator that is resumed counts as called."""
+
+    def __init__(self) -> None:
+        self._counting = False
+        self._counts: Counter[CodeType] = Counter()
+
+    def install(self) -> None:
+        """In this thread and those that start later."""
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+
+    def start(self) -> None:
+        self._counts.clear()
+        self._counting = True
+
+    def stop(self) -> Counts:
+        """Calls since `start`."""
+        self._counting = False
+        found: Counter[str] = Counter()
+        for code, count in self._counts.items():
+            if not code.co_filename.startswith((NN, __file__)):
+                name = getattr(code, "co_qualname", code.co_name)  # new in Python 3.11
+                found[f"{code.co_filename.removeprefix(f'{ROOT}/')}:{code.co_firstlineno} {name}"] += count
+        return dict(found)
+
+    def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self._counting and event == "call":
+            self._counts[frame.f_code] += 1
+
+
+class BothSides:
+    """Counts here and in a server that `serve` started."""
+
+    def __init__(self, calls: Calls, server: int, path: Path) -> None:
+        self._calls, self._server, self._path = calls, server, path
+
+    def count(self, run: Callable[[], object], times: int = 1) -> dict[str, Counts]:
+        self._path.unlink(missing_ok=True)
+        os.kill(self._server, signal.SIGUSR1)
+        time.sleep(0.3)
+        self._calls.start()
+        for _ in range(times):
+            run()
+        edge = self._calls.stop()
+        os.kill(self._server, signal.SIGUSR2)
+        while not self._path.exists():
+            time.sleep(0.01)
+        found = {"edge": edge, "cloud": json.loads(self._path.read_text())}
+        return {side: {name: n / times for name, n in counts.items()} for side, counts in found.items()}
+
+
+def serve(path: Path, words: list[str]) -> int:
+    """A cloud server that counts from SIGUSR1 on, and at SIGUSR2 writes the counts to ``path``."""
+    from cloud_server.__main__ import main
+
+    calls = Calls()
+    calls.install()
+
+    def write(*_: object) -> None:
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(calls.stop()))
+        os.replace(part, path)
+
+    signal.signal(signal.SIGUSR1, lambda *_: calls.start())
+    signal.signal(signal.SIGUSR2, write)
+    return main(words)
+
+
+@contextmanager
+def _cloud(calls: Calls, model: str, *words: str) -> Iterator[tuple[str, BothSides]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "calls.json"
+        words = ("--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "warning", "--model", model, *words)
+        with listening("studies.benchmarks.python_calls", "--serve", str(path), *words, threads=1) as (address, pid):
+            yield address, BothSides(calls, pid, path)
+
+
+def request(*, metrics: bool) -> dict[str, Counts]:
+    """One request of the shipped model, by side."""
+    from edge_client import EdgeClient
+    from edge_client.model_choice import ModelChoice
+
+    calls = Calls()
+    calls.install()
+    try:
+        x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(1))
+        with (
+            _cloud(calls, "digits") as (address, both),
+            EdgeClient(address, ModelChoice("digits", device="cpu", threads=1), split=CUT, metrics=metrics) as client,
+        ):
+            for _ in range(WARM_UP):
+                client.infer(x)
+            return both.count(lambda: client.infer(x), REQUESTS)
+    finally:
+        _uninstall()
+
+
+def token() -> dict[str, Counts]:
+    """One token of split generation, by side, less the calls of a token in one process."""
+    from edge_client import EdgeClient
+    from edge_client.generation import SplitGenerator
+    from edge_client.model_choice import ModelChoice
+    from studies.benchmarks import language
+
+    calls = Calls()
+    calls.install()
+    try:
+        ids = torch.randint(6, 100, (1, 16), generator=torch.Generator().manual_seed(3))
+        prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
+        model = target(NETWORK, LANGUAGE)
+        with (
+            _cloud(calls, model) as (address, both),
+            EdgeClient(address, ModelChoice(model, device="cpu", threads=1)) as client,
+        ):
+            generator = SplitGenerator(client, BLOCK)
+            whole = getattr(language, NETWORK)()
+            sides = []
+            for generate in (generator.generate, whole.generate):
+                short, long = (
+                    lambda n=n, generate=generate: generate(**prompt, max_new_tokens=n)  # type: ignore[misc]
+                    for n in (SHORT, LONG)
+                )
+                long(), short()  # to a steady state
+                few, many = both.count(short), both.count(long)
+                sides.append({side: _less(many[side], few[side], LONG - SHORT) for side in many})
+            split, plain = sides
+            return {"edge": _less(split["edge"], plain["edge"]), "cloud": split["cloud"]}
+    finally:
+        _uninstall()
+
+
+def _uninstall() -> None:
+    threading.setprofile(None)  # type: ignore[arg-type]
+    sys.setprofile(None)
+
+
+def _less(counts: Counts, other: Counts, share: int = 1) -> Counts:
+    return {name: (counts.get(name, 0) - other.get(name, 0)) / share for name in counts.keys() | other.keys()}
+
+
+def measure(options: Options) -> Row:
+    found = {
+        "a request": request(metrics=False),
+        "... with records of layers": request(metrics=True),
+        "a token, 8 blocks": token(),
+    }
+    lines = [
+        Line(f"Python calls of {what}, {side}", sum(counts.values()), "", LIMITS[side] if what == "a request" else None)
+        for what, sides in found.items()
+        for side, counts in sides.items()
+    ]
+    return Row(tuple(lines), found)
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--serve"]:
+        return serve(Path(sys.argv[2]), sys.argv[3:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--what", choices=("request", "metrics", "token"), default="request")
+    parser.add_argument("--top", type=int, default=60, help="functions printed for each side")
+    parser.add_argument("--files", action="store_true", help="by file instead of by function")
+    arguments = parser.parse_args()
+    found = token() if arguments.what == "token" else request(metrics=arguments.what == "metrics")
+    for side, counts in found.items():
+        if arguments.files:
+            files: Counter[str] = Counter()
+            for name, count in counts.items():
+                files[name.split(":")[0]] += count  # type: ignore[assignment]
+            counts = dict(files)
+        print(f"{side}: {sum(counts.values()):.1f}")
+        for name, count in sorted(counts.items(), key=lambda one: -one[1])[: arguments.top]:
+            print(f"  {count:8.2f}  {name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
