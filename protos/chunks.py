@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from google.protobuf.message import DecodeError
 
@@ -26,6 +27,7 @@ _DATA = split_pb2.Chunk.DATA_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 CLIENT = split_pb2.ClientFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 SERVER = split_pb2.ServerFrame.CHUNK_FIELD_NUMBER << 3 | _LENGTH_DELIMITED
 """The tags of a chunk in a ClientFrame and in a ServerFrame."""
+nbytes_of = attrgetter("nbytes")
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class ChunkFrame:
 
     @property
     def nbytes(self) -> int:
-        return sum(piece.nbytes for piece in self.pieces)
+        return sum(map(nbytes_of, self.pieces))
 
 
 def cut(id: int, buffers: Iterable[memoryview], chunk_bytes: int) -> Iterator[ChunkFrame]:

@@ -13,7 +13,7 @@ from typing import Final
 
 from google.protobuf.message import DecodeError
 
-from protos.chunks import read_varint, varint
+from protos.chunks import nbytes_of, read_varint, varint
 from protos.isthmus.v1 import split_pb2
 
 _LENGTH_DELIMITED: Final = 2
@@ -36,7 +36,7 @@ class HeadedRequest:
     @property
     def nbytes(self) -> int:
         """Of the payload, in this message."""
-        return sum(piece.nbytes for piece in self.pieces)
+        return sum(map(nbytes_of, self.pieces))
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HeadedReply:
     @property
     def nbytes(self) -> int:
         """Of the payload, in this message."""
-        return sum(piece.nbytes for piece in self.pieces)
+        return sum(map(nbytes_of, self.pieces))
 
 
 def serialize_request(frame: HeadedRequest) -> bytes:
@@ -95,7 +95,7 @@ def reply_of(header: split_pb2.ReplyHeader) -> HeadedReply:
 
 
 def _serialize(header: bytes, pieces: tuple[memoryview, ...], tag: int, payload_tag: int) -> bytes:
-    nbytes = sum(piece.nbytes for piece in pieces)
+    nbytes = sum(map(nbytes_of, pieces))
     front = bytes((payload_tag,)) + varint(nbytes) if nbytes else b""
     size = len(front) + nbytes + len(header)
     return b"".join((bytes((tag,)), varint(size), front, *pieces, header))

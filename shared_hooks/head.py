@@ -47,14 +47,17 @@ class Listener(Protocol):
 _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
-@contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Heads that this thread runs in the block tell ``listener``."""
-    token = _listener.set(listener)
-    try:
-        yield
-    finally:
-        _listener.reset(token)
+class listening:  # used as a function
+    """Heads that this thread runs in the block tell ``listener``, if there is one."""
+
+    def __init__(self, listener: Listener | None) -> None:
+        self._listener = listener
+
+    def __enter__(self) -> None:
+        self._token = _listener.set(self._listener)
+
+    def __exit__(self, *_: object) -> None:
+        _listener.reset(self._token)
 
 
 class Attempt:
@@ -181,7 +184,7 @@ class Banking:
         """Cut the pieces out of the captured storages, as they are now. Raises CutRefused where the code that the head
         has left has written to them.
         """
-        if any(_version(self.found[number]) != version for number, version in self.versions.items()):
+        if self.versions != {slot: _version(self.found[slot]) for slot in self.versions}:
             raise CutRefused(
                 f"cannot cut after {self.target.layer_name}: code around it that a head leaves (finally, a context "
                 "manager) writes in place to what crosses"
@@ -310,7 +313,7 @@ class WalkingHead(HeadSession):
             self.capture(captures, leaves_of(output))
         if number == walk.last:
             self.reach_cut()
-        if self.finals:
+        if self.finals and walk.names[number] in self.finals:
             self.tell(walk.names[number])
         return output
 

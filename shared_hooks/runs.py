@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -181,7 +180,10 @@ class Runs:
         )
         try:
             with self._turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():
-                if crossing.layer_id >= 0:
+                if walk is not None:  # which needs no modes
+                    with _running(session), fast_path_off():
+                        self._until_cut(session, args, kwargs)
+                elif crossing.layer_id >= 0:
                     with _running(session), fast_path_off(), watching(session):
                         self._until_cut(session, args, kwargs)
                 self.lifecycle.emit(Stage.BEFORE_BANK, split=crossing.layer_name)
@@ -268,20 +270,18 @@ class Runs:
             raise session.mismatch("the model returned")
         now = _ended(session)
         self._finish(session, {"inject": session.resumed_at - started, "compute": now - session.resumed_at})
-        with self._last_forward_kept():
-            self.lifecycle.emit(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
+        self._emit_after(Stage.AFTER_TAIL, split=crossing.layer_name, output=output)
         return output
 
     def _finish(self, session: Session, durations: dict[str, int]) -> None:
         self._own.session = session
         self._own.durations = durations
 
-    @contextmanager
-    def _last_forward_kept(self) -> Iterator[None]:
+    def _emit_after(self, stage: Stage, **facts: Any) -> None:
         """A hook that runs the model is not this thread's last forward."""
         session, durations = self._own.session, self._own.durations
         try:
-            yield
+            self.lifecycle.emit(stage, **facts)
         finally:
             self._own.session, self._own.durations = session, durations
 

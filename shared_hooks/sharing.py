@@ -33,30 +33,35 @@ class Shares:
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self.total = 0
-        self._of: dict[str, Counter[str]] = {}
-        self._sums: Counter[str] = Counter()
+        self._of: dict[str, dict[str, int]] = {}
+        self._sums: dict[str, int] = {}
 
     def add(self, party: Party, amount: int) -> None:
         """The party holds so much more. A bound is not looked at here: ask `has_room` before."""
         if amount:
-            self._of.setdefault(party.account, Counter())[party.client] += amount
-            self._sums[party.account] += amount
+            account, client = party
+            clients = self._of.setdefault(account, {})
+            clients[client] = clients.get(client, 0) + amount
+            self._sums[account] = self._sums.get(account, 0) + amount
             self.total += amount
 
     def remove(self, party: Party, amount: int) -> None:
         """The party holds so much less; nothing is remembered of one who holds nothing. Raises ValueError below 0."""
         if not amount:
             return
-        clients = self._of.get(party.account, Counter())
-        if clients[party.client] < amount:
-            raise ValueError(f"{party} gives back {amount} and holds {clients[party.client]}")
-        clients[party.client] -= amount
-        self._sums[party.account] -= amount
+        account, client = party
+        clients = self._of.get(account, {})
+        held = clients.get(client, 0) - amount
+        if held < 0:
+            raise ValueError(f"{party} gives back {amount} and holds {held + amount}")
         self.total -= amount
-        if not clients[party.client]:
-            del clients[party.client]
+        self._sums[account] -= amount
+        if held:
+            clients[client] = held
+            return
+        del clients[client]
         if not clients:
-            del self._of[party.account], self._sums[party.account]
+            del self._of[account], self._sums[account]
 
     def has_room(self, amount: float = 0) -> bool:
         return self.total + amount <= self.limit
@@ -68,12 +73,12 @@ class Shares:
     def of(self, account: str, limit: float) -> Shares:
         """A copy: what one account holds, against a limit of its own."""
         own = Shares(limit)
-        for client, amount in self._of.get(account, Counter()).items():
+        for client, amount in self._of.get(account, {}).items():
             own.add(Party(account, client), amount)
         return own
 
     def client(self, party: Party) -> int:
-        return self._of.get(party.account, Counter())[party.client]
+        return self._of.get(party.account, {}).get(party.client, 0)
 
     def fullest(self) -> Party | None:
         """The client that holds the most, of the account that holds the most; None where nobody holds anything."""

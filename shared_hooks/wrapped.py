@@ -212,8 +212,7 @@ class WrappedModel(Runs):
         self._check_attached()
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=cut)
         early = self._head(cut, args, kwargs)
-        with self._last_forward_kept():
-            self.lifecycle.emit(Stage.AFTER_HEAD, split=early.layer_name, early=early)
+        self._emit_after(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
 
     def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None) -> Any:
@@ -240,14 +239,9 @@ class WrappedModel(Runs):
         session: Session | None = getattr(self._own, "session", None)
         return {} if session is None else session.banked
 
-    @contextmanager
-    def without_metrics(self, without: bool = True) -> Iterator[None]:
-        """Forwards of this thread in the block measure no layers; ``False``: as `metrics` was given."""
-        self._own.metrics = not without
-        try:
-            yield
-        finally:
-            self._own.metrics = True
+    def measure(self, wanted: bool) -> None:
+        """Whether forwards of this thread measure their layers from now on, if `metrics` was given."""
+        self._own.metrics = wanted
 
     def get_layer_metrics(self) -> list[LayerMetrics]:
         """One record per layer call of this thread's last forward."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from urllib.parse import unquote
 
@@ -29,12 +29,12 @@ class Caller:
         """Requests of one of its clients at a time."""
         return min(limits.max_in_flight, self.policy.max_in_flight or limits.max_in_flight)
 
-    @property
+    @cached_property
     def address(self) -> str:
         """Of its machine, without the port; of IPv6 its network (64 bits): who has one of it has all."""
         return _address(self.peer)
 
-    @property
+    @cached_property
     def account(self) -> str:
         """On whom it is charged: its identity, or the address of one without. Client ids cost nothing, so they never
         count. What it asked for belongs to the same: nobody else fetches or cancels it.

@@ -55,7 +55,8 @@ class Version:
         """What loading it took, the last time."""
         self._failed_at = 0.0
         self._wanted = wanted
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._home: Home | None = Home(loaded)
         self._parked: dict[Parked, None] = {}
         self._leaving = False
@@ -95,7 +96,7 @@ class Version:
             delayed = Delayed(partial(self.enter, account, put), put)
             if self._trials.wait(self.identity, cut, max(self.nbytes.values(), default=0), delayed.go):
                 return delayed.leave
-        with self._changed:
+        with self._lock:
             home = self._home
             if home is None and self._ended is not None:
                 raise self._ended()
@@ -120,7 +121,7 @@ class Version:
         """The weights are there (again): who waited goes on. Where others were there, these go as soon as nothing needs
         them; decoding sessions are lost then, saying ``why``.
         """
-        with self._changed:
+        with self._lock:
             before, self._home = self._home, Home(loaded)
             self.entry, self.nbytes = loaded.entry, loaded.nbytes
             self._ended = self._failed = None
@@ -131,12 +132,12 @@ class Version:
 
     def fail(self, error: IsthmusError) -> None:
         """They did not come: who waits hears so, and for who asks next it is tried again."""
-        with self._changed:
+        with self._lock:
             self._failed, self._failed_at = error, time.monotonic()
         self._admit()
 
     def _admit(self) -> None:
-        with self._changed:
+        with self._lock:
             home = self._home
             parked, self._parked = list(self._parked), {}
             if home is not None:
@@ -148,7 +149,7 @@ class Version:
         """Nothing new is taken from now on: it raises what ``why`` makes. What is under way goes on; then the weights
         go, and decoding sessions are lost, saying ``told``.
         """
-        with self._changed:
+        with self._lock:
             self._ended = why
         self._admit()
         threading.Thread(target=self.leave, args=(told,), name="isthmus-closing", daemon=True).start()
@@ -158,7 +159,7 @@ class Version:
         waits; decoding sessions are lost, saying ``why``.
         """
         self._remember()
-        with self._changed:
+        with self._lock:
             home, self._leaving = self._home, True
             if home is None:
                 self._leaving = False
@@ -194,7 +195,7 @@ class Version:
                 pass  # who asks hears that it is not there
 
     def _close(self, home: Home, why: str) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(partial(unpinned, home))
         home.loaded.close(why)
         del home
@@ -202,13 +203,13 @@ class Version:
 
     def unpin(self, home: Home) -> None:
         """Something that was put is over."""
-        with self._changed:
+        with self._lock:
             home.pins -= 1
             self._changed.notify_all()
 
     def unpark(self, parked: Parked) -> bool:
         """Whether it still waited."""
-        with self._changed:
+        with self._lock:
             return self._parked.pop(parked, self) is None
 
     def _absence(self) -> IsthmusError:

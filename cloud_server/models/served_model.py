@@ -470,7 +470,8 @@ class ServedModel:
         try:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
-            with self._wrapped.without_metrics(not want_metrics), transforms.during(self._wrapped) as changed:
+            self._wrapped.measure(want_metrics)
+            with transforms.during(self._wrapped) as changed:
                 if start is None:
                     output = self._whole(*args, **kwargs)
                 else:

@@ -6,6 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from enum import Enum
+from functools import cached_property
 from typing import Protocol
 
 from cloud_server import wire
@@ -222,7 +223,7 @@ class Request:
             return self.turn.step.cut
         return FILE if self.crossing is None else self.crossing.layer_name
 
-    @property
+    @cached_property
     def payer(self) -> Payer:
         """Who pays for a worker's time."""
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)

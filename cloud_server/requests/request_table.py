@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 
 from cloud_server.limits import Limits
@@ -106,6 +105,23 @@ def _size(request: Request) -> int:
     return request.held_bytes
 
 
+class _Locked:
+    """The table's lock. Hooks hear of the requests that ended in the block after it, and without the lock."""
+
+    def __init__(self, table: RequestTable) -> None:
+        self._table = table
+
+    def __enter__(self) -> None:
+        self._table.lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        table = self._table
+        ended, table.ended = table.ended, []
+        table.lock.release()
+        for request, error in ended:  # also where the block raises after one has ended
+            table.hear(request, error)
+
+
 class RequestTable:
     """Live requests by `Key`, and the answers that clients have not acknowledged. Any thread may call.
 
@@ -120,7 +136,9 @@ class RequestTable:
         lifecycle: Lifecycle,
         check_new: Callable[[Request], None] = lambda request: None,
     ) -> None:
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self._locked = _Locked(self)
         self._limits = limits
         self._check_open = check_open
         self._lifecycle = lifecycle
@@ -129,30 +147,16 @@ class RequestTable:
         self._room = Room(limits)
         self._answers = AnswerStore(limits)
         self._numbers = itertools.count()
-        self._ended: list[tuple[Request, IsthmusError | None]] = []
+        self.ended: list[tuple[Request, IsthmusError | None]] = []
         self._ends_unheard = 0
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """The lock. Hooks hear of the requests that ended in the block after it, and without the lock."""
-        ended: list[tuple[Request, IsthmusError | None]] = []
-        try:
-            with self.changed:
-                try:
-                    yield
-                finally:
-                    ended, self._ended = self._ended, []
-        finally:  # also where the block raises after one has ended
-            for request, error in ended:
-                self._tell(request, error)
-
-    def _tell(self, request: Request, error: IsthmusError | None) -> None:
+    def hear(self, request: Request, error: IsthmusError | None) -> None:
         """Hooks hear how a request ended."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
         facts = {"split": request.split, "nbytes": request.received_bytes, "reply": request.reply}
         self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, began_ns=request.began_ns, **facts)
-        with self.changed:
+        with self.lock:
             self._ends_unheard -= 1
             self.changed.notify_all()
 
@@ -162,10 +166,10 @@ class RequestTable:
         try:
             self._lifecycle.emit(Stage.BEFORE_REQUEST, about, client=about.client, split=request.split, nbytes=nbytes)
         finally:
-            with self._locked():
+            with self._locked:
                 request.announced = True
                 if request.state is State.OVER:  # while the hooks ran
-                    self._ended.append((request, request.error))
+                    self.ended.append((request, request.error))
 
     @property
     def empty(self) -> bool:
@@ -177,7 +181,7 @@ class RequestTable:
     @property
     def running(self) -> bool:
         """Whether a worker computes."""
-        with self.changed:
+        with self.lock:
             return any(request.state is State.RUNNING for request in self._live.values())
 
     def admit(self, request: Request) -> bool:
@@ -190,7 +194,7 @@ class RequestTable:
         """
         outlet = request.outlet
         assert outlet is not None
-        with self._locked():
+        with self._locked:
             if outlet.is_over:  # it left while its frames were taken, and `left` may have been here already
                 raise Cancelled("its stream ended")
             known = self._live.get(request.key)
@@ -226,7 +230,7 @@ class RequestTable:
         at that costs time: who floods is refused at the price of a look.
         """
         key = outlet.caller.account, outlet.client_id, id
-        with self.changed:
+        with self.lock:
             if key not in self._live and self._answers.get(key) is None:
                 self._room.check_client(outlet.party, outlet.undelivered)
 
@@ -234,7 +238,7 @@ class RequestTable:
         """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
         takes it out again; what it raises ends the request.
         """
-        with self._locked():
+        with self._locked:
             if request.state is State.RECEIVING:
                 request.state = State.QUEUED
                 request.completed()
@@ -247,7 +251,7 @@ class RequestTable:
         """A worker takes a request, and will need so many seconds; False when nobody wants it any more, or it cannot be
         done within the time that its client gave it.
         """
-        with self._locked():
+        with self._locked:
             if request.state is not State.QUEUED or self._expired(request, takes if request.deadline_ms else 0.0):
                 return False
             request.state = State.RUNNING
@@ -259,7 +263,7 @@ class RequestTable:
             most = self._limits.max_answer_bytes
             error = TooLarge(f"an answer of {answer.nbytes} bytes; all answers may have {most} (max_answer_bytes)")
             answer = replies.failure(request, error)
-        with self._locked():
+        with self._locked:
             outlet = request.outlet
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
@@ -272,13 +276,13 @@ class RequestTable:
 
     def abandon(self, request: Request, error: IsthmusError) -> None:
         """Forgets a request whose payload is not complete."""
-        with self._locked():
+        with self._locked:
             if request.state is State.RECEIVING:
                 self._end(request, error)
 
     def cancel(self, key: Key) -> None:
         """Ends a request unless it is answered already; a running tail is not interrupted, its answer is dropped."""
-        with self._locked():
+        with self._locked:
             request = self._live.get(key)
             if request is None or request.cancelled:
                 return
@@ -292,7 +296,7 @@ class RequestTable:
 
     def left(self, outlet: Outlet) -> None:
         """Its stream is gone: unfinished uploads are dropped, running requests finish for whoever comes back."""
-        with self._locked():
+        with self._locked:
             for request in [request for request in self._live.values() if request.outlet is outlet]:
                 request.outlet = None
                 if request.state is not State.RUNNING:
@@ -302,12 +306,12 @@ class RequestTable:
 
     def forget(self, keys: Iterable[Key]) -> None:
         """The client has these answers."""
-        with self.changed:
+        with self.lock:
             self._answers.forget(keys)
 
     def sent(self, answer: Answer, outlet: Outlet) -> None:
         """All of an answer went out on this stream."""
-        with self.changed:
+        with self.lock:
             self._answers.sent(answer, outlet)
 
     def outlets(self) -> set[Outlet]:
@@ -316,28 +320,28 @@ class RequestTable:
 
     def waits_for(self, outlet: Outlet) -> bool:
         """Whether any request still has to be answered on this stream."""
-        with self.changed:
+        with self.lock:
             return any(request.outlet is outlet and not request.cancelled for request in self._live.values())
 
     def pending(self, but: Request | None = None) -> int:
         """Requests that wait for a worker or have one, not counting ``but``."""
-        with self.changed:
+        with self.lock:
             waiting = (State.QUEUED, State.RUNNING)
             return sum(one.state in waiting and one is not but for one in self._live.values())
 
     def queued(self, engine: Engine) -> int:
         """Requests of this model that wait for a worker."""
-        with self.changed:
+        with self.lock:
             return sum(one.state is State.QUEUED and one.engine is engine for one in self._live.values())
 
     def states(self) -> Counter[State]:
         """How many requests there are in each state."""
-        with self.changed:
+        with self.lock:
             return Counter(one.state for one in self._live.values())
 
     def kept(self) -> tuple[int, int]:
         """Answers that nobody has acknowledged, and their bytes."""
-        with self.changed:
+        with self.lock:
             return len(self._answers), self._answers.nbytes
 
     @property
@@ -350,7 +354,7 @@ class RequestTable:
         uploads that wait for their client.
         """
         limits = self._limits
-        with self._locked():
+        with self._locked:
             self._answers.sweep()
             for request in [request for request in self._live.values() if request.state is not State.RUNNING]:
                 idle = request.idle_seconds(limits.deadline_seconds)
@@ -389,5 +393,5 @@ class RequestTable:
             request.release()
             self._ends_unheard += 1
             if request.announced:
-                self._ended.append((request, error))
+                self.ended.append((request, error))
             self.changed.notify_all()

@@ -67,7 +67,8 @@ class StreamSession:
         self.on_drop: Callable[[], object] = _nothing
         """Ends the call of the transport, whatever it is doing."""
         # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
-        self._ready = threading.Condition()
+        self._lock = threading.RLock()
+        self._ready = threading.Condition(self._lock)
         self._error: IsthmusError | None = None
         self._left = False
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
@@ -113,7 +114,7 @@ class StreamSession:
 
         Blocks while the client does not fetch what is sent to it.
         """
-        with self._ready:
+        with self._lock:
             self._ready.wait_for(lambda: len(self._outbox) < self._room or self._phase is Phase.OVER)
             if self._phase is Phase.OVER or self._error is not None:
                 return False
@@ -148,7 +149,7 @@ class StreamSession:
         """Waits while its account's frames have cost more than they may; see `Pace`."""
         wait = self._hub.pace.wait(self.caller.account)
         if wait:
-            with self._ready:
+            with self._lock:
                 self._ready.wait_for(lambda: self._phase is Phase.OVER, wait)
 
     def spent(self, seconds: float) -> None:
@@ -207,7 +208,7 @@ class StreamSession:
         told = agreed.notes, agreed.rounding
         area = self._area is not None
         self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, *told, area))
-        with self._ready:
+        with self._lock:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
         if self._hub.draining:  # since the question above: `drain` came too early for this stream
@@ -221,7 +222,7 @@ class StreamSession:
         """The client has sent its last frame and still waits for its answers."""
         if self._uploads is not None:
             self._uploads.end()
-        with self._ready:
+        with self._lock:
             if self._phase is not Phase.OVER:
                 self._phase = Phase.FINISHED
             self._ready.notify_all()
@@ -230,7 +231,7 @@ class StreamSession:
 
     def send(self, item: split_pb2.ServerFrame | Answer) -> None:
         """Puts a frame or an answer in line; never blocks. After the end it is dropped."""
-        with self._ready:
+        with self._lock:
             if self._phase is not Phase.OVER:
                 self._outbox.append(item)
                 self.undelivered += isinstance(item, Answer)
@@ -255,14 +256,14 @@ class StreamSession:
             raise self._error
 
     def _sent(self, answer: Answer) -> None:
-        with self._ready:
+        with self._lock:
             self._sending = False
         self._hub.requests.sent(answer, self)
         self._hub.lifecycle.emit(Stage.AFTER_SEND, answer.about, nbytes=answer.nbytes)
 
     def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
         """Takes an answer out of the line, and puts ``failure`` in its place; False when it is being sent."""
-        with self._ready:
+        with self._lock:
             if answer not in self._outbox:
                 return self._phase is Phase.OVER
             self._outbox[self._outbox.index(answer)] = split_pb2.ServerFrame(failed=failure)
@@ -277,7 +278,7 @@ class StreamSession:
             finished = self._phase is Phase.FINISHED
             under_way = (finished or silent) and self._hub.requests.waits_for(self)
             done = finished and not under_way
-            with self._ready:
+            with self._lock:
                 if self._phase is Phase.OVER:
                     return None
                 if self._outbox:
@@ -304,7 +305,7 @@ class StreamSession:
 
     def drain(self) -> None:
         """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
-        with self._ready:
+        with self._lock:
             if self._phase is Phase.GREETING or self._drain_said:
                 return
             self._drain_said = True
@@ -317,7 +318,7 @@ class StreamSession:
 
     def end(self, error: IsthmusError) -> None:
         """Ends the stream with ``error`` once everything in line is sent; the first call counts."""
-        with self._ready:
+        with self._lock:
             if self._error is None:
                 self._error = error
             self._ready.notify_all()
@@ -341,7 +342,7 @@ class StreamSession:
         gRPC says so in the one thread that serves every stream: nothing is done here that takes time, and no hook is
         called. `disconnect` follows in the stream's own thread.
         """
-        with self._ready:
+        with self._lock:
             self._phase = Phase.OVER
             self._outbox.clear()
             self._ready.notify_all()
@@ -349,7 +350,7 @@ class StreamSession:
     def disconnect(self) -> None:
         """Leaves the core, once; may be called again."""
         self.gone()
-        with self._ready:
+        with self._lock:
             if self._left:
                 return
             self._left = True

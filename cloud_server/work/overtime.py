@@ -33,6 +33,8 @@ class Watchdog:
         self._until: dict[int, float] = {}
         self._raised: set[int] = set()
         self._changed = threading.Event()
+        self._looks_at = math.inf
+        """When its thread looks again at the latest."""
         self._closed = False
         threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
 
@@ -70,7 +72,9 @@ class Watchdog:
     def _set(self, thread: int, end: float) -> None:
         with self._lock:
             self._until[thread] = end
-        self._changed.set()
+            sooner = end < self._looks_at
+        if sooner:  # else its thread looks soon enough
+            self._changed.set()
 
     def _leave(self, thread: int, before: float | None) -> None:
         """``before``: the end of the block that this one lies in."""
@@ -99,8 +103,8 @@ class Watchdog:
                         self._raised.add(thread)
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Overtime))
                         self._until[thread] = now + AGAIN_SECONDS
-                waiting = min(self._until.values(), default=math.inf)
-            self._changed.clear()
+                waiting = self._looks_at = min(self._until.values(), default=math.inf)
+                self._changed.clear()
             self._changed.wait(None if waiting == math.inf else max(waiting - now, 0.01))
 
     def close(self) -> None:

@@ -67,7 +67,8 @@ class Workers:
         self._preferred = sorted(preferred)
         self._relatives = relatives
         self._line: Line[Job] = Line(count)
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._stopped = False
         self._thread = threading.local()
         self._threads = [
@@ -82,24 +83,24 @@ class Workers:
         """The job waits behind the others of its client; what is given takes it out again, if no thread has it yet.
         Jobs of one ``kin`` may be done together; this one has ``rows`` of what is bounded then.
         """
-        with self._changed:
+        with self._lock:
             place = self._line.put(job, payer, kin, rows)
             self._changed.notify()
 
         def leave() -> None:
-            with self._changed:
+            with self._lock:
                 self._line.remove(place)
 
         return leave
 
     def turned_away(self, payer: Payer) -> None:
         """A job of it was refused for want of a place or of time: it pays for having asked."""
-        with self._changed:
+        with self._lock:
             self._line.turned_away(payer)
 
     def forecast(self, payer: Payer) -> Forecast:
         """Of a job put now."""
-        with self._changed:
+        with self._lock:
             return self._line.forecast(payer)
 
     @property
@@ -113,10 +114,10 @@ class Workers:
         """
         doing = self._doing
         since = self._clock() - doing.resumed
-        with self._changed:
+        with self._lock:
             self._line.charge(payer, since)
         while True:
-            with self._changed:
+            with self._lock:
                 places = self._taken() if self._line.ahead(payer) else []
             if not places:
                 break
@@ -125,7 +126,7 @@ class Workers:
 
     def stop(self, timeout: float = 1.0) -> None:
         """Lets the threads end after what they have; waits at most ``timeout`` seconds for each."""
-        with self._changed:
+        with self._lock:
             self._stopped = True
             self._changed.notify_all()
         for thread in self._threads:
@@ -146,7 +147,7 @@ class Workers:
         return self._line.waiting(kin) + (taken.rows if taken.kin == kin else 0)
 
     def _next(self) -> list[Place[Job]]:
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._line or self._stopped)
             places = self._taken()
             if places and places[0].kin is not None and self._delay:
@@ -180,7 +181,7 @@ class Workers:
                 done = self._together([place.job for place in places])
         finally:
             self._thread.doing = before
-        with self._changed:
+        with self._lock:
             shared = max(0.0, self._clock() - doing.resumed - sum(one.own for one in done))
             each = shared / _rows(places)
             for place, one in zip(places, done, strict=True):

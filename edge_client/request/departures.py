@@ -37,7 +37,9 @@ class Places:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered as it is: a Condition would add two calls each time
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._taken = 0
         self._bytes = 0
         self._sizes: dict[Hashable, int] = {}
@@ -49,16 +51,21 @@ class Places:
         """A place, once fewer than ``most`` are taken and there is room for a frontier of ``cut``; None where there is
         none before ``until`` (``time.monotonic()``).
         """
-        with self._changed:
-
-            def is_free() -> bool:
-                return not self._taken or (self._taken < most and self._bytes + self._expected(cut) <= self._most_bytes)
-
-            if not self._changed.wait_for(is_free, max(0.0, until - time.monotonic())):
-                return None
+        with self._lock:
+            expected = self._expected(cut)
+            while self._taken and (self._taken >= most or self._bytes + expected > self._most_bytes):
+                if (left := until - time.monotonic()) <= 0:
+                    return None
+                self._waiting += 1
+                try:
+                    self._changed.wait(left)
+                finally:
+                    self._waiting -= 1
+                expected = self._expected(cut)
             self._taken += 1
             place = Place(self, cut)
-            self._weigh(place, self._expected(cut))
+            self._bytes += expected
+            place.nbytes = expected
             return place
 
     def _expected(self, cut: Hashable) -> int:
@@ -66,25 +73,26 @@ class Places:
 
     def weigh(self, place: Place, nbytes: int) -> None:
         """What its head has made, in bytes."""
-        with self._changed:
+        with self._lock:
             if len(self._sizes) >= KINDS:
                 self._sizes.clear()
             self._sizes[place.cut] = nbytes
             if not place.is_left:
-                self._weigh(place, nbytes)
+                self._bytes += nbytes - place.nbytes
+                place.nbytes = nbytes
+            if self._waiting:
+                self._changed.notify_all()
 
     def leave(self, place: Place) -> None:
         """Once; more often without effect."""
-        with self._changed:
+        with self._lock:
             if not place.is_left:
-                self._weigh(place, 0)
+                self._bytes -= place.nbytes
+                place.nbytes = 0
                 place.is_left = True
                 self._taken -= 1
-
-    def _weigh(self, place: Place, nbytes: int) -> None:
-        self._bytes += nbytes - place.nbytes
-        place.nbytes = nbytes
-        self._changed.notify_all()
+                if self._waiting:
+                    self._changed.notify_all()
 
 
 class Place:
@@ -237,7 +245,7 @@ class Departures:
     def _bytes_ahead(self) -> int:
         """Of requests that have still to be sent, and take the link first."""
         self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
-        return sum(one.bytes_up for one in self._sending)
+        return sum([one.bytes_up for one in self._sending]) if self._sending else 0
 
     def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
         """What a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import platform
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -243,7 +242,7 @@ class EdgeModel:
         """
         early: EarlyOutput
         try:
-            with nullcontext() if ahead is None else listening(ahead):
+            with listening(ahead):
                 early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
         except UnknownLayer as error:
             raise _with_words(error, cut) from None

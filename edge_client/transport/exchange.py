@@ -83,18 +83,16 @@ class Exchange:
         self._filled = 0
         self._on_stream = False
         self._on_settled = on_settled
+        self.settled = False
+        """Whether there is an answer or an error."""
         self._lock = threading.Lock()
-        self._settled = threading.Event()
+        self._until_settled = threading.Lock()  # held until then
+        self._until_settled.acquire()
 
     @property
     def outgoing(self) -> Outgoing | None:
         """What is to be sent; None once settled, so that a late sender lets go of the frontier."""
         return self._outgoing
-
-    @property
-    def settled(self) -> bool:
-        """Whether there is an answer or an error."""
-        return self._settled.is_set()
 
     def remaining(self) -> float:
         """Seconds left, never negative."""
@@ -102,7 +100,10 @@ class Exchange:
 
     def wait(self, seconds: float | None = None) -> bool:
         """Wait until settled, at most ``seconds`` (default: what is left)."""
-        return self._settled.wait(self.remaining() if seconds is None else seconds)
+        seconds = self.until - time.monotonic() if seconds is None else seconds
+        if not self.settled and self._until_settled.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
+            self._until_settled.release()  # for the next that waits
+        return self.settled
 
     def begin_send(self, began: int | None = None) -> None:
         """A stream begins to send this request: the stamps are those of the sending that gets answered.
@@ -171,12 +172,13 @@ class Exchange:
     def settle(self, error: IsthmusError | None = None) -> bool:
         """End the exchange, well or with ``error``; False when it had ended before."""
         with self._lock:
-            if self._settled.is_set():
+            if self.settled:
                 return False
             self.error = error
             self.stamps.received = now_ns()
             self._outgoing = None
-            self._settled.set()
+            self.settled = True
+            self._until_settled.release()
         self._on_settled()
         return True
 

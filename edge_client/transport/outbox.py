@@ -47,7 +47,8 @@ class Outbox(Iterator[ClientFrame]):
     ) -> None:
         """``area``: where payloads lie if the server reads there; ``hello`` tells of it."""
         self._lifecycle = lifecycle or Lifecycle("edge")
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # entered as it is: a Condition would add two calls each time
+        self._changed = threading.Condition(self._lock)
         self._chunk_bytes = chunk_bytes
         self._area = area
         self._into_area: tuple[int, Exchange] | None = None
@@ -79,7 +80,7 @@ class Outbox(Iterator[ClientFrame]):
         ``message_bytes``: the largest message that it takes, payloads beginning in headers; 0 = an older server.
         ``area``: whether it reads there. ``takes_open``: whether it takes requests that are open.
         """
-        with self._changed:
+        with self._lock:
             if not area:
                 self._area = None
             if message_bytes:
@@ -91,7 +92,7 @@ class Outbox(Iterator[ClientFrame]):
 
     def put(self, exchange: Exchange, delay: float = 0.0) -> None:
         """Send ``exchange`` after those before it, not sooner than ``delay`` seconds from now."""
-        with self._changed:
+        with self._lock:
             self._leave(exchange.id)
             if delay > 0:
                 self._delayed.append((time.monotonic() + delay, exchange))
@@ -101,7 +102,7 @@ class Outbox(Iterator[ClientFrame]):
 
     def begin(self, opening: Opening) -> bool:
         """Send an open request, unless others are under way, whose work fills the time of its head; True if so."""
-        with self._changed:
+        with self._lock:
             busy = self._begun or self._waiting or self._delayed or self._opening is not None
             over = self._draining or self._finished or self._aborted
             if not self._takes_open or self._area is not None or busy or over:
@@ -112,14 +113,14 @@ class Outbox(Iterator[ClientFrame]):
 
     def add(self, opening: Opening, buffers: tuple[memoryview, ...]) -> None:
         """More of an open request's payload; no effect on one that is over."""
-        with self._changed:
+        with self._lock:
             if self._opening is opening:
                 opening.append(buffers, self._chunk_bytes)
                 self._changed.notify()
 
     def close(self, opening: Opening, exchange: Exchange) -> bool:
         """All of an open request is there, and it has become ``exchange``. False where it is over: begin anew."""
-        with self._changed:
+        with self._lock:
             if self._opening is not opening or self._draining or self._finished or self._aborted:
                 self._opening = None if self._opening is opening else self._opening
                 return False
@@ -131,7 +132,7 @@ class Outbox(Iterator[ClientFrame]):
 
     def give_up(self, opening: Opening) -> None:
         """An open request comes to nothing."""
-        with self._changed:
+        with self._lock:
             if self._opening is opening:
                 self._opening = None
                 if opening.first_sent is not None:
@@ -140,7 +141,7 @@ class Outbox(Iterator[ClientFrame]):
 
     def refused(self, request_id: int) -> None:
         """The server does not take it: an open request, or one that nobody waits for any more."""
-        with self._changed:
+        with self._lock:
             opening = self._opening
             if opening is not None and opening.id == request_id and opening.exchange is None:
                 self._opening = None
@@ -149,12 +150,12 @@ class Outbox(Iterator[ClientFrame]):
 
     def forget_cut(self, digest: str) -> None:
         """The server no longer holds this cut's description: it goes out again with the next request that names it."""
-        with self._changed:
+        with self._lock:
             self._cuts.discard(digest)
 
     def answered(self, request_id: int, acknowledge: bool = True) -> None:
         """The answer has come: make room for the next request, and let the server forget it."""
-        with self._changed:
+        with self._lock:
             self._leave(request_id)
             if acknowledge:
                 if not self._acknowledge:
@@ -172,7 +173,7 @@ class Outbox(Iterator[ClientFrame]):
 
         A cut's description is one message, and a chunk of an answer, too: nothing is heard while they are under way.
         """
-        with self._changed:
+        with self._lock:
             if not self._begun:
                 return 0.0
             large = self._sending_cut or any(exchange.receiving for exchange in self._begun.values())
@@ -180,27 +181,27 @@ class Outbox(Iterator[ClientFrame]):
 
     def cancel(self, request_id: int) -> None:
         """Nobody waits for this request any more: tell the server, if it has heard of it."""
-        with self._changed:
+        with self._lock:
             if self._leave(request_id):
                 self._control.append(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=request_id)))
             self._changed.notify()
 
     def drain(self) -> None:
         """Begin no further request; end the stream when those begun are answered."""
-        with self._changed:
+        with self._lock:
             self._draining = True
             self._finished = self._finished or not self._begun
             self._changed.notify()
 
     def finish(self) -> None:
         """End the stream from this side: what has been begun is still sent."""
-        with self._changed:
+        with self._lock:
             self._finished = True
             self._changed.notify()
 
     def abort(self) -> None:
         """The stream is dead: the thread that pulls is let go at once."""
-        with self._changed:
+        with self._lock:
             self._aborted = True
             self._changed.notify()
 
@@ -221,7 +222,7 @@ class Outbox(Iterator[ClientFrame]):
 
     def _sent(self) -> None:
         """gRPC asks for more: the previous frame is on its way."""
-        with self._changed:
+        with self._lock:
             if self._aborted:
                 raise StopIteration
             sent, self._handed_over = self._handed_over, None
@@ -231,7 +232,7 @@ class Outbox(Iterator[ClientFrame]):
             self._lifecycle.emit(Stage.AFTER_SEND, sent.about, nbytes=sent.bytes_up)
 
     def _wait(self) -> ClientFrame:
-        with self._changed:
+        with self._lock:
             while not self._aborted:
                 frame = self._pick()
                 if frame is not None:
@@ -338,14 +339,15 @@ class Outbox(Iterator[ClientFrame]):
 
     def _can_begin(self) -> bool:
         now, over = time.monotonic(), self._draining or self._finished
-        for due, exchange in [entry for entry in self._delayed if entry[0] <= now]:
-            self._delayed.remove((due, exchange))
-            self._waiting.append(exchange)
+        if self._delayed:
+            for due, exchange in [entry for entry in self._delayed if entry[0] <= now]:
+                self._delayed.remove((due, exchange))
+                self._waiting.append(exchange)
         open_one = self._opening is not None and self._opening.exchange is None
         return bool(self._waiting) and not over and len(self._begun) + open_one < self._limit
 
     def _seconds_to_next(self) -> float | None:
-        times = [due for due, _ in self._delayed]
+        times = [due for due, _ in self._delayed] if self._delayed else []
         if self._acknowledge:
             times.append(self._acknowledge_at)
         return max(0.0, min(times) - time.monotonic()) if times else None

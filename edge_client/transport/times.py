@@ -26,7 +26,7 @@ now_ns: Callable[[], int] = time.perf_counter_ns
 class Stamps:
     """Clock readings of one request on the edge, in the order in which they are taken (ns; None = not reached)."""
 
-    called: int = field(default_factory=lambda: now_ns())
+    called: int = field(default_factory=time.perf_counter_ns)
     prepared: int | None = None  # the input is read and preprocessed
     admitted: int | None = None  # a place among those in flight is free
     computed: int | None = None  # the head has run
@@ -96,20 +96,20 @@ class Times:
         A repeated answer (the server had it already when the request was sent again) carries durations that lie before
         the sending it answers; then ``upload`` and ``send_wait`` give way so that no time is counted twice.
         """
-        prepared = _or(stamps.prepared, stamps.called)
-        admitted = _or(stamps.admitted, prepared + stamps.retry_ns + stamps.kept_ns)
-        computed = _or(stamps.computed, admitted)
-        packed = _or(stamps.packed, computed)
-        replied = _or(stamps.replied, packed)
-        received = _or(stamps.received, replied)
-        taken = max(_or(stamps.taken, received), received)
-        unpacked = _or(stamps.unpacked, taken)
+        prepared = stamps.called if stamps.prepared is None else stamps.prepared
+        admitted = prepared + stamps.retry_ns + stamps.kept_ns if stamps.admitted is None else stamps.admitted
+        computed = admitted if stamps.computed is None else stamps.computed
+        packed = computed if stamps.packed is None else stamps.packed
+        replied = packed if stamps.replied is None else stamps.replied
+        received = replied if stamps.received is None else stamps.received
+        taken = received if stamps.taken is None else max(stamps.taken, received)
+        unpacked = taken if stamps.unpacked is None else stamps.unpacked
 
         head = min(stamps.head_ns, computed - admitted - stamps.ahead_ns)
         budget = received - packed - server.total
         download = _within(received - replied, budget)
-        first_sent = min(_or(stamps.first_sent, packed), replied)
-        last_sent = min(_or(stamps.last_sent, replied), replied)
+        first_sent = min(packed if stamps.first_sent is None else stamps.first_sent, replied)
+        last_sent = replied if stamps.last_sent is None else min(stamps.last_sent, replied)
         ahead = max(0, packed - first_sent)  # what left while the head ran took no time of its own
         upload = _within(max(last_sent - first_sent, server.receive) - ahead, budget - download)
         send_wait = _within(first_sent - packed, budget - download - upload)
@@ -172,10 +172,6 @@ class Times:
         for one in times:
             total = total + one
         return total
-
-
-def _or(stamp: int | None, fallback: int) -> int:
-    return fallback if stamp is None else stamp
 
 
 def _within(value: int, budget: int) -> int:

@@ -242,9 +242,7 @@ def _section(
         raise BadFrame(f"tensors of dtype {dtype} do not travel")
     view, of = View(shape, stride, 0), dtype_named(dtype)
     elements = view.numel
-    section = Section(
-        codec, of, shape, stride, nbytes, params, elements, elements * of.itemsize, codec.name in ALIGNED
-    )
+    section = Section(codec, of, shape, stride, nbytes, params, elements, elements * of.itemsize, codec.name in ALIGNED)
     if not elements and codec is not RAW:
         raise BadFrame(f"malformed header: codec {codec.name} for a tensor without elements")
     if elements and not view.is_run():

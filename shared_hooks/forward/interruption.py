@@ -27,14 +27,17 @@ class Limit(Protocol):
 _limit: ContextVar[Limit | None] = ContextVar("isthmus_limit", default=None)
 
 
-@contextmanager
-def bounded(limit: Limit) -> Iterator[None]:
+class bounded:  # used as a function
     """``limit`` holds for the block."""
-    token = _limit.set(limit)
-    try:
-        yield
-    finally:
-        _limit.reset(token)
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+
+    def __enter__(self) -> None:
+        self._token = _limit.set(self._limit)
+
+    def __exit__(self, *_: object) -> None:
+        _limit.reset(self._token)
 
 
 def interruptible(seconds: float = float("inf")) -> AbstractContextManager[None]:

@@ -10,8 +10,7 @@ import logging
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 CHARACTERS = 1000
@@ -48,18 +47,20 @@ class _OnBehalf(threading.local):
     account: str | None = None
 
 
-_on_behalf = _OnBehalf()
+on_behalf = _OnBehalf()
 
 
-@contextmanager
-def on_behalf_of(account: str | None) -> Iterator[None]:
+class on_behalf_of:  # used as a function
     """What this thread logs in the block, a model's own code included, is this account's doing."""
-    before = _on_behalf.account
-    _on_behalf.account = account or None
-    try:
-        yield
-    finally:
-        _on_behalf.account = before
+
+    def __init__(self, account: str | None) -> None:
+        self.account = account or None
+
+    def __enter__(self) -> None:
+        self.before, on_behalf.account = on_behalf.account, self.account
+
+    def __exit__(self, *_: object) -> None:
+        on_behalf.account = self.before
 
 
 class LogBounds(logging.Filter):
@@ -88,7 +89,7 @@ class LogBounds(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is written; rewrites its text."""
-        account = record.account = getattr(record, "account", _on_behalf.account)
+        account = record.account = getattr(record, "account", on_behalf.account)
         if account is None and record.name.partition(".")[0] == "grpc":
             account = UNKNOWN
         self.tell(MINUTE)

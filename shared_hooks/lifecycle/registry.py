@@ -6,8 +6,8 @@ import inspect
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MethodType
@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 from shared_hooks.errors import HookRefused, SpecError, near
 from shared_hooks.lifecycle.conditions import Condition
 from shared_hooks.lifecycle.events import About, Event
-from shared_hooks.lifecycle.log_bounds import on_behalf_of
+from shared_hooks.lifecycle.log_bounds import on_behalf, on_behalf_of
 from shared_hooks.lifecycle.stages import Stage
 
 # What a hook listens to: a marked function's stages, or an object's methods that are called as stages are.
@@ -242,6 +242,23 @@ class Registered:
     listeners: tuple[Listener, ...] = ()
 
 
+class _Request(on_behalf_of):
+    """The block of `Lifecycle.request`."""
+
+    def __init__(self, thread: threading.local, about: About) -> None:
+        self.account = about.account or None
+        self._thread, self._about = thread, about
+
+    def __enter__(self) -> None:
+        self._request = getattr(self._thread, "request", None)
+        self._thread.request = self._about
+        self.before, on_behalf.account = on_behalf.account, self.account
+
+    def __exit__(self, *_: object) -> None:
+        on_behalf.account = self.before
+        self._thread.request = self._request
+
+
 class Lifecycle:
     """The hooks of one client, one server, or one `WrappedModel` by itself (``side`` "local").
 
@@ -287,16 +304,9 @@ class Lifecycle:
         found: About | None = getattr(self._thread, "request", None)
         return found
 
-    @contextmanager
-    def request(self, about: About) -> Iterator[None]:
+    def request(self, about: About) -> AbstractContextManager[None]:
         """What this thread does in the block belongs to this request."""
-        before = getattr(self._thread, "request", None)
-        self._thread.request = about
-        try:
-            with on_behalf_of(about.account):
-                yield
-        finally:
-            self._thread.request = before
+        return _Request(self._thread, about)
 
     def register(
         self,

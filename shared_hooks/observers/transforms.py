@@ -7,8 +7,7 @@ transform is attached on the side where the module runs. `active` tells of a mod
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -105,15 +104,24 @@ def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
     return tuple(found)
 
 
-@contextmanager
-def during(model: nn.Module | WrappedModel) -> Iterator[Callable[[], tuple[str, ...]]]:
-    """Around forwards of this thread: what is yielded gives `active` of them.
+class during:  # used as a function
+    """Around forwards of this thread: what is entered gives `active` of them.
 
     That is also of transforms which a hook within a forward attaches and takes away again.
     """
-    begun: dict[str, None] = {}
-    token = _begun.set(begun)
-    try:
-        yield lambda: tuple(dict.fromkeys((*active(model), *begun))) if begun else active(model)
-    finally:
-        _begun.reset(token)
+
+    def __init__(self, model: nn.Module | WrappedModel) -> None:
+        self._model = model
+        self._seen: dict[str, None] = {}
+
+    def __enter__(self) -> Callable[[], tuple[str, ...]]:
+        self._token = _begun.set(self._seen)
+        return self._active
+
+    def __exit__(self, *_: object) -> None:
+        _begun.reset(self._token)
+
+    def _active(self) -> tuple[str, ...]:
+        if not _attached and not self._seen:
+            return ()
+        return tuple(dict.fromkeys((*active(self._model), *self._seen)))

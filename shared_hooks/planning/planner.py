@@ -94,6 +94,8 @@ class Planner:
         self._refused: dict[str, str] = {}  # layers that no plan is to be cut after, and why
         self._lengths = Lengths()
         self._lock = threading.RLock()
+        self._most_output: tuple[int, dict[tuple[int, ...], int | None]] = (0, {})
+        """By the elements of inputs, of the plans that were there when so many were made."""
         self.made = 0
         """How often the model was recorded."""
         self.allows_cuts = False
@@ -110,7 +112,10 @@ class Planner:
         """What the model's answer to these inputs can take, generously, by all plans that are known: results grow at
         most with the square of the inputs, and data may decide how much there is. None without a plan.
         """
-        given = [one.numel() for one in flatten((args, kwargs))[1]]
+        given = tuple([one.numel() for one in flatten((args, kwargs))[1]])
+        made, known = self._most_output
+        if made == self.made and given in known:
+            return known[given]
         most = None
         for plan in [plan for plans in list(self._plans.values()) for plan in plans]:
             planned = [math.prod(one.view.shape) for one in plan.trace.inputs]
@@ -121,6 +126,10 @@ class Planner:
             if plan.trace.dynamic:
                 found += DYNAMIC_BYTES + 16 * plan.trace.output_bytes
             most = max(found, most or 0)
+        if made != self.made or len(known) >= MAX_SIGNATURES:
+            known = {}
+            self._most_output = self.made, known
+        known[given] = most
         return most
 
     def weight(self) -> torch.Tensor | None:

@@ -8,8 +8,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -57,14 +56,17 @@ payer: ContextVar[Party] = ContextVar("payer", default=Party())  # noqa: B039  #
 """On whose behalf this thread works: one who has new cuts rehearsed all the time takes nobody else's share."""
 
 
-@contextmanager
-def paid_by(account: str, client: str = "") -> Iterator[None]:
+class paid_by:  # used as a function
     """What is rehearsed in the block is on this one's account."""
-    token = payer.set(Party(account, client))
-    try:
-        yield
-    finally:
-        payer.reset(token)
+
+    def __init__(self, account: str, client: str = "") -> None:
+        self._party = Party(account, client)
+
+    def __enter__(self) -> None:
+        self._token = payer.set(self._party)
+
+    def __exit__(self, *_: object) -> None:
+        payer.reset(self._token)
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,8 @@ class TailSession(Session):
         self.resumed_at = 0
         self.values = early.values
         self.generators = early.generators
-        self.shared: Shared = recipe.cache.setdefault(device, Shared(recipe))
+        shared = recipe.cache.get(device)
+        self.shared: Shared = recipe.cache.setdefault(device, Shared(recipe)) if shared is None else shared
         self.placing = Placing(slots_of(early, device), device, self.shared.holes)
         self.device = device
         self.modes: list[Any] = []
@@ -252,7 +253,7 @@ class TailSession(Session):
         self.inside = True
         try:
             with torch._C.DisableTorchFunction():
-                arguments = list(tensors_in((args, kwargs))) if _takes_arguments(step.sources) else []
+                arguments = list(tensors_in((args, kwargs))) if step.sources and _takes_arguments(step.sources) else []
                 output = self.answer(step.structure, step.sources, arguments)
         finally:
             self.inside = False

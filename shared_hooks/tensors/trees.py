@@ -81,8 +81,11 @@ def _is_keyword_map(value: Any) -> bool:
     return isinstance(value, dict) and dataclasses.is_dataclass(value)
 
 
+_LITERALS = frozenset({bool, str, int, float})
+
+
 def _literal(value: Any) -> Structure | None:
-    if value is None or type(value) in (bool, str, int, float):
+    if value is None or type(value) in _LITERALS:
         return ["v", value]
     if isinstance(value, torch.dtype):
         return ["x", "dtype", dtype_name(value)]
@@ -161,25 +164,32 @@ def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numb
             numbers[id(value)] = len(tensors)
             tensors.append(value)
         return ["t", numbers[id(value)]]
-    literal = _literal(value)
-    if literal is not None:
+    kind = type(value)
+    if value is None or kind in _LITERALS:
+        return ["v", value]
+    if kind is not tuple and kind is not dict and kind is not list and (literal := _literal(value)) is not None:
         return literal
     if depth >= MAX_DEPTH:
         raise UnknownHolder(f"a value nested deeper than {MAX_DEPTH} levels")
-    kind = type(value)
     rest = (depth + 1, plain, tensors, numbers)
+    if kind is tuple or kind is list:
+        parts: list[Structure] = []
+        for item in value:
+            parts.append(_down(item, *rest))
+        return ["tuple" if kind is tuple else "list", parts]
+    if kind is dict:
+        entries: list[list[Structure]] = []
+        for key, item in value.items():
+            entries.append([_key(key), _down(item, *rest)])
+        return ["dict", entries]
     if not plain and isinstance(value, enum.Enum):
         known = value.name in kind.__members__
         return ["enum", class_name(kind), value.name if known else value.value]
-    if kind is list:
-        return ["list", [_down(item, *rest) for item in value]]
-    if kind is tuple:
-        return ["tuple", [_down(item, *rest) for item in value]]
     if is_namedtuple(value) and (not plain or kind.__module__ == "torch.return_types"):
         return ["named", class_name(kind), [_down(item, *rest) for item in value]]
     if not plain and _is_keyword_map(value):
         return ["map", class_name(kind), [[key, _down(item, *rest)] for key, item in value.items()]]
-    if kind in (dict, OrderedDict) or (not plain and isinstance(value, dict) and _dict_like(kind)):
+    if kind is OrderedDict or (not plain and isinstance(value, dict) and _dict_like(kind)):
         return ["dict", [[_key(key), _down(item, *rest)] for key, item in value.items()]]
     if not plain and dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = list(vars(value)) if hasattr(value, "__dict__") else [field.name for field in dataclasses.fields(value)]
