@@ -487,6 +487,7 @@ class ServedModel:
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         finally:
+            self._wrapped.measure(True)
             self._custody.check()
         computed = time.perf_counter_ns()
         durations = self._wrapped.durations()  # before more hooks, which may run the model

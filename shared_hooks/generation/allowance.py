@@ -98,12 +98,14 @@ def magnitude(value: Any) -> Any:
     kind = type(value)
     if kind is int:
         return value.bit_length() if value >= 0 else -value.bit_length()
+    if kind is str or value is None:
+        return value
     if kind is bool:
         return str(value)
     if kind is float:
         return "f", math.copysign(1.0, value), *(math.frexp(value)[1:] if math.isfinite(value) else (str(value),))
     if isinstance(value, (list, tuple)):
-        return tuple([magnitude(one) for one in value])
+        return tuple(map(magnitude, value))
     if isinstance(value, dict):
         return tuple([(key, magnitude(one)) for key, one in value.items()])
     return value

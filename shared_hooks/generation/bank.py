@@ -47,7 +47,7 @@ class Watch(TorchFunctionMode):
                 self.entries.append([self._frames[-1], func.__name__, list(result.shape), dtype_name(result.dtype)])
         elif kind in _PLAIN or kind is list:
             name = name_of(func)
-            if arguments_of(args, kwargs or {}) and not is_form(name):
+            if not is_form(name) and arguments_of(args, kwargs or {}):
                 self.entries.append([self._frames[-1], name, result])
         return result
 
@@ -111,7 +111,7 @@ class Replay(TorchFunctionMode):
                 self._next(func.__name__)
         elif kind in _PLAIN or kind is list:
             name = name_of(func)
-            if arguments_of(args, kwargs or {}) and not is_form(name) and self._next(name)[2] != result:
+            if not is_form(name) and arguments_of(args, kwargs or {}) and self._next(name)[2] != result:
                 raise Diverged(f"{name}() gives {result!s:.40} here, and another value on the edge")
         return result
 

@@ -6,6 +6,7 @@ differences, and what is said exactly as in the step before is said by ``1``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -70,7 +71,7 @@ def _difference(before: Form, form: Form) -> Any:
     if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
         return plain(form)
     kind = form[0]
-    if kind == "m" and len(before[1]) == len(form[1]) and before[3] == form[3]:
+    if kind == "m" and len(before[1]) == len(form[1]) and len(before[2]) == len(form[2]) and before[3] == form[3]:
         return "+m", _less(form[1], before[1]), _less(form[2], before[2])
     if kind == "v" and type(form[1]) is int and type(before[1]) is int:
         return "+v", form[1] - before[1]
@@ -93,8 +94,10 @@ def _sum(before: Form, form: Any) -> Any:
 
 
 def _less(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple([a - b for a, b in zip(one, other, strict=True)])
+    return tuple(map(operator.sub, one, other))
 
 
 def _more(one: tuple[int, ...], other: list[int]) -> tuple[int, ...]:
-    return tuple([a + b for a, b in zip(one, other, strict=True)])
+    if len(one) != len(other):
+        raise ValueError("a difference of another length")
+    return tuple(map(operator.add, one, other))

@@ -249,7 +249,8 @@ def _leaf_form(form: Any) -> Form:
 
 def check_sizes(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
     """Raises BadFrame, and TooLarge for more elements than anybody has."""
-    if len(shape) != len(stride) or any(type(size) is not int or size < 0 for size in (*shape, *stride)):
+    sizes = (*shape, *stride)
+    if len(shape) != len(stride) or not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
         raise BadFrame("malformed form: sizes and strides")
     most = 1
     for size, step in zip(shape, stride, strict=True):

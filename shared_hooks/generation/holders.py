@@ -6,8 +6,10 @@ classes only that it has already, and that are states or parts of states.
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+from collections.abc import Hashable
 from typing import Any
 
 from torch import nn
@@ -28,6 +30,7 @@ def register_state(cls: type) -> type:
     """
     if cls not in _registered:
         _registered.append(cls)
+        _is_state.cache_clear()
     return cls
 
 
@@ -37,9 +40,14 @@ def _caches() -> tuple[type, ...]:
     return (*_registered, found) if isinstance(found, type) else tuple(_registered)
 
 
+@functools.lru_cache(1024)
+def _is_state(cls: Hashable) -> bool:
+    return isinstance(cls, type) and issubclass(cls, _caches())  # one of transformers' is there once its caches are
+
+
 def is_state(value: Any) -> bool:
     """Whether a value is an object that keeps tensors for the next call."""
-    return isinstance(value, _caches())
+    return _is_state(type(value))  # type: ignore[arg-type]
 
 
 def is_part(cls: type) -> bool:

@@ -171,7 +171,7 @@ class Heard:
         """See `allowance.magnitude`: of what was told, and of the tensors' sizes."""
         if self._told is not self._structure:
             self._told, self._structures = self._structure, magnitude(self._structure)
-        return self._structures, magnitude(self._forms), tuple([magnitude(leaf.shape) for leaf in self.leaves])
+        return self._structures, magnitude(self._forms), [[*map(int.bit_length, leaf.shape)] for leaf in self.leaves]
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that are kept for the next step."""

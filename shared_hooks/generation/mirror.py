@@ -19,6 +19,7 @@ from shared_hooks.generation.forms import LITERALS, Form, Loose, Node, Path, bui
 from shared_hooks.generation.ghost import Ghost, Part, shadow
 from shared_hooks.tensors import UnknownHolder
 
+NUMBERS = (int, float)
 NODE_BYTES, ENTRY_BYTES = 1024, 2560
 """Of memory: a holder and its form; what one entry takes, a tensor without data being the largest."""
 
@@ -197,11 +198,14 @@ class Mirror:
         self.root = snapshot.root
         return snapshot.restore()
 
-    def _nodes(self, node: Node) -> Iterator[Node]:
-        yield node
-        for form in node.forms.values():
-            if isinstance(form, Node):
-                yield from self._nodes(form)
+    def _nodes(self, node: Node) -> list[Node]:
+        """It and those in it, at any depth."""
+        found = [node]
+        for one in found:  # which grows
+            for form in one.forms.values():
+                if isinstance(form, Node):
+                    found.append(form)
+        return found
 
     def real(self) -> Iterator[torch.Tensor]:
         """The tensors of the state that are here."""
@@ -246,7 +250,15 @@ class Mirror:
 
 def _magnitude(form: Form) -> Any:
     if isinstance(form, Node):
-        return form.cls, tuple([(key, _magnitude(one)) for key, one in form.forms.items()])
+        found: list[Any] = [form.cls]
+        for key, one in form.forms.items():
+            if isinstance(one, tuple) and one[0] == "m":  # which most are, or the next
+                found.append((key, "m", *map(int.bit_length, one[1]), *map(int.bit_length, one[2]), one[3]))
+            elif isinstance(one, tuple) and (one[0] in ("c", "x") or (one[0] == "v" and type(one[1]) not in NUMBERS)):
+                found.append((key, one))
+            else:
+                found.append((key, _magnitude(one)))
+        return tuple(found)
     return magnitude(form)
 
 

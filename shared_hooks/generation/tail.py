@@ -78,7 +78,7 @@ class Tail:
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """As the `Runner` says."""
-        if self.resumed:
+        if self.resumed:  # by observers, which stand in front
             return forward(*args, **kwargs)
         path = self._paths.get(module)
         if path is None or self._frames[-1] is None:
@@ -108,7 +108,7 @@ class Tail:
         for one in () if told is None else told.inner:
             self._hooked(one)
         output = self._arrive(self, args, kwargs)
-        self.resumed = True
+        self.resumed = self.is_bare = True
         return output
 
     def _before_the_cut(

@@ -202,8 +202,12 @@ def main() -> int:
     parser.add_argument("--what", choices=("request", "metrics", "token"), default="request")
     parser.add_argument("--top", type=int, default=60, help="functions printed for each side")
     parser.add_argument("--files", action="store_true", help="by file instead of by function")
+    parser.add_argument("--json", action="store_true", help="the sums alone")
     arguments = parser.parse_args()
     found = token() if arguments.what == "token" else request(metrics=arguments.what == "metrics")
+    if arguments.json:
+        print(json.dumps({side: round(sum(counts.values()), 1) for side, counts in found.items()}))
+        return 0
     for side, counts in found.items():
         if arguments.files:
             files: Counter[str] = Counter()
