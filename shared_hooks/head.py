@@ -97,6 +97,8 @@ class Banking:
     from the beginning. What is before it is given: ``found``, slot -> tensor, and ``read``, operation -> structure.
     """
 
+    banks = True
+
     def stop_at(
         self,
         plan: Plan,
@@ -288,10 +290,12 @@ class HeadSession(Banking, Session):
 
 
 class WalkingHead(HeadSession):
-    """A head that numbers, measures and saves no layers: it compares the calls of modules with the plan's."""
+    """A head that saves no layers, and is shown to no observer: it compares the calls of modules with the plan's."""
 
-    def __init__(self, modules: dict[nn.Module, ModuleInfo], walk: Walk, *more: Any) -> None:
-        super().__init__(modules, None, set(), *more)
+    def __init__(
+        self, modules: dict[nn.Module, ModuleInfo], measurement: Measurement | None, walk: Walk, *more: Any
+    ) -> None:
+        super().__init__(modules, measurement, set(), *more)
         self.walk = walk
         self.begun = 0
         """Calls, so far."""
@@ -305,7 +309,13 @@ class WalkingHead(HeadSession):
                 return forward(*args, **kwargs)
             raise self.exit if self.stopped else Diverged  # the model may have swallowed the exit
         self.begun = number + 1
-        output = forward(*args, **kwargs)
+        measurement = self.measurement
+        if measurement is None or (layer := walk.layers[number]) is None:
+            output = forward(*args, **kwargs)
+        else:
+            cpu, start = measurement.cpu(), measurement.mark()
+            output = forward(*args, **kwargs)
+            measurement.add(layer, self.modules[module], walk.names[number][1], start, cpu, output)
         if self.begun != walk.ends[number]:
             raise Diverged
         captures = walk.captures[number]

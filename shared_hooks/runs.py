@@ -157,8 +157,8 @@ class Runs:
         raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
 
     def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> Walk | None:
-        """What a head compares when layers are neither measured, saved nor observed; None: all that it can."""
-        if self.metrics_enabled or self._save or attach.watchers or crossing.layer_id < 0:
+        """What a head compares when layers are neither saved nor observed; None: all that it can."""
+        if self._save or attach.watchers or crossing.layer_id < 0:
             return None
         return plan.walk(cutting, crossing.layer_id, self._modules)
 
@@ -176,7 +176,9 @@ class Runs:
         started = time.perf_counter_ns()
         more = plan, cutting, crossing, flatten((args, kwargs))[1]
         session: HeadSession = (
-            self._session(HeadSession, *more) if walk is None else WalkingHead(self._modules, walk, *more)
+            self._session(HeadSession, *more)
+            if walk is None
+            else WalkingHead(self._modules, self._measurement(), walk, *more)
         )
         try:
             with self._turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():

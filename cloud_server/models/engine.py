@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -75,7 +75,7 @@ class Computed:
         inject_ns: int = 0,
         compute_ns: int = 0,
         encode_ns: int = 0,
-        layers: Iterable[LayerMetrics] = (),
+        layers: Collection[LayerMetrics] = (),
         forward: ForwardMetrics | None = None,
         transforms: Iterable[str] = (),
         session_bytes: int = 0,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
@@ -25,17 +25,8 @@ class Readings:
         self._reply = reply
         self._notes: dict[str, int] = {"": 0}
         self._numbers: dict[Reading, int] = {NOT_SAMPLED: 0}
-        self._seen: dict[
-            int, tuple[int, Reading]
-        ] = {}  # by identity, which asks for no hash; kept, so the id stays its
 
     def number(self, reading: Reading) -> int:
-        known = self._seen.get(id(reading))
-        if known is None:
-            known = self._seen[id(reading)] = self._number(reading), reading
-        return known[0]
-
-    def _number(self, reading: Reading) -> int:
         known = self._numbers.get(reading)
         if known is None:
             note = self._notes.get(reading.note)
@@ -50,22 +41,26 @@ class Readings:
         return known
 
 
-def put(reply: split_pb2.ReplyHeader, layers: Iterable[LayerMetrics], forward: ForwardMetrics | None) -> None:
+def put(reply: split_pb2.ReplyHeader, layers: Collection[LayerMetrics], forward: ForwardMetrics | None) -> None:
     """Write a tail's metrics into its reply."""
     number, add = Readings(reply).number, reply.layers.add
+    known: dict[int, int] = {}  # by identity: ``layers`` keep them alive
     for layer in layers:
         metric = add(
             layer_id=layer.layer_id,
             name=layer.name,
             layer_type=layer.layer_type,
             output_bytes=layer.output_bytes,
-            outputs=[_shape(one) for one in layer.outputs],
+            outputs=map(_shape, layer.outputs),
         )
         metric.inference_ns = layer.inference_ns
         if layer.cpu_ns is not None:
             metric.cpu_ns = layer.cpu_ns
         for name in LAYER_READINGS:
-            setattr(metric, name, number(getattr(layer, name)))
+            reading = getattr(layer, name)
+            if (found := known.get(id(reading))) is None:
+                found = known[id(reading)] = number(reading)
+            setattr(metric, name, found)
     if forward is not None:
         reply.forward.CopyFrom(
             split_pb2.ForwardMetric(

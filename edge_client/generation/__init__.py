@@ -6,6 +6,7 @@ summary       what a generation took
 words         text to token ids and back; text as it comes
 conversation  turns of a chat, with the state kept between them
 drafting      several tokens a round trip
+survey        a few split steps, measured: what a plan of a generation is made of
 link          steps of decoding sessions over a client's connection
 """
 

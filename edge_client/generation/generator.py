@@ -239,8 +239,8 @@ def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:
 
 def _best(client: EdgeClient, model: nn.Module, answer: Answer) -> str:
     """The cut that a plan chooses. Raises what plans raise."""
+    from edge_client.generation.survey import best_generation_cut
     from edge_client.planning.generation.workload import Workload  # few ask for it, and it loads what measures
-    from edge_client.survey.generation import best_generation_cut
 
     short = answer is not None and answer[0] != "top"
     return best_generation_cut(client, Workload(answer=("token",) if short else answer), model=model)

@@ -4,10 +4,9 @@ prober    rounds of bytes on a stream of their own
 probing   what the link carries; the server's profile
 gather    all of it together
 learnt    what a server takes to decode what a calibration learnt to encode
-generation  what a plan of one is made of
 verified  every cut through the link, against the whole model on both sides
 loaded    a model with an input to plan on
 loading   ... from words: its inputs, a cut of it
 
-May import client, generation, planning, process, transport, screen.
+May import client, planning, process, transport, screen.
 """

@@ -9,6 +9,7 @@ from pathlib import Path
 from edge_client import units
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
+from edge_client.generation.survey import gather_generation
 from edge_client.planning.candidate import Candidate
 from edge_client.planning.explain import break_evens
 from edge_client.planning.generation.choose import decide_generation
@@ -21,7 +22,6 @@ from edge_client.process.local_server import local_server
 from edge_client.settings import OWN
 from edge_client.spoken import option
 from edge_client.survey.gather import Say
-from edge_client.survey.generation import gather_generation
 from edge_client.tasks.plan import given_link, watts_of
 from edge_client.tasks.planned_generation import PlannedGeneration
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
@@ -28,30 +29,26 @@ class Readings:
         notes = ["", *reply.notes]
         if any(len(note) > MAX_NOTE for note in notes):
             raise BadFrame(f"the reply's metrics: a note of more than {MAX_NOTE} characters")
-        self._readings = [NOT_SAMPLED, *(_reading(one, notes) for one in reply.readings)]
+        self.each = [NOT_SAMPLED, *[_reading(one, notes) for one in reply.readings]]
 
-    def get(self, number: int) -> Reading:
-        if number >= len(self._readings):
-            raise BadFrame(f"the reply's metrics: reading {number} of {len(self._readings) - 1}")
-        return self._readings[number]
+    def named(self, names: tuple[str, ...], message: Any) -> list[Reading]:
+        """Those that a message numbers in the fields of these names."""
+        numbers = [getattr(message, name) for name in names]
+        if (most := max(numbers)) >= len(self.each):
+            raise BadFrame(f"the reply's metrics: reading {most} of {len(self.each) - 1}")
+        return [self.each[number] for number in numbers]
 
 
 def layer_metrics(reply: split_pb2.ReplyHeader) -> list[LayerMetrics]:
     """The tail's layers. Raises BadFrame."""
-    get = Readings(reply).get
-    return [
-        LayerMetrics(
-            layer_id=layer.layer_id,
-            name=layer.name,
-            layer_type=layer.layer_type,
-            inference_ns=layer.inference_ns,
-            output_bytes=layer.output_bytes,
-            outputs=_outputs(layer),
-            cpu_ns=layer.cpu_ns if layer.HasField("cpu_ns") else None,
-            **{name: get(getattr(layer, name)) for name in LAYER_READINGS},
-        )
-        for layer in reply.layers
-    ]
+    readings = Readings(reply)
+    found = []
+    for layer in reply.layers:
+        times = layer.inference_ns, layer.output_bytes, _outputs(layer)
+        cpu_ns = layer.cpu_ns if layer.HasField("cpu_ns") else None
+        known = readings.named(LAYER_READINGS, layer)
+        found.append(LayerMetrics(layer.layer_id, layer.name, layer.layer_type, *times, cpu_ns, *known))
+    return found
 
 
 def forward_metrics(reply: split_pb2.ReplyHeader) -> ForwardMetrics | None:
@@ -61,12 +58,12 @@ def forward_metrics(reply: split_pb2.ReplyHeader) -> ForwardMetrics | None:
     forward = reply.forward
     if forward.layers_ns > forward.total_ns:
         raise BadFrame(f"the reply's metrics: layers of {forward.layers_ns} ns in {forward.total_ns} ns")
-    get = Readings(reply).get
+    readings = Readings(reply).named(FORWARD_READINGS, forward)
     return ForwardMetrics(
         total_ns=forward.total_ns,
         layers_ns=forward.layers_ns,
         cpu_ns=forward.cpu_ns if forward.HasField("cpu_ns") else None,
-        **{name: get(getattr(forward, name)) for name in FORWARD_READINGS},
+        **dict(zip(FORWARD_READINGS, readings, strict=True)),
     )
 
 
@@ -86,12 +83,16 @@ def _reading(message: split_pb2.Reading, notes: list[str]) -> Reading:
 
 def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
     """Shapes that make up the bytes that are reported."""
-    known = [_shape(one.dtype, tuple(one.shape)) for one in layer.outputs]
-    if known and sum(nbytes for _, nbytes in known) != layer.output_bytes:
+    shapes, nbytes = [], 0
+    for one in layer.outputs:
+        shape, its_bytes = _shape(one.dtype, tuple(one.shape))
+        shapes.append(shape)
+        nbytes += its_bytes
+    if shapes and nbytes != layer.output_bytes:
         raise BadFrame(
             f"the reply's metrics: layer {layer.layer_id} with {layer.output_bytes} bytes of output, but other shapes"
         )
-    return tuple(shape for shape, _ in known)
+    return tuple(shapes)
 
 
 @functools.lru_cache(4096)

@@ -66,6 +66,8 @@ class Session:
     """Runs a whole model: every layer is numbered, timed if wanted, banked if asked for."""
 
     is_bare = False
+    banks = False
+    """Whether `module_done` and `layer_done` have more to do than keep layers that are to be saved."""
 
     def __init__(
         self,
@@ -111,11 +113,13 @@ class Session:
             output = forward(*args, **kwargs)
         finally:
             stack.pop()
-        self.module_done(frame, output)
+        if self.banks:
+            self.module_done(frame, output)
         if not frame.has_child:
             if measurement is not None:
                 measurement.add(self.next_layer, info, number, start, cpu, output)
-            self.layer_done(frame, output)
+            if self.banks or self.save:
+                self.layer_done(frame, output)
             self.next_layer += 1
         return output
 

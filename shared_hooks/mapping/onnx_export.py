@@ -100,6 +100,8 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
 class _Labeller(Session):
     """The session of the exporter's run: every operation that is traced gets a label."""
 
+    banks = True
+
     def __init__(self, modules: dict[nn.Module, ModuleInfo]) -> None:
         super().__init__(modules, None)
         self.layers: list[str] = []

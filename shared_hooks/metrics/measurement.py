@@ -128,25 +128,39 @@ class Measurement:
         window = sampler.window(at(self._began), self.gpu)
         found: list[LayerMetrics] = []
         before = self._memory_before
+        levels: tuple[Reading, ...] = ()
+        until = 0
         for started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs in self._layers:
-            start, stop = at(started), at(stopped)
-            held, peak = _gpu_memory(before, memory) if memory is not None else _memory(window, start, stop)
-            energy, power = _energy(window, start, stop)
+            start, stop = (started, stopped) if self.clock is HOST else (at(started), at(stopped))
+            if stop > until:  # those before the next sample have the same
+                levels = _levels(window, start, stop)
+                until = window.same_until(start, stop)
+            held, peak, *means = levels
+            if memory is not None:
+                held, peak = _gpu_memory(before, memory)
+            if isinstance(window.energy, Reading):
+                energy = power = window.energy
+            else:
+                energy, power = _energy(window.energy, start, stop)
+            if len(outputs) == 1:
+                nbytes, shape = _shape(*outputs[0])
+                shapes: tuple[TensorShape, ...] = (shape,)
+            else:
+                nbytes, shapes = _shapes(outputs)
             found.append(
                 LayerMetrics(
                     layer_id,
-                    call_name(info.path, call),
+                    info.path if call == 1 else call_name(info.path, call),
                     info.module_type,
                     stop - start,
-                    *_shapes(outputs),
+                    nbytes,
+                    shapes,
                     cpu_stopped - cpu_started,
                     energy,
                     power,
                     held,
                     peak,
-                    _mean(window.cpu, start, stop),
-                    _mean(window.gpu, start, stop),
-                    _mean(window.memory, start, stop),
+                    *means,
                 )
             )
             before = memory
@@ -156,16 +170,18 @@ class Measurement:
         at = self.clock.at
         start, stop = at(self._began), at(self._ended)
         window = sampler.window(start, self.gpu)
-        energy, power = _energy(window, start, stop)
+        energy, power = _energy(window.energy, start, stop)
         if self._memory_before is None:
-            _, peak = _memory(window, start, stop)
+            _, peak, *_ = _levels(window, start, stop)
         else:
             seen = [self._memory_before, *(memory for _, _, memory, *_ in self._layers if memory is not None)]
             most = Allocated(max(one.held for one in seen), seen[-1].peak)
             _, peak = _gpu_memory(self._memory_before, most)
         return ForwardMetrics(
             total_ns=stop - start,
-            layers_ns=sum(at(stopped) - at(started) for started, stopped, _, _, _, _, _, _, _ in self._layers),
+            layers_ns=sum([at(marks[1]) - at(marks[0]) for marks in self._layers])
+            if self.clock is not HOST
+            else sum([marks[1] - marks[0] for marks in self._layers]),
             cpu_ns=self._cpu_ended - self._cpu_began,
             energy=energy,
             mean_power=power,
@@ -210,8 +226,7 @@ def _shape(shape: torch.Size, dtype: torch.dtype) -> tuple[int, TensorShape]:
     return math.prod(shape) * dtype.itemsize, TensorShape(str(dtype).removeprefix("torch."), tuple(shape))
 
 
-def _energy(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:
-    track = window.energy
+def _energy(track: Track | Reading, start: int, stop: int) -> tuple[Reading, Reading]:
     if isinstance(track, Reading):
         return track, track
     energy = track.growth(start, stop)
@@ -222,15 +237,12 @@ def _energy(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:
     return energy, Reading(energy.value / (stop - start) * 1e9, energy.status, energy.note)
 
 
-def _memory(window: Window, start: int, stop: int) -> tuple[Reading, Reading]:
+def _levels(window: Window, start: int, stop: int) -> tuple[Reading, ...]:
+    """Memory of the process at the end and at the most, and means of processors, GPU and this machine's memory."""
     track = window.resident
-    if isinstance(track, Reading):
-        return track, track
-    return track.end(start, stop), track.peak(start, stop)
-
-
-def _mean(track: Track | Reading, start: int, stop: int) -> Reading:
-    return track if isinstance(track, Reading) else track.mean(start, stop)
+    memory = (track, track) if isinstance(track, Reading) else (track.end(start, stop), track.peak(start, stop))
+    tracks = window.cpu, window.gpu, window.memory
+    return *memory, *[one if isinstance(one, Reading) else one.mean(start, stop) for one in tracks]
 
 
 def _gpu_memory(before: Allocated | None, after: Allocated) -> tuple[Reading, Reading]:

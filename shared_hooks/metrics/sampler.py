@@ -86,6 +86,11 @@ class Window:
     gpu: Track | Reading
     """Per cent of the time."""
 
+    def same_until(self, start: int, stop: int) -> int:
+        """Intervals after this one that end by then have the same levels; 0 where that is not known."""
+        tracks = [one for one in (self.resident, self.cpu, self.memory, self.gpu) if isinstance(one, Track)]
+        return min([track.same_until(start, stop) for track in tracks], default=stop)
+
 
 SEARCHING = Reading.unavailable("sensors are still being looked for")
 NO_GPU = Reading.unavailable("the model does not run on a GPU")
@@ -131,7 +136,7 @@ class Sampler:
         """What was sampled from ``start_ns`` (`time.perf_counter_ns`) on."""
         channels = self._devices.get(gpu)
         energy, level = channels if channels is not None else (None, None)
-        resident, cpu, memory = (channel.since(start_ns) for channel in self._host)
+        resident, cpu, memory = [channel.since(start_ns) for channel in self._host]
         return Window(
             energy=SEARCHING if energy is None else energy.since(start_ns),
             resident=resident,

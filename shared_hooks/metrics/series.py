@@ -149,6 +149,11 @@ class Track:
         until = times[gap] if gap < len(times) else times[-1] + self._reach
         return gap if stop <= until else 0
 
+    def same_until(self, start: int, stop: int) -> int:
+        """Up to when what begins after this interval lies in its gap between two samples; 0 where it lies in none."""
+        gap = self._gap(start, stop)
+        return 0 if not gap else self.times[gap] if gap < len(self.times) else self.times[-1] + self._reach
+
     def _of_gap(self, gap: int) -> tuple[Reading, Reading]:
         """Level and peak of what lies there: layers that are shorter than a sample share them."""
         if (known := self._gaps.get(gap)) is None:

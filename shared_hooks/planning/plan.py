@@ -255,13 +255,15 @@ class Walk(NamedTuple):
     """The module calls that begin before a cut, in that order, where nothing but results of modules is captured.
 
     ``ends``: how many calls have begun when each ends; ``captures``: what slots take of its result; ``names``: its path
-    and number; ``last``: the index of the call that the cut is after.
+    and number; ``layers``: its layer's id, None where it is none; ``last``: the index of the call that the cut is
+    after.
     """
 
     modules: list[nn.Module]
     ends: list[int]
     captures: list[list[tuple[int, Capture]] | None]
     names: list[Call]
+    layers: list[int | None]
     last: int
 
 
@@ -284,6 +286,7 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, modules: Mapping[nn.
         [bisect_left(begins, call.exit) for call in calls],
         [wanted.get(name) for name in names],
         names,
+        [call.layer_id for call in calls],
         calls.index(layer),
     )
 

@@ -22,6 +22,7 @@ from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import SpecError, TooLarge
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.sampler import Window
 from shared_hooks.planning import planner
 from shared_hooks.selection.places import read_boxes
 
@@ -62,7 +63,7 @@ def test_each_utilisation_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     values = {"cpu": 11.0, "gpu": 22.0, "memory": 33.0}
     none = Reading.unavailable("not here")
     sources = {name: Reading(value, "measured", name) for name, value in values.items()}
-    window = SimpleNamespace(energy=none, resident=none, **sources)
+    window = Window(energy=none, resident=none, **sources)  # type: ignore[arg-type]
     monkeypatch.setattr(measurement.sampler, "window", lambda start, gpu: window)
     with WrappedModel(nn.Sequential(nn.ReLU())) as made:
         made.forward(torch.ones(2))

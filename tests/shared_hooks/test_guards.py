@@ -48,11 +48,10 @@ def test_a_codecs_parameters_are_numbers_of_64_bits_and_short_texts(parameter: A
 
 
 def test_power_of_no_time_is_none() -> None:
-    track = SimpleNamespace(growth=lambda start, stop: Reading.measured(2.0, "a meter"))
-    window: Any = SimpleNamespace(energy=track)
-    assert _energy(window, 5, 5) == (Reading.measured(2.0, "a meter"), NO_TIME)
-    assert _energy(window, 6, 5)[1] == NO_TIME
-    assert _energy(window, 0, 1_000_000_000)[1].value == 2.0
+    track: Any = SimpleNamespace(growth=lambda start, stop: Reading.measured(2.0, "a meter"))
+    assert _energy(track, 5, 5) == (Reading.measured(2.0, "a meter"), NO_TIME)
+    assert _energy(track, 6, 5)[1] == NO_TIME
+    assert _energy(track, 0, 1_000_000_000)[1].value == 2.0
 
 
 def test_names_are_told_to_the_third() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SplitGenerator, split_model
-from edge_client.survey.generation import best_generation_cut
+from edge_client.generation.survey import best_generation_cut
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer
 from shared_hooks.generation import DecodingTail, InProcess
 from tests.edge_client.generation.speaking import CUT, inputs, whole
