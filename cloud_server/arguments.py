@@ -14,7 +14,7 @@ TRIALS = ("auto", "always", "never")
 
 
 def parser() -> Parser:
-    """Of ``cloud-server`` itself."""
+    """Arguments of ``cloud-server`` itself."""
     made = Parser(
         prog="cloud-server",
         description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
@@ -68,7 +68,7 @@ def parser() -> Parser:
 
 
 def doctor() -> Parser:
-    """Of ``cloud-server doctor``, which takes the same."""
+    """Arguments of ``cloud-server doctor``, which takes the same."""
     made = parser()
     made.prog = "cloud-server doctor"
     made.description = "Looks at a configuration and this machine as a server would find them, and says what to mend."
@@ -79,7 +79,7 @@ def doctor() -> Parser:
 
 
 def token() -> Parser:
-    """Of ``cloud-server token``."""
+    """Arguments of ``cloud-server token``."""
     made = Parser(
         prog="cloud-server token",
         description="Makes a token for an identity. It goes into a file of its own, which only you can read, for the "
@@ -101,7 +101,7 @@ def _add_access(made: argparse.ArgumentParser) -> None:
     access.add_argument("--client-ca", type=Path, metavar="FILE", help="let in only who has a certificate signed by it")
     access.add_argument("--identities", type=Path, metavar="FILE", help="let in only who is in it, and as it says")
     access.add_argument("--insecure", action="store_true", help="let other machines connect in the clear")
-    access.add_argument("--reflection", action="store_true", help="describe the services to who asks (grpcurl)")
+    access.add_argument("--reflection", action="store_true", help="describe the services to any client (grpcurl)")
 
 
 _UNITS = {

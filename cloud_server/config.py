@@ -7,7 +7,7 @@ threads = 4                          # inside one operation on the CPU; absent =
 workers = 1                          # tails computed at a time, on each device
 worker_processes = false             # each in a process of its own; absent = if there are several
 trials = "auto"                      # try cuts cold before they are served: auto, always, never (docs/operations.md)
-reflection = false                   # describe the services to who asks (grpcurl)
+reflection = false                   # describe the services to any client (grpcurl)
 insecure = false                     # true: other machines may connect in the clear
 
 [tls]                                # absent: in the clear, which is for loopback only; docs/access.md

@@ -37,13 +37,13 @@ SWEEP_SECONDS = 1.0
 LEAVE_SECONDS = 2.0
 """For a stream that has to give up its place to fetch what is in line."""
 PROBE_BYTES_PER_SECOND = 100e6
-"""Of one probe, while requests wait for a worker: copying bytes holds up everybody."""
+"""Rate of one probe, while requests wait for a worker: copying bytes holds up everyone else."""
 REFUSAL_SECONDS = 0.005
 """What it counts as to take a request that is then turned away: gRPC's threads and the answer cost more than the look,
-and who asks within what it was welcomed with is seldom refused.
+and a client that asks within what it was welcomed with is seldom refused.
 """
 BURST_SECONDS = 60.0
-"""Of a minute's probes, so much may be used at once."""
+"""Seconds of a minute's probes that may be used at once."""
 
 
 class Core:
@@ -101,7 +101,7 @@ class Core:
 
     @property
     def identities(self) -> list[Identity]:
-        """Of the served models."""
+        """Identities of the served models."""
         return [engine.identity for engine in self.engines.values()]
 
     def engines_for(self, caller: Caller) -> dict[str, Engine]:
@@ -269,7 +269,7 @@ class Core:
         return left
 
     def _read(self, request: Request, delayed: Delayed) -> bool:
-        """Of a reader's thread, which survives everything: the request then ends with its deadline."""
+        """Runs in a reader's thread, which survives everything: the request then ends with its deadline."""
         try:
             request.read_file(self.limits.max_request_bytes)
             delayed.go()
@@ -304,7 +304,7 @@ class Core:
                 now = time.monotonic()
                 late = [session for session, until in self._leaving.items() if until <= now]
             for session in late:
-                session.drop(ServerUnavailable("its place was needed, and the client does not fetch what it is told"))
+                session.drop(ServerUnavailable("its place was needed, and the client does not fetch what it is sent"))
 
     # The end
 

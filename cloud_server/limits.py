@@ -49,7 +49,8 @@ class Limits:
     chunk_bytes: int = 512 * KIB
     """Size of the chunks in which answers are sent."""
     max_frames_share: float = 0.25
-    """Of one processor's time, for taking the frames of one account while others send, too; beyond that they wait."""
+    """Share of one processor's time for taking the frames of one account while others send, too; beyond that they wait.
+    """
     max_cut_bytes: int = 2 * MIB
     """Description of one cut."""
     max_cuts: int = 1024
@@ -119,7 +120,7 @@ class Limits:
     max_answer_bytes: int = 512 * MIB
     """Memory of these answers together, of those that wait on streams, too; so of any one."""
     max_file_pixels: int = MAX_PIXELS
-    """Of an image that comes as a file, as it is and as it is scaled."""
+    """Most pixels of an image that comes as a file, as it is and as it is scaled."""
     max_file_examples: int = 64
     """How many times the size of its model's example an input file's tensors may have: a bound on the model's work,
     where nothing is rehearsed.

@@ -12,7 +12,7 @@ from shared_hooks.errors import SpecError
 
 @dataclass(frozen=True)
 class Scale:
-    """Of each model. Raises SpecError, naming the field, for values that cannot work."""
+    """How many copies of each model serve. Raises SpecError, naming the field, for values that cannot work."""
 
     min_replicas: int = 1
     max_replicas: int = 1

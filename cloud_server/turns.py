@@ -41,7 +41,9 @@ NOT_BEGUN: Outcome[None] = Outcome(None, None, company=1, meetings=0)
 
 @dataclass(frozen=True)
 class Turn:
-    """Of a request that waits: a `cloud_server.work.Job`. ``takes``: seconds that it may, going by those before it."""
+    """A task for a worker: one request that waits; a `cloud_server.work.Job`. ``takes``: seconds that it may, by those
+    before it.
+    """
 
     request: Request
     work: Callable[[Turn], bool]
@@ -104,7 +106,7 @@ class Turns:
         return [found.get(id(turn.request), Did(False)) for turn in turns]
 
     def _hurried(self, turns: Sequence[Turn]) -> list[Request]:
-        """Of requests for a batch, those that it would answer too late, for it takes as long as all of them: first, and
+        """Requests that a batch would answer too late, for it takes as long as all of them: first, and
         alone.
         """
         takes, most = sum(turn.takes() for turn in turns), self._limits.deadline_seconds
@@ -268,7 +270,7 @@ class _Part:
 
     @property
     def own_seconds(self) -> float:
-        """Of the batch's time, what this one took to join it."""
+        """The part of the batch's time that this one took to join it."""
         return self.begun.own_ns / 1e9 if self.begun is not None and self.begun.is_made else 0.0
 
     def end(self) -> Computed:

@@ -25,7 +25,7 @@ MAX_MESSAGE = 4000
 MOST_MS = 2**32 - 1
 
 INLINE_BYTES = 64 << 10
-"""Of a step's payload that an older client may send with its header, and of an answer's that is part of its message."""
+"""Most of a step's payload that may go with its header, and of an answer's that is part of its message."""
 
 # https://grpc.github.io/grpc/core/md_doc_statuscodes.html, in the order of their numbers
 STATUS_CODES = (

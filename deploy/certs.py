@@ -3,7 +3,7 @@
     python -m deploy.certs certs/ --server cloud.example --server 10.0.0.5 --client edge-1
 
 makes ``ca.pem`` (which both sides need), ``server.pem`` and ``server.key``, ``edge-1.pem`` and ``edge-1.key``, and
-keeps the authority's own key, ``ca.key``, to sign more with later. What is asked for again is made anew. For more than
+keeps the authority's own key, ``ca.key``, to sign more with later. What is asked for again is made again. For more than
 trying, let an authority of your own sign (step-ca, cert-manager, Vault), and keep its key off the server.
 """
 

@@ -27,7 +27,7 @@ witness     answers also computed whole here
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 generation  generation cut in two: generate() of transformers, and sessions' way to the server
-adaptive    `AutoClient`: the cut chosen anew for every request
+adaptive    `AutoClient`: the cut chosen for every request
 live        a page in the browser, and sinks, while requests run
 sweeping    every cut measured: tables and a report
 pruning     channel selection, tested

@@ -13,7 +13,7 @@ from shared_hooks import LayerMetrics
 from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import Prediction
 from shared_hooks.observers.named import Observations
-from shared_hooks.showing import brief, duration, html_table, panel, short, size, strip, told
+from shared_hooks.showing import brief, duration, html_table, panel, short, size, strip, summary_of
 
 _UNKNOWN: Final = object()
 _SHOWN: Final = 10
@@ -72,7 +72,7 @@ class Answer:
         took = f"{duration(self.measured_ns)}: " + " + ".join(f"{name} {duration(ns)}" for name, ns in parts.items())
         sent = f"{size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
         made = f"in a batch of {self.company} requests: not exact" if self.company > 1 else ""
-        return told(self, f"output={brief(self.output)}", where, took, sent, made, self._best())
+        return summary_of(self, f"output={brief(self.output)}", where, took, sent, made, self._best())
 
     def _best(self) -> str:
         found = self._told_result()

@@ -41,7 +41,7 @@ from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUn
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import InputItem, ModelSpec, Prediction
-from shared_hooks.showing import told
+from shared_hooks.showing import summary_of
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient, AutoOptions
@@ -69,7 +69,7 @@ class EdgeClient(Standing):
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
     default cut: a layer's id or name, "input" (or "cloud-only"; the default) to send the inputs themselves: everything
     runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
-    the whole model here, without a server, or "auto": chosen anew for every request, by ``auto`` (`AutoOptions`), from
+    the whole model here, without a server, or "auto": chosen for every request, by ``auto`` (`AutoOptions`), from
     measurements that `open` begins with.
     `codec` is how frontiers travel (`shared_hooks.codecs`); "auto": each tensor as it is there the soonest, by measured
     codecs and link. With a loss only where `calibration` (a file or a table of `edge_client.calibrate`, of these very
@@ -207,7 +207,7 @@ class EdgeClient(Standing):
 
     def __repr__(self) -> str:
         split = f"split={self._split!r}"
-        return told(self, f"server={self.server}", f"model={self.model_id}", split, f"{self.state.name.lower()}")
+        return summary_of(self, f"server={self.server}", f"model={self.model_id}", split, f"{self.state.name.lower()}")
 
     @property
     def witness(self) -> float:

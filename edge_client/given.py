@@ -26,7 +26,7 @@ _KINDS: Final = (Call, tuple, Mapping, torch.Tensor, np.ndarray, bytes, bytearra
 
 @dataclass(frozen=True)
 class Given:
-    """One input: a file, read anew each time, or ``value``, which is in memory and is read as `EdgeClient.infer` reads
+    """One input: a file, read again each time, or ``value``, which is in memory and is read as `EdgeClient.infer` reads
     it. ``label``: its truth, where no file says it.
     """
 
@@ -65,7 +65,7 @@ class Given:
         return copied(call.args, dict(call.kwargs))
 
     def digest(self) -> str:
-        """Of the file's bytes, or what is in memory; empty for what is `made`. Raises SpecError."""
+        """A digest of the file's bytes, or of what is in memory; empty for what is `made`. Raises SpecError."""
         if self.made:
             return ""
         if self.item is None:
@@ -118,7 +118,7 @@ def named(items: Sequence[InputItem]) -> list[Given]:
 
 
 def labelled(pairs: Iterable[Any], what: str) -> list[Given]:
-    """Of pairs of an input in memory and its label. Raises InputMismatch for what is no pair."""
+    """Inputs with labels, from pairs of an input in memory and its label. Raises InputMismatch for what is no pair."""
     found = []
     for at, pair in enumerate(pairs):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:

@@ -96,7 +96,7 @@ def _clear(address: tuple[str, int], server: str) -> IsthmusError | None:
         if _alert(error, server) is None:
             return None
     give = either("--ca FILE, or --tls", "Credentials(ca=FILE), or Credentials(tls=True)")
-    return Disagreement(f"{server} speaks TLS, and this side was told of none: give {give}")
+    return Disagreement(f"{server} speaks TLS, and this side was given none: give {give}")
 
 
 def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Credentials) -> IsthmusError | None:
@@ -119,7 +119,7 @@ def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Cr
     except ssl.SSLEOFError:
         return _closed(server, credentials)
     except ssl.SSLError as error:
-        return _alert(error, server) or Disagreement(f"{server} does not speak TLS, and this side was told to")
+        return _alert(error, server) or Disagreement(f"{server} does not speak TLS, and this side was asked to")
 
 
 def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials) -> NotAuthenticated | None:

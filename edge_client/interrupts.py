@@ -1,9 +1,9 @@
 """Ctrl-C, never lost.
 
 A KeyboardInterrupt is an exception like any other: raised while a library is imported, in a destructor or a callback
-from C++, it may be caught there, printed or dropped, and the process goes on. So there are two handlers. While nothing
-has begun (`ends_at_once`) the process is ended without an exception. Afterwards (`insists`) it is raised again, until
-somebody says `heard`. Loads nothing, so that it can be there before anything else.
+from C++, it may be caught there, printed or dropped, and the process continues. So there are two handlers. While
+nothing has begun (`ends_at_once`) the process is ended without an exception. Afterwards (`insists`) it is raised again,
+until somebody says `heard`. Loads nothing, so that it can be there before anything else.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def insists() -> None:
 
 
 def heard() -> None:
-    """The interrupt has arrived. A second Ctrl-C is one anew."""
+    """The interrupt has arrived. A second Ctrl-C is a new one."""
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0)
 

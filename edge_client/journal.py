@@ -1,7 +1,7 @@
 """A file of lines of JSON that outlives its process: each line is on the disk, or not there at all.
 
-A line that an interruption cut off is dropped when the file is read again, a full disk is told and leaves no half line,
-and two processes cannot write to one file. A sweep (`edge_client.sweeping.journal`) and a run
+A line that an interruption cut off is dropped when the file is read again, a full disk is reported and leaves no half
+line, and two processes cannot write to one file. A sweep (`edge_client.sweeping.journal`) and a run
 (`edge_client.commands.run_journal`) say what the lines are.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 from shared_hooks.errors import SpecError
 
 BEGINNING: Final = b'{"'
-"""Of every record: a file that begins otherwise is somebody's own."""
+"""How every record begins: a file that begins otherwise is somebody's own."""
 
 
 class JournalFile:

@@ -10,7 +10,7 @@ CLOUD_FILE: Final = "cloud-only-file"
 """Everything on the cloud: the raw input crosses (the cut "input"), or the file it came as."""
 
 AUTO: Final = "auto"
-"""One of these or a cut, chosen anew for every request (`edge_client.adaptive`)."""
+"""One of these or a cut, chosen for every request (`edge_client.adaptive`)."""
 
 WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO)
 """All that a split may be and that is no cut of the model."""

@@ -54,7 +54,7 @@ class Standing:
     def loaded(self) -> str | None:
         """With `ModelChoice.only_head`: how much of the weights is in memory, in words; else None."""
         only_head = self._edge_model.only_head
-        return None if only_head is None else only_head.told
+        return None if only_head is None else only_head.summary
 
     @property
     def spec(self) -> ModelSpec | None:

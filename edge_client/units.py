@@ -29,7 +29,7 @@ def rate(name: str, text: str) -> float:
 
 
 def nanoseconds(name: str, text: str) -> float:
-    """Of "30ms"."""
+    """Nanoseconds in "30ms"."""
     return _parse(name, text, _TIMES, "30ms, 0.5s or 200us")
 
 

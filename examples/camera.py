@@ -24,7 +24,7 @@ IMAGES = sorted(Path("shared_hooks/models/digits/images").glob("*.png"))
 
 
 def frames(rate: float = 200.0) -> Iterator[sources.Pixels]:
-    """The stand-in for a camera: it goes on by itself, whether anybody looks or not."""
+    """The stand-in for a camera: it continues by itself, whether anybody looks or not."""
     for path in itertools.cycle(IMAGES):
         yield np.array(Image.open(path).convert("RGB"))
         time.sleep(1 / rate)

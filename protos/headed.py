@@ -35,7 +35,7 @@ class HeadedRequest:
 
     @property
     def nbytes(self) -> int:
-        """Of the payload, in this message."""
+        """Bytes of the payload, in this message."""
         return sum(map(nbytes_of, self.pieces))
 
 
@@ -48,7 +48,7 @@ class HeadedReply:
 
     @property
     def nbytes(self) -> int:
-        """Of the payload, in this message."""
+        """Bytes of the payload, in this message."""
         return sum(map(nbytes_of, self.pieces))
 
 

@@ -11,7 +11,7 @@ print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what th
 This folder holds what a `WrappedModel` does. Each package may import those above it in this list:
 
 errors      every error raised on purpose
-sharing     who of many gives way at a bound
+sharing     who of many is evicted at a bound
 tensors     values and memory
 config      what users write
 command_line  the parser of both commands

@@ -27,7 +27,7 @@ SECONDS = 5.0
 
 
 class Gone(Exception):
-    """The process cannot be asked: it has ended, or what it is to be told or to answer goes to no other process. That
+    """The process cannot be asked: it has ended, or what it is to be sent or to answer goes to no other process. That
     says nothing about the model's answer.
     """
 

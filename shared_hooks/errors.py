@@ -13,9 +13,9 @@
     │   └── PlaceholderRead   ... it read a value that was not sent
     ├── HookRefused           a life-cycle hook refused the request
     │   └── ObserverRefused   the server does not let clients ask for this observer
-    ├── AccessRefused         who asks may not do this
+    ├── AccessRefused         this caller may not do this
     │   └── NotAuthenticated  no credentials, or none that hold
-    ├── QuotaExceeded         who asks has used up what it may use in a minute; says when there is more
+    ├── QuotaExceeded         this caller has used up what it may use in a minute; says when there is more
     ├── ModelFailed           the model itself raised; the original is the cause
     │   ├── WorkerLost        the process that computed the request ended under it
     │   └── ModelChanged      a run left the model changed, and it cannot be put back

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from shared_hooks.crossing import Crossing, Place, Slot
-from shared_hooks.explanation import Explanation, Sent, Told
+from shared_hooks.explanation import CallReports, Explanation, Sent
 from shared_hooks.modules import ROOT, call_name
 from shared_hooks.planning import Capture, Cutting, Plan
 from shared_hooks.recording import Event, ModuleCall, Op, Storage, Trace
@@ -36,8 +36,8 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
         layer_type="" if number < 0 else plan.trace.layers[number].module_type,
         sent=tuple(telling.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
         whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
-        reads=tuple(Told(read.name, _where(read.place), _value(value)) for read, value in reads),
-        given=tuple(Told(given.name, _where(given.place)) for given in crossing.given),
+        reads=tuple(CallReports(read.name, _where(read.place), _value(value)) for read, value in reads),
+        given=tuple(CallReports(given.name, _where(given.place)) for given in crossing.given),
         generators=crossing.generators,
         description_bytes=len(crossing.to_bytes()),
         skipped=kinds[Skip],

@@ -38,7 +38,7 @@ class Sent:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class CallReports:
     """What is said of a place before the cut: ``what`` it is ("item", an operation, a module), ``where`` in the model.
 
     ``value``: of a Python value that was read from data, as the plan saw it; every request brings its own.
@@ -65,8 +65,8 @@ class Explanation:
     layer_type: str
     sent: tuple[Sent, ...]
     whole: bool
-    reads: tuple[Told, ...]
-    given: tuple[Told, ...]
+    reads: tuple[CallReports, ...]
+    given: tuple[CallReports, ...]
     generators: tuple[str, ...]
     description_bytes: int
     skipped: int

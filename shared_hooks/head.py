@@ -36,7 +36,9 @@ class Listener(Protocol):
     """Hears of what crosses a cut before its head has ended (`listening`). In the thread of the head."""
 
     def begins(self, crossing: Crossing) -> bool:
-        """A head to this cut; one that was told of before has left its path. Whether what is final is to be told."""
+        """A head to this cut; one that was announced before has left its path. Whether what is final is to be
+        announced.
+        """
 
     def final(self, slot: int, pieces: tuple[torch.Tensor, ...]) -> None:
         """The plan says that nothing writes there any more before the cut; whether that is so the head's result tells.
@@ -120,7 +122,7 @@ class Banking:
         self.read: dict[int, Structure] = {} if read is None else read
         self.other_values = False
         self.versions: dict[int, int] = {}
-        """Of what is found, at the cut."""
+        """Versions of the tensors in ``found``, at the cut."""
         self.found: dict[int, torch.Tensor] = {}
         self.follower = follower
         self.wanted: dict[Any, list[tuple[int, Capture]]] = {}

@@ -59,7 +59,9 @@ def span_between(planner: Planner, early: EarlyOutput, end: Cut, device: torch.d
 
 
 def span_of(plans: Iterable[Plan], early: EarlyOutput, end: Cut) -> Span:
-    """Of the plan whose path is the one that ``early`` came by. Raises UnknownLayer, and CutRefused with the reason."""
+    """The span of the plan whose path is the one that ``early`` took. Raises UnknownLayer, and CutRefused with the
+    reason.
+    """
     crossing, wrong = early.crossing, "no plan of this side takes the path that the first part took"
     for plan in plans:
         number = plan.layer_id(end)

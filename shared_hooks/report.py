@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shared_hooks.planning import LayerInfo
-from shared_hooks.showing import html_table, panel, size, strip, told
+from shared_hooks.showing import html_table, panel, size, strip, summary_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Report:
 
     def __repr__(self) -> str:
         differing = f"{len(self.differing)} differ: " + " ".join(one.name for one in self.differing[:8])
-        return told(
+        return summary_of(
             self,
             "ok" if self.ok else "NOT ok",
             f"{len(self.exact)} cuts exact",

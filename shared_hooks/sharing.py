@@ -1,8 +1,8 @@
-"""One bounded thing, used by many: who gives way when there is no more of it.
+"""One bounded thing, used by many: who is evicted when there is no more of it.
 
 While there is room, everybody takes what they ask for. At the bound it is max-min fairness that decides: who holds the
-most gives way to who would hold less, even with what it asks for. That is asked twice: between *accounts*, then between
-the *clients* of one account, which say themselves who they are. Nothing here locks.
+most is evicted for one who would hold less, even with what it asks for. That is asked twice: between *accounts*, then
+between the *clients* of one account, which say themselves who they are. Nothing here locks.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from shared_hooks.modules.manifest import Fact, manifest
 from shared_hooks.planning import INPUT, Cut, Layers, Loads, Plan
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
-from shared_hooks.showing import told
+from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
@@ -73,7 +73,9 @@ class WrappedModel(Runs):
     def __repr__(self) -> str:
         modules, made = len(self._modules), self._planner.made
         plans = f"{made} plan{'' if made == 1 else 's'} made"
-        return told(self, type(self.model).__name__, f"{modules} modules", plans, "" if self._attached else "detached")
+        return summary_of(
+            self, type(self.model).__name__, f"{modules} modules", plans, "" if self._attached else "detached"
+        )
 
     def __enter__(self) -> WrappedModel:
         return self

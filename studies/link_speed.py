@@ -36,7 +36,9 @@ def main() -> int:
     if options.server:
         print(json.dumps(_probed(options.server, options.tries)))
         return 0
-    print(f"{'link':<12} {'told':>8} {'within 25 %':>12} {'interval holds':>15}  figures, lowest to highest; at least")
+    print(
+        f"{'link':<12} {'reported':>8} {'within 25 %':>12} {'interval holds':>15}  figures, lowest to highest; at least"
+    )
     with local_server(ModelChoice("digits", threads=1)) as server:
         _show("loopback", None, _probed(server, options.tries))
     rates = [float(word) for word in options.mbit.split(",") if word]
@@ -75,21 +77,22 @@ def _probed(server: str, tries: int) -> list[dict[str, Any]]:
 
 
 def _show(name: str, true: float | None, found: Sequence[dict[str, Any]]) -> None:
-    told = sorted(one["bytes_per_second"] for one in found if one["bytes_per_second"] is not None)
+    reported = sorted(one["bytes_per_second"] for one in found if one["bytes_per_second"] is not None)
     least = [one["bytes_per_second_low"] for one in found if one["bytes_per_second"] is None]
     near = holds = "-"
     if true is not None:
-        near = f"{sum(abs(value / true - 1) <= 0.25 for value in told)} of {len(told)}"
+        near = f"{sum(abs(value / true - 1) <= 0.25 for value in reported)} of {len(reported)}"
         within = sum(
             one["bytes_per_second_low"] <= true <= one["bytes_per_second_high"]
             for one in found
             if one["bytes_per_second"] is not None
         )
-        holds = f"{within} of {len(told)}"
-    figures = f"{mbit(told[0])} to {mbit(told[-1])}" if told else "-"
+        holds = f"{within} of {len(reported)}"
+    figures = f"{mbit(reported[0])} to {mbit(reported[-1])}" if reported else "-"
     bounds = ", ".join(mbit(value) for value in sorted(value or 0.0 for value in least))
     print(
-        f"{name:<12} {f'{len(told)} of {len(found)}':>8} {near:>12} {holds:>15}  {figures}; {bounds or '-'}", flush=True
+        f"{name:<12} {f'{len(reported)} of {len(found)}':>8} {near:>12} {holds:>15}  {figures}; {bounds or '-'}",
+        flush=True,
     )
 
 

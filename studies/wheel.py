@@ -49,9 +49,9 @@ def main() -> int:
         folder = Path(name)
         dist = options.dist or build(folder)
         wheel, sdist = one(dist, "*.whl"), one(dist, "*.tar.gz")
-        told: dict[str, Any] = {"wheel": wheel.name, "sdist": sdist.name, **compared(wheel, sdist)}
-        print(json.dumps(told), flush=True)
-        told["tried"] = []
+        reported: dict[str, Any] = {"wheel": wheel.name, "sdist": sdist.name, **compared(wheel, sdist)}
+        print(json.dumps(reported), flush=True)
+        reported["tried"] = []
         failed = 0
         for python in options.python or [sys.executable]:
             for kind, file in (("wheel", wheel), ("sdist", sdist)):
@@ -64,11 +64,11 @@ def main() -> int:
                         failed += 1
                         result = {"of": kind, "python": python, "failed": f"{type(error).__name__}: {error}"[:2000]}
                 result["seconds"] = round(time.monotonic() - began)
-                told["tried"].append(result)
+                reported["tried"].append(result)
                 print(json.dumps(result), flush=True)
     if options.json:
         command = " ".join(["python -m studies.wheel", *map(shlex.quote, sys.argv[1:])])
-        text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **told}, indent=1)
+        text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **reported}, indent=1)
         options.json.write_text(text + "\n")
     return int(failed > 0)
 
@@ -118,12 +118,12 @@ def tried(folder: Path, interpreter: str, file: Path, flags: Sequence[str]) -> d
             if not line.startswith("listening on "):
                 raise RuntimeError(f"the server did not start: {(folder / 'server.log').read_text()[-2000:]}")
             asked = ["run", "--server", line.split()[-1], "--split", "stage2.0.conv2", "--input", str(images)]
-            told = run([str(bin / "edge-client"), *asked], empty)
+            reported = run([str(bin / "edge-client"), *asked], empty)
         finally:
             server.send_signal(signal.SIGTERM)
             status = server.wait(60)
-    if status or "measured end to end" not in told:
-        raise RuntimeError(f"the server ended with {status}; the client said {told[-1000:]}")
+    if status or "measured end to end" not in reported:
+        raise RuntimeError(f"the server ended with {status}; the client said {reported[-1000:]}")
     return {"python": version, "torch": torch, "server's exit status": status, "client": "answers as it should"}
 
 

@@ -76,8 +76,8 @@ class Forked(subprocess.Popen[Any]):
         begun = {**os.environ} if env is None else dict(env)
         context = _context()
         here, there = context.Pipe(duplex=False)
-        told = there, self._words, str(cwd or Path.cwd()), begun, files, os.getpid(), self._own_session
-        between = context.Process(target=_fork, args=told, daemon=True)
+        reported = there, self._words, str(cwd or Path.cwd()), begun, files, os.getpid(), self._own_session
+        between = context.Process(target=_fork, args=reported, daemon=True)
         try:
             with here, _orphans_come_here():
                 between.start()
@@ -180,7 +180,7 @@ def _context() -> ForkServerContext:
 
 
 def _fork(
-    told: Connection,
+    reported: Connection,
     words: list[str],
     cwd: str,
     env: dict[str, str],
@@ -190,9 +190,9 @@ def _fork(
 ) -> None:
     """In the process between: as ``python words`` in one of its own, with ``files`` at the numbers it knows them by."""
     if pid := os.fork():
-        told.send(pid)
+        reported.send(pid)
         return
-    told.close()
+    reported.close()
     if own_session:
         os.setsid()
     limit = time.monotonic() + ADOPTED_SECONDS

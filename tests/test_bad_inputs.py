@@ -274,7 +274,7 @@ CLOUD: list[tuple[str, str]] = [
 ]
 
 
-def told(
+def reported(
     main: Callable[[list[str]], int], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> tuple[int | str | None, list[str]]:
     try:
@@ -288,7 +288,7 @@ def told(
 def test_the_edge(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     words = words.replace("RUN", "run --split edge-only --input")
     words = words.replace("SPLIT", "run --input ok.png --patience 0.1 --split")
-    status, lines = told(edge_main, words.split(), capsys)
+    status, lines = reported(edge_main, words.split(), capsys)
     assert status in (1, 2, 3) and len(lines) == 1, lines
     assert lines[0].startswith("edge-client") and said in lines[0]
 
@@ -296,7 +296,7 @@ def test_the_edge(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> 
 @pytest.mark.parametrize(("words", "said"), CLOUD)
 def test_the_cloud(words: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     here = [] if "--listen" in words or words.startswith("token") else ["--listen", "127.0.0.1:0"]
-    status, lines = told(cloud_server, [*words.split(), *here], capsys)
+    status, lines = reported(cloud_server, [*words.split(), *here], capsys)
     assert status in (1, 2) and len(lines) == 1, lines
     assert lines[0].startswith("cloud-server") and said in lines[0]
 

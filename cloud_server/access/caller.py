@@ -31,7 +31,9 @@ class Caller:
 
     @cached_property
     def address(self) -> str:
-        """Of its machine, without the port; of IPv6 its network (64 bits): who has one of it has all."""
+        """The address of its machine, without the port; for IPv6 its network (64 bits): one address there stands for
+        all.
+        """
         return _address(self.peer)
 
     @cached_property

@@ -43,7 +43,7 @@ class Bucket:
 
 
 class Quotas:
-    """Of all accounts. Any thread may call."""
+    """The quotas of all accounts. Any thread may call."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -1,7 +1,7 @@
 """``cloud-server --on ray``: one server on several machines; Ray Serve starts, watches, scales and replaces replicas.
 
 command      the command: Ray started or joined, everything up, drained at the end
-application  what Ray Serve is told: models, fronts, how many of each; for ``serve deploy``, too
+application  what Ray Serve is given: models, fronts, how many of each; for ``serve deploy``, too
 allowed      what cannot be had there, refused by name
 finder       where a session's replica is, asked of Ray Serve
 scaling      how many replicas the work there is wants

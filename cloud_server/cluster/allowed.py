@@ -68,7 +68,9 @@ def counted(policy: Policy) -> str:
 
 
 class Uncounted(Register):
-    """Of a front of several models: an identity that is given a bound while it serves is refused, not counted wrong."""
+    """The register of a front of several models: an identity that gets a bound while it serves is refused, not counted
+    wrong.
+    """
 
     def __init__(self, config: ServerConfig, *, certificates: bool) -> None:
         super().__init__(config.identities, certificates=certificates)

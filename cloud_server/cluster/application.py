@@ -1,4 +1,4 @@
-"""What Ray Serve is told: for each model, and each version of one, replicas that serve it; and fronts before them.
+"""What Ray Serve is given: for each model, and each version of one, replicas that serve it; and fronts before them.
 
 A Serve configuration file names `application` (docs/ray.md); ``cloud-server --on ray`` calls `build`.
 """
@@ -41,7 +41,9 @@ SPARE_SECONDS: Final = 15.0
 CALLS: Final = 1000
 """Questions that a replica answers at a time: where it is, and how it stands."""
 SURGE_PERCENT: Final = 20
-"""Of all replicas: so many new ones, one at least, are up before as many old ones drain. A GPU is seldom to spare."""
+"""Per cent of all replicas that may be new at once, one at least, while as many old ones drain. A GPU is seldom to
+spare.
+"""
 QUIET: Final = {"enable_access_log": False}
 """Ray Serve would write a line for every question to a replica."""
 CHECK_SECONDS: Final = 1.0
@@ -75,8 +77,8 @@ class Start:
         return configure(parser().parse_args(self.words))
 
     def stamp(self, config: ServerConfig, number: int | None = None) -> str:
-        """Of the files that a process reads when it starts: of a model's replica (``number``), or of a front. Deploying
-        again replaces those whose files have changed.
+        """A stamp of the files that a process reads when it starts: a model's replica (``number``), or a front.
+        Deploying again replaces those whose files have changed.
         """
         found = xxhash.xxh3_128(repr(config.scale if number is None else number).encode())
         named = parser().parse_args(self.words).config
@@ -205,7 +207,7 @@ def application(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def group_names(config: ServerConfig) -> list[str]:
-    """Of each configured model's replicas: the model's id, and ``-2`` for the second version of it."""
+    """The group of each configured model's replicas: the model's id, and ``-2`` for the second version of it."""
     names: list[str] = []
     for entry in config.models:
         base = re.sub(r"[^A-Za-z0-9_-]", "_", entry.spec.model_id) or "model"

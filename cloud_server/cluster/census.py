@@ -43,7 +43,7 @@ class Finder(Protocol):
 
     @property
     def groups(self) -> Sequence[str]:
-        """Of replicas that serve the same, older versions of a model before newer ones."""
+        """Groups of replicas that serve the same, older versions of a model before newer ones."""
         ...
 
     def find(self, group: str, session: str) -> Place:

@@ -38,7 +38,7 @@ SWEEP_SECONDS = 0.5
 
 
 class Front:
-    """Of one application. Use as a context manager. Raises SpecError."""
+    """The front of one application. Use as a context manager. Raises SpecError."""
 
     def __init__(self, config: ServerConfig, finder: Finder) -> None:
         self.lifecycle: Lifecycle = config.lifecycle

@@ -23,7 +23,7 @@ from shared_hooks.errors import BadFrame, IsthmusError
 from shared_hooks.sharing import Party
 
 MAX_FIELDS: Final = 4 * MAX_ENTRIES + 3
-"""Of a request that a replica takes: inputs, outputs, parameters, raw inputs; model, version and id."""
+"""Fields of a request that a replica takes: inputs, outputs, parameters, raw inputs; model, version and id."""
 _NAMED = {
     "ModelReady": pb.ModelReadyRequest,
     "ModelMetadata": pb.ModelMetadataRequest,
@@ -80,7 +80,7 @@ class InferenceRelay:
         return grpc.unary_unary_rpc_method_handler(about, request_deserializer=read)
 
     def index(self, asked: pb.RepositoryIndexRequest, context: grpc.ServicerContext) -> bytes:
-        """What is served to who asks, each model once."""
+        """What is served to this caller, each model once."""
         method, found = f"/{INFERENCE}/RepositoryIndex", pb.RepositoryIndexResponse()
         try:
             for said in self._relay.ask_groups(method, asked, context):

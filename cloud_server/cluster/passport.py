@@ -14,7 +14,7 @@ from cloud_server.access.tokens import hash_of
 from shared_hooks.errors import NotAuthenticated
 
 MAX_CHARACTERS = 6000
-"""Of a passport: gRPC takes 8 KiB of metadata."""
+"""Most characters of a passport: gRPC takes 8 KiB of metadata."""
 
 
 def stamp(caller: Caller, secret: str) -> list[tuple[str, str]]:

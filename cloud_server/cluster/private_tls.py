@@ -1,4 +1,4 @@
-"""The way between fronts and replicas. Each replica makes a key and a certificate when it starts; fronts are told
+"""The way between fronts and replicas. Each replica makes a key and a certificate when it starts; fronts are given
 the certificate by Ray, together with the address, so they know whom they talk to. On loopback all is in the clear.
 """
 

@@ -120,15 +120,15 @@ class Relay:
                 raise stay.refused
             for data in stay.call:
                 yield from self._sent(stay, data)
-                if stay.leave is not None and stay.beat is not None and not stay.told:
-                    stay.told = True
+                if stay.leave is not None and stay.beat is not None and not stay.reported:
+                    stay.reported = True
                     yield from self._sent(stay, DRAINING)
         except grpc.RpcError as error:
             if stay.refused is not None:
                 raise stay.refused from error
             ended: Any = error
-            told = [(key, value) for key, value in ended.trailing_metadata() or () if key == FACTS_WANTED]
-            context.set_trailing_metadata(tuple(told))
+            reported = [(key, value) for key, value in ended.trailing_metadata() or () if key == FACTS_WANTED]
+            context.set_trailing_metadata(tuple(reported))
             context.abort(ended.code(), ended.details())
         finally:
             stay.call.cancel()
@@ -155,7 +155,7 @@ class Relay:
     def list_models(
         self, request: split_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> split_pb2.ListModelsReply:
-        """What is served to who asks."""
+        """What is served to this caller."""
         reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
         try:
             for said in self.ask_groups(LIST_MODELS, request, context):

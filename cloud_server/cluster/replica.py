@@ -63,12 +63,12 @@ class Replica:
         return self.core.load().pending
 
     def drain(self) -> bool:
-        """Every client is told to go, what is under way is answered, and the port is closed; False when some was left
-        after the drain's seconds. A second call does nothing.
+        """Every client is asked to leave, what is under way is answered, and the port is closed; False when some was
+        left after the drain's seconds. A second call does nothing.
         """
         self._server.drain()
         drained = self.core.wait_idle(self._drain_seconds)
-        # Clients go when they have fetched their answers; who asks for nothing goes when its stream ends.
+        # Clients go when they have fetched their answers; a client that asks for nothing leaves when its stream ends.
         if drained:
             self.core.wait_gone(GRACE_SECONDS)
         self.core.drained(drained)

@@ -30,7 +30,7 @@ class Stay:
         self.party = Party(caller.account)
         self.beat = beat
         """How often its client hears something while it waits, in seconds; infinity: only answers. None: it cannot be
-        told to go."""
+        asked to leave."""
         self.replica = ""
         self.call: Any = None
         self.since = time.monotonic()
@@ -41,18 +41,18 @@ class Stay:
         self.silences = 0
         """How often there was no answer to that."""
         self.leave: float | None = None
-        """Since when its client is to be told to go: it then comes back at once."""
-        self.told = False
+        """Since when its client is to be asked to leave: it then comes back at once."""
+        self.reported = False
         self.refused: IsthmusError | None = None
         """Why it was ended here."""
         self._cancel = cancel
 
     @property
     def under_way(self) -> bool:
-        """Whether its client waits for what it has asked for, where it is to go. Who got no frame to be told with for
+        """Whether its client waits for what it has asked for, where it is to go. Who got no frame to learn it from for
         some heartbeats has nothing under way.
         """
-        if self.told or self.beat is None or self.leave is None:
+        if self.reported or self.beat is None or self.leave is None:
             return True
         return time.monotonic() < self.leave + TELL_BEATS * self.beat
 
@@ -75,11 +75,11 @@ class Stay:
 
 
 class Stays:
-    """Of one front. Any thread may call."""
+    """The proxied calls of one front. Any thread may call."""
 
     def __init__(self, finder: Finder, places: int, idle_seconds: float) -> None:
-        """``places``: calls at a time, each of which holds a thread; beyond that the account with the most gives way.
-        ``idle_seconds``: of `Limits`.
+        """``places``: calls at a time, each of which holds a thread; beyond that calls of the account with the most are
+        ended. ``idle_seconds``: of `Limits`.
         """
         self._finder = finder
         self._idle_seconds = idle_seconds
@@ -122,8 +122,8 @@ class Stays:
             self._places.remove(stay.party, 1)
 
     def rebalance(self, *, moved: bool) -> None:
-        """At every look: when replicas have come or gone (``moved``), who belongs elsewhere is told to go, and comes
-        back there. Where nobody says where that is, it is asked again at the next look, after all others.
+        """At every look: when replicas have come or gone (``moved``), who belongs elsewhere is asked to leave, and
+        comes back there. Where nobody says where that is, it is asked again at the next look, after all others.
         """
         with self._lock:
             stays = [one for one in self._stays if one.beat is not None and one.leave is None]
@@ -144,7 +144,7 @@ class Stays:
                 stay.leave = time.monotonic()
 
     def tell_all(self) -> None:
-        """Every client is told to go, with the next frame it gets."""
+        """Every client is asked to leave, with the next frame it gets."""
         with self._lock:
             for stay in self._stays:
                 if stay.leave is None:

@@ -2,7 +2,7 @@
 
 A session counts its steps: each must be the next, so none is computed twice; and one is computed at a time. Whatever is
 refused leaves it as it was. What has to go (room, idleness, its worker's end) goes by name: the client's next step is
-told why, and the client makes the session again from its steps.
+given the reason, and the client makes the session again from its steps.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ REMEMBERED = 4096
 
 
 class Sessions:
-    """Of all clients. Any thread may call."""
+    """The decoding sessions of all clients. Any thread may call."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -389,7 +389,7 @@ class Sessions:
         return closing
 
     def _drop(self, session: Session, why: str, word: str = "") -> None:
-        """Of who has it: it ends."""
+        """End a session, whoever has it."""
         with self._lock:
             self._remove([Drop(session, why, word)])
         self._give_back(session)

@@ -1,7 +1,7 @@
 """The models of a server: placed on devices, loaded, replaced and unloaded while it runs.
 
 fleet       the models by name
-room        who gives way where memory is full
+room        what is evicted where memory is full
 version     one model with one set of weights: there, or not
 pins        what keeps weights in memory
 hosts       where models are loaded: in this process, or in worker processes

@@ -1,4 +1,4 @@
-"""The models of a server by name: loaded, loaded anew, unloaded, while it serves.
+"""The models of a server by name: loaded, reloaded, unloaded, while it serves.
 
 What is new is there and warm before anybody hears of it. What it replaces finishes what is under way. Only what the
 operator's own files name can be loaded: nobody sends code or paths. One change at a time.
@@ -36,7 +36,7 @@ log = logging.getLogger("cloud_server")
 LOOK_SECONDS = 0.1
 """Between two looks whether there is room, while some wait."""
 ACCOUNTS = 1024
-"""Whose loads are counted; of more the counts begin anew."""
+"""Whose loads are counted; of more the counts start again."""
 
 
 class Returning:
@@ -127,7 +127,7 @@ class Change:
 
 
 def stamp(entry: ModelEntry) -> Stamp:
-    """Of a model's files: another one where one was replaced or written to."""
+    """A stamp of a model's files: another one where one was replaced or written to."""
     found = []
     for path in (*entry.spec.weights, *([entry.spec.selection] if entry.spec.selection else [])):
         try:
@@ -148,7 +148,7 @@ def freeze() -> None:
 
 
 def unloaded(name: str) -> IsthmusError:
-    """What who asks for it hears."""
+    """The error that requests for it get."""
     return UnknownModel(f'model "{name}" was unloaded on this server; ask again when it is back')
 
 
@@ -219,11 +219,11 @@ class Fleet(Mapping[str, Version]):
 
     @property
     def identities(self) -> list[Identity]:
-        """Of what is served."""
+        """Identities of what is served."""
         return [version.identity for version in self._named.values()]
 
     def states(self) -> dict[str, tuple[str, str]]:
-        """Of each model that was ever served: READY, LOADING or UNAVAILABLE, and why."""
+        """The state of each model that was ever served: READY, LOADING or UNAVAILABLE, and why."""
         named = self._named
         return {**self._states, **{name: ("READY", "") for name in named if name not in self._states}}
 
@@ -240,7 +240,7 @@ class Fleet(Mapping[str, Version]):
             self._settle()
 
     def load(self, name: str) -> None:
-        """The model of this name as the operator's files say now; one that is served already is loaded anew. Raises
+        """The model of this name as the operator's files say now; one that is served already is reloaded. Raises
         UnknownModel, ServerUnavailable while another change is under way, and what the model fails by.
         """
         with self._changes():

@@ -97,7 +97,7 @@ class Processes:
 
     @property
     def deaths(self) -> int:
-        """Workers that have ended without being told to."""
+        """Workers that have ended unexpectedly."""
         return self._ended + sum(pool.crew.deaths for pool in self._known())
 
     @property

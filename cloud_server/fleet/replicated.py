@@ -57,7 +57,7 @@ class Replicated:
                 self._busy[number] -= 1
 
     def manifest(self) -> Manifest:
-        """Of the first; they are all alike."""
+        """The manifest of the first; they are all alike."""
         return self._replicas[0].manifest()
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -107,7 +107,7 @@ class Replicated:
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
-        """Of whichever replica computes in the block: the others find nothing."""
+        """Observers of whichever replica computes in the block: the others find nothing."""
         with ExitStack() as stack:
             found = [stack.enter_context(one.observing(observers)) for one in self._replicas]
             yield lambda: max((each() for each in found), key=len)
@@ -119,6 +119,6 @@ class Replicated:
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """Of one replica; it counts as busy meanwhile."""
+        """The profile of one replica; it counts as busy meanwhile."""
         with self._least() as engine:
             return engine.profile(warmup, repetitions, seconds, on_progress, codecs)

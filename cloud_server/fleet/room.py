@@ -1,8 +1,8 @@
 """Which models give up their weights where others are wanted and memory is full.
 
 First those that nobody has used for a minute. Then max-min fairness decides, as everywhere (`shared_hooks.sharing`): a
-model counts for that one of its recent users who holds the least, and who holds the most gives way, so who asks for
-ever other models pushes out its own. Who has less, and would have more, waits for its turn. What has just
+model counts for that one of its recent users who holds the least, and who holds the most is evicted first, so a user
+that asks for ever other models pushes out its own. Who has less, and would have more, waits for its turn. What has just
 come stays for a multiple of the time that it took to load.
 """
 

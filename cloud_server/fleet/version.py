@@ -26,7 +26,7 @@ from shared_hooks.modules.manifest import Manifest
 AGAIN_SECONDS = 5.0
 """After weights could not be loaded, until it is tried again."""
 ACCOUNTS = 1024
-"""Whose last use is remembered; of more it begins anew."""
+"""Whose last use is remembered; of more it starts again."""
 
 
 class Version:
@@ -118,8 +118,8 @@ class Version:
         return parked.leave
 
     def arrive(self, loaded: Loaded, why: str = "") -> None:
-        """The weights are there (again): who waited goes on. Where others were there, these go as soon as nothing needs
-        them; decoding sessions are lost then, saying ``why``.
+        """The weights are there (again): waiting requests continue. Where others were there, these go as soon as
+        nothing needs them; decoding sessions are lost then, saying ``why``.
         """
         with self._lock:
             before, self._home = self._home, Home(loaded)
@@ -131,7 +131,7 @@ class Version:
             threading.Thread(target=self._close, args=(before, why), name="isthmus-closing", daemon=True).start()
 
     def fail(self, error: IsthmusError) -> None:
-        """They did not come: who waits hears so, and for who asks next it is tried again."""
+        """They did not come: waiting requests get the error, and for the next request it is tried again."""
         with self._lock:
             self._failed, self._failed_at = error, time.monotonic()
         self._admit()
@@ -145,14 +145,14 @@ class Version:
         for one in parked:
             one.go(home)
 
-    def end(self, why: Callable[[], IsthmusError], told: str) -> None:
-        """Nothing new is taken from now on: it raises what ``why`` makes. What is under way goes on; then the weights
-        go, and decoding sessions are lost, saying ``told``.
+    def end(self, why: Callable[[], IsthmusError], reported: str) -> None:
+        """Nothing new is taken from now on: it raises what ``why`` makes. What is under way continues; then the weights
+        go, and decoding sessions are lost, saying ``reported``.
         """
         with self._lock:
             self._ended = why
         self._admit()
-        threading.Thread(target=self.leave, args=(told,), name="isthmus-closing", daemon=True).start()
+        threading.Thread(target=self.leave, args=(reported,), name="isthmus-closing", daemon=True).start()
 
     def leave(self, why: str, seconds: float | None = None) -> bool:
         """The weights go, once nothing needs them, within so many seconds; whether they have. Meanwhile who comes
@@ -192,7 +192,7 @@ class Version:
             try:
                 self._manifest = self._engine().manifest()
             except IsthmusError:
-                pass  # who asks hears that it is not there
+                pass  # requests get the error that it is not there
 
     def _close(self, home: Home, why: str) -> None:
         with self._lock:

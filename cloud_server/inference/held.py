@@ -1,7 +1,8 @@
 """Memory of what arrives and leaves in one piece: bodies of HTTP, and answers until they are fetched.
 
 Natively both go in chunks, which are counted where they are kept. Here a whole message lies in the transport's memory
-while a slow client sends or fetches it. Beyond the bound the account that holds the most gives way (`sharing`).
+while a slow client sends or fetches it. Beyond the bound requests of the account that holds the most are evicted
+(`sharing`).
 """
 
 from __future__ import annotations

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 Value = bool | int | float | str
-"""Of a parameter."""
+"""A parameter's value."""
 MAX_VALUES = 1 << 20
 """Elements of one answer, all outputs together, that are written one by one; more go as bytes only."""
 VALUE_BYTES = 32
-"""Of memory that such an element takes on its way into JSON or protobuf."""
+"""Memory that such an element takes on its way into JSON or protobuf."""
 
 
 @dataclass(frozen=True)

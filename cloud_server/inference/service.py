@@ -184,7 +184,7 @@ def _error(failed: split_pb2.RequestFailed) -> IsthmusError:
 NAME = "isthmus"
 PLATFORM = "pytorch"
 VERSION = "1"
-"""Of every model: other weights are another model here, with a name of their own."""
+"""The version of every model: other weights are another model here, with a name of their own."""
 EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "isthmus_tail")
 
 
@@ -206,7 +206,9 @@ class ModelInfo:
 
 
 class Inference:
-    """Of one core. ``ready``: whether the server takes requests (`transport.health`). Any thread may call."""
+    """The Open Inference Protocol of one core. ``ready``: whether the server takes requests (`transport.health`). Any
+    thread may call.
+    """
 
     def __init__(self, core: Core, ready: Callable[[], bool]) -> None:
         self.core = core
@@ -232,7 +234,7 @@ class Inference:
         return found
 
     def load(self, caller: Caller, name: str) -> None:
-        """As the server's files say now, anew if it is served already; returns when it is warm. Raises AccessRefused,
+        """As the server's files say now, again if it is served already; returns when it is warm. Raises AccessRefused,
         UnknownModel, ServerUnavailable while other models change, and what the model fails by.
         """
         self._managed(caller, name).load(name)
@@ -242,7 +244,7 @@ class Inference:
         self._managed(caller, name).unload(name)
 
     def _managed(self, caller: Caller, name: str) -> Fleet:
-        """Raises AccessRefused for who may not, UnknownModel for a model that does not exist to who asks."""
+        """Raises AccessRefused for who may not, UnknownModel for a model that does not exist for this caller."""
         if not caller.policy.manage:
             raise AccessRefused(f'identity "{caller.identity}" may not load or unload models here (manage)')
         self.core.check_open()
@@ -290,7 +292,7 @@ class Inference:
 
 
 def check_parameters(parameters: Mapping[str, object]) -> None:
-    """Of loading and unloading. Raises InputMismatch for those that would change what is loaded."""
+    """Check the parameters of loading and unloading. Raises InputMismatch for one that would change what is loaded."""
     for name, value in parameters.items():
         if name != "unload_dependents" or value:
             raise InputMismatch(f"the parameter {name[:80]!r} is not served: what is loaded is what the files say")

@@ -19,7 +19,7 @@ MAX_LISTS = 32_768
 """In these values: a MiB of empty lists takes a hundred times as long to read as a MiB of numbers."""
 SECTION_LISTS = 8
 MAX_STATE_BYTES = 64 << 10
-"""Of a random number generator; in JSON they take a tenth of it."""
+"""Most for the state of a random number generator; in JSON they take a tenth of it."""
 
 
 def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
@@ -42,7 +42,9 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
 
 
 def check_open(crossing: Crossing, header: bytes, most_bytes: int) -> None:
-    """Of a request whose header is still to come: is there room for its cut, and no more? Raises BadFrame, TooLarge."""
+    """Whether there is room for the cut of a request whose header is still to come, and no more. Raises BadFrame,
+    TooLarge.
+    """
     if header:
         raise BadFrame("a request that is open has no header yet")
     states = len(crossing.generators)

@@ -57,7 +57,7 @@ class DecodingTail(Protocol):
 
 
 class DecodingTails:
-    """Of one model, by cut; each is made for its first session. Any thread may call."""
+    """The decoding tails of one model, by cut; each is made for its first session. Any thread may call."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class DecodingTails:
         self._together: Together | None = None
         self._lock = threading.Lock()
         self.closed = ""
-        """Why none of its sessions goes on; empty while they do."""
+        """Why none of its sessions continues; empty while they do."""
 
     def close(self, why: str) -> None:
         """All of its sessions are lost; what they hold goes with them."""

@@ -60,9 +60,9 @@ class Computed:
     buffers: tuple[memoryview, ...]
     """The payload, in order (`shared_hooks.Parcel`)."""
     session_bytes: int = 0
-    """Of a step: what its decoding session holds afterwards."""
+    """What a step's decoding session holds afterwards."""
     is_done: bool = True
-    """Of a step: whether it was made, or needs more, so that it comes again."""
+    """Whether a step was made, or needs more, so that it comes again."""
 
     @classmethod
     def of(
@@ -101,7 +101,7 @@ class Computed:
 
     @property
     def nbytes(self) -> int:
-        """Of the payload."""
+        """Size of the payload in bytes."""
         return self.reply.payload_bytes
 
 

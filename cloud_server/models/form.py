@@ -33,7 +33,7 @@ example. Or ``refused`` alone: why the model cannot be asked by names.
 
 
 def form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
-    """Of a model on its example, on which ``plan`` was made. Runs the model."""
+    """The form of a model's example, on which ``plan`` was made. Runs the model."""
     try:
         crossing = plan.cutting("input")[1]
         structure, tensors = flatten((args, kwargs))

@@ -1,8 +1,8 @@
 """Profiles on request: the tail of every cut, measured by a worker, one at a time, and kept.
 
-A measurement takes a worker's turn, and is charged to who asks. Between two repetitions it gives way to requests of
+A measurement takes a worker's turn, and is charged to the caller. Between two repetitions it yields to requests of
 those who have had less since (not in a worker process: there other workers go on). Afterwards profiles rest for as long
-as it took, so that who asks for one after the other leaves requests half of the time at least.
+as it took, so that a caller that asks for one after the other leaves requests half of the time at least.
 """
 
 from __future__ import annotations

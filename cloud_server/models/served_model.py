@@ -181,7 +181,7 @@ class _Piece:
         return 0
 
 
-# What a model's plan, memory and machine say, for who asks about it.
+# What a model's plan, memory and machine say, for clients that ask about it.
 
 
 def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
@@ -257,7 +257,7 @@ class ServedModel:
             model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True
         )
         self.nbytes = bytes_of(model)
-        """Of its parameters and buffers."""
+        """Bytes of its parameters and buffers."""
         self._form: Form = {}
         self._heads: list[EarlyOutput] = []
         self._plan = self._plan_example(entry)

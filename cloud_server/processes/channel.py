@@ -14,7 +14,7 @@ from typing import Any
 
 MAX_PARTS = 8
 MAX_BYTES = 256 << 20
-"""Of one message: a peer that has gone astray must not make this side allocate anything."""
+"""Largest message: a peer that has gone astray must not make this side allocate anything."""
 READ_BYTES = 64 << 10
 
 Message = tuple[dict[str, Any], list[bytes]]

@@ -39,7 +39,7 @@ class Crew:
         self.identities: list[Identity] = []
         """What each of them serves."""
         self.deaths = 0
-        """Workers that have ended without being told to."""
+        """Workers that have ended unexpectedly."""
         self.on_warm: Callable[[bool], None] = lambda warm: None
         """Called with whether any worker is warm, when that changes."""
         self._words = tuple(words)
@@ -80,7 +80,7 @@ class Crew:
 
     @property
     def pids(self) -> list[int]:
-        """Of the warm ones."""
+        """Process ids of the warm ones."""
         with self._changed:
             return [one.pid for one in self._workers if one.is_warm]
 
@@ -185,7 +185,7 @@ class Crew:
         if worker.gone:
             with self._changed:
                 if worker.state is State.BUSY:
-                    return  # who asks it finds out at once, and lets go of it
+                    return  # the next request finds out at once, and lets go of it
                 if worker in self._idle:
                     self._idle.remove(worker)
                 self._workers.remove(worker)
@@ -305,7 +305,7 @@ class Crew:
                 worker.buried(END_SECONDS)
             with self._changed:
                 busy = worker.state is State.BUSY
-            if not busy:  # else who asks it closes it
+            if not busy:  # else the next request closes it
                 worker.close()
         os.close(self._wake_end)
         os.close(self._wake)

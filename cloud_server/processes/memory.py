@@ -98,7 +98,7 @@ class SharedMemory:
         self._free = Ranges(self.nbytes)
         self._given: deque[tuple[int, int]] = deque()
         self.used_bytes = 0
-        """Of blocks that somebody refers to, in whole pages."""
+        """Bytes of blocks that something refers to, in whole pages."""
 
     def allocate(self, nbytes: int) -> memoryview:
         """A block that is nobody else's until the last reference to it is gone. Raises ServerUnavailable."""
@@ -138,7 +138,7 @@ class SharedMemory:
 
 
 def address(view: memoryview) -> int:
-    """Of the first byte."""
+    """The address of the first byte."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view.nbytes else 0
 
 
@@ -148,7 +148,7 @@ def _pages(nbytes: int) -> int:
 
 def _file(nbytes: int) -> int:
     if hasattr(os, "memfd_create"):
-        # by another name than clients' areas: one who told of this file as his would be given others' payloads
+        # by another name than clients' areas: one who claimed this file would be given others' payloads
         fd = os.memfd_create("payloads", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(fd, nbytes)
         # A worker that made it shorter would end the server at its next touch.

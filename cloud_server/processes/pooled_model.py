@@ -46,7 +46,7 @@ MINUTE = 60.0
 
 
 class Crashes:
-    """Of the last minute, by account; at most ``most`` of each. Any thread may call."""
+    """Crashes of the last minute, by account; at most ``most`` of each. Any thread may call."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -77,7 +77,7 @@ class Crashes:
 DEATHS = 2
 """Workers that may end under one request."""
 HANG_SECONDS = 10.0
-"""Beyond `Limits.max_compute_seconds`, after which the worker ends Python code itself: what goes on is a kernel."""
+"""Beyond `Limits.max_compute_seconds`, after which the worker ends Python code itself: what continues is a kernel."""
 REMEMBERED = 4096
 """Requests that a worker has ended under, and that may come again."""
 
@@ -214,7 +214,7 @@ class _Ended(Exception):
 
 
 _numbers = itertools.count(1)
-"""Of decoding sessions, over all workers."""
+"""Numbers of decoding sessions, over all workers."""
 
 
 class PooledModel:
@@ -235,7 +235,7 @@ class PooledModel:
         return decode(self._pool.ask(ManifestTask(self.identity.model_id)))
 
     def manifest(self) -> Manifest:
-        """Of a worker's model; they are all alike."""
+        """The manifest of a worker's model; they are all alike."""
         return self._manifest
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -289,7 +289,7 @@ class PooledModel:
         return PooledSession(self, worker, number)
 
     def step(self, session: int, worker: WorkerProcess, header: bytes, payload: memoryview) -> Computed:
-        """Of a session of that worker. The payload must be a block of `allocate`, or empty."""
+        """One step of a session of that worker. The payload must be a block of `allocate`, or empty."""
         return self._pool.step(StepTask(**vars(self._task(None, "", header, payload, False)), session=session), worker)
 
     def has(self, worker: WorkerProcess) -> bool:

@@ -51,7 +51,7 @@ from shared_hooks.tail import paid_by
 INLINE_BYTES = 64 << 10
 """Answers up to this size go in the message, larger ones into shared memory."""
 KEPT_BYTES = 64 << 20
-"""Of payloads that something still refers to after their request; from there on garbage is collected at once."""
+"""Bytes of payloads that something still refers to after their request; from there on garbage is collected at once."""
 MAX_TRACEBACK = 16 << 10
 """Characters of a traceback that go into the server's log."""
 SERVER = Party()
@@ -138,7 +138,7 @@ class Worker:
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
         self._sessions: dict[int, EngineSession] = {}
         self._number = 0
-        """Of what is being answered."""
+        """The number of what is being answered."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
         """Where payloads begin that something of a request that is over refers to; their sizes."""
 
@@ -266,10 +266,10 @@ class Worker:
         try:
             model = self._models[head["model"]]
             if head["do"] == "session":
-                told = self._begin(model, head)
+                reported = self._begin(model, head)
             else:
-                told = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
-            said: Message = {"is": "told"}, [told]
+                reported = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
+            said: Message = {"is": "answer"}, [reported]
         except IsthmusError as error:
             said = _failure(error)
         except Lost:
@@ -307,7 +307,7 @@ class Worker:
 
 
 def _failure(error: IsthmusError) -> Message:
-    """What the server is told of an error: a `RequestFailed`, and where it has one the cause's traceback."""
+    """What the server learns of an error: a `RequestFailed`, and where it has one the cause's traceback."""
     cause = error.__cause__
     text = "".join(traceback.format_exception(cause)) if cause is not None else ""
     head = {"is": "failure", "spent": isinstance(cause, RuntimeError) and _CUDA_ERROR in str(cause)}

@@ -4,13 +4,13 @@
 |---|---|---|
 | | | warm: identities; or refused: what its start failed by |
 | compute, file | where the payload lies, the parcel's header | reply, failure; before it perhaps cut? or room? |
-| cut | a cut's description | (goes on) |
-| room | where there is room for an answer | (goes on) |
+| cut | a cut's description | (continues) |
+| room | where there is room for an answer | (continues) |
 | step | as compute, and which session | reply, with what the session holds; failure |
 | forget | sessions | |
-| session | a number; a cut, or which one to copy | told or failure |
-| profile | settings | progress (the server: go on, or not), and at last told or failure |
-| manifest | | told or failure |
+| session | a number; a cut, or which one to copy | answer or failure |
+| profile | settings | progress (the server: go on, or not), and at last answer or failure |
+| manifest | | answer or failure |
 
 A reply or a failure is a message of the wire, as far as the worker knows it. A worker that ends, or says anything else,
 is `Lost`.
@@ -88,7 +88,7 @@ class WorkerProcess:
         self.sessions = 0
         """Decoding sessions that live in it."""
         self.closed: deque[int] = deque()
-        """Those of them that it may forget, which it is told with the next question."""
+        """Those of them that it may forget, which it learns with the next question."""
         self._memory = memory
         self._kept: dict[int, memoryview] = {}
         """Payloads that something in the worker still refers to, by where they begin."""
@@ -164,7 +164,7 @@ class WorkerProcess:
         return [self.closed.popleft() for _ in range(len(self.closed))]
 
     def forget(self) -> None:
-        """It is told of sessions that it may forget, though it is asked nothing; the pool holds its lock."""
+        """It learns which sessions it may forget, though it is asked nothing; the pool holds its lock."""
         if self.closed:
             try:
                 self.channel.send({"do": "forget", "number": self._asked, "closed": self._forgotten()}, seconds=1.0)
@@ -191,7 +191,7 @@ class WorkerProcess:
                 self._keep(head["kept"])
                 if stopped is not None:
                     raise stopped
-                if head.get("is") == "told":
+                if head.get("is") == "answer":
                     return parts[0]
                 self.spent = self.spent or bool(head["spent"])
                 raise _failure(parts)

@@ -17,7 +17,9 @@ class Answer:
 
     key: Key
     fingerprint: bytes
-    """Of the request it answers (`request.fingerprint`): an id that comes again with other content is not answered."""
+    """The fingerprint of the request it answers (`request.fingerprint`): an id that comes again with other content is
+    not answered.
+    """
     reply: split_pb2.ReplyHeader | None = None
     buffers: tuple[memoryview, ...] = ()
     failed: split_pb2.RequestFailed | None = None

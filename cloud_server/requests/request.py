@@ -149,7 +149,7 @@ class Request:
 
     @property
     def received_bytes(self) -> int:
-        """Of its payload, so far."""
+        """Bytes of its payload, so far."""
         return self._received
 
     def waiting_since_ns(self, server_limit: float) -> int | None:
@@ -184,7 +184,7 @@ class Request:
         return self.crossing is None and self.turn is None
 
     def read_file(self, max_bytes: int) -> None:
-        """Reads the input file, where that needs no worker; what is wrong with it is told when it is computed."""
+        """Reads the input file, where that needs no worker; what is wrong with it is reported when it is computed."""
         if not self.payload.nbytes:
             return  # it is over
         began = time.perf_counter_ns()
@@ -230,8 +230,8 @@ class Request:
 
     @property
     def kin(self) -> Kin | None:
-        """Of an equal key for requests that may be computed together, which their clients allow: those of one cut that
-        is known to take batches, and small steps behind one cut.
+        """A batch key, equal for requests that may be computed together, which their clients allow: those of one cut
+        that is known to take batches, and small steps behind one cut.
         """
         if self.observers:
             return None

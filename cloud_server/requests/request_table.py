@@ -52,7 +52,7 @@ class Room:
 
     def make(self, request: Request, undelivered: int, live: Iterable[Request]) -> dict[Request, str]:
         """The requests that have to give way to this one, each with the reason. Raises ServerUnavailable, naming the
-        bound, where nobody gives way. ``undelivered``: see `check_client`.
+        bound, where nothing can be evicted. ``undelivered``: see `check_client`.
         """
         self.check_client(request.party, undelivered)
         gone: dict[Request, str] = {}
@@ -346,7 +346,7 @@ class RequestTable:
 
     @property
     def held_bytes(self) -> int:
-        """Of the requests on their way."""
+        """Bytes of the requests on their way."""
         return self._room.memory.total
 
     def sweep(self, draining: bool = False) -> None:

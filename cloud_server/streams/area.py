@@ -34,13 +34,13 @@ class Area:
         self._nbytes = nbytes
 
     @classmethod
-    def opened(cls, told: split_pb2.Area, peer: str) -> Area | None:
-        """What a client on ``peer`` told of; None where it cannot be used, whatever the reason: then chunks come."""
-        if sys.platform != "linux" or not peer.startswith(LOCAL) or len(told.nonce) != NONCE_BYTES:
+    def opened(cls, reported: split_pb2.Area, peer: str) -> Area | None:
+        """What a client on ``peer`` described; None where it cannot be used, whatever the reason: then chunks come."""
+        if sys.platform != "linux" or not peer.startswith(LOCAL) or len(reported.nonce) != NONCE_BYTES:
             return None
-        if not NONCE_BYTES < told.nbytes <= MOST:
+        if not NONCE_BYTES < reported.nbytes <= MOST:
             return None
-        path = f"/proc/{told.pid}/fd/{told.fd}"
+        path = f"/proc/{reported.pid}/fd/{reported.fd}"
         try:
             if not os.readlink(path).startswith(NAME):  # before it is opened, which may have effects
                 return None
@@ -49,8 +49,8 @@ class Area:
             return None
         try:
             fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for all that is not memory
-            if hmac.compare_digest(os.pread(file, NONCE_BYTES, 0), told.nonce):
-                return cls(file, told.nbytes)
+            if hmac.compare_digest(os.pread(file, NONCE_BYTES, 0), reported.nonce):
+                return cls(file, reported.nbytes)
         except OSError:
             pass
         os.close(file)

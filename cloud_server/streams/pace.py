@@ -17,7 +17,7 @@ from collections.abc import Callable
 from weakref import WeakValueDictionary
 
 BURST_SECONDS = 0.05
-"""Of computing, that need not be waited for."""
+"""Seconds of computing that need not be waited for."""
 MOST_SECONDS = 10.0
 """To wait at a time."""
 PRESENT_SECONDS = 1.0
@@ -26,7 +26,9 @@ KEPT = 1024
 
 
 class Pace:
-    """Of all streams. ``share``: of one processor's time, for the frames of an account. Any thread may call."""
+    """Limits what the frames of each account cost. ``share``: of one processor's time, for an account. Any thread may
+    call.
+    """
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share = share

@@ -34,7 +34,7 @@ class Probe:
     def __init__(
         self, limits: Limits, load: Callable[[], split_pb2.Load], pay: Callable[[int], None] = lambda nbytes: None
     ) -> None:
-        """``pay`` is told of every byte before it is worked on; it may wait, and raise what ends the stream."""
+        """``pay`` is called for every byte before it is worked on; it may wait, and raise what ends the stream."""
         self._limits = limits
         self._pay = pay
         self._load = load
@@ -62,7 +62,7 @@ class Probe:
         if frame.last:
             self._count += 1
             if self._count > self._limits.max_probe_rounds:
-                self.end(ServerUnavailable(f"probe: {self._limits.max_probe_rounds} rounds were answered; begin anew"))
+                self.end(ServerUnavailable(f"probe: {self._limits.max_probe_rounds} rounds were answered; start again"))
                 return False
             if self._rounds.qsize() >= self._limits.max_in_flight:
                 self.end(BadFrame("probe: the client does not wait for its answers"))
@@ -84,7 +84,7 @@ class Probe:
                 began_ns = self._began_ns  # the other thread ends rounds meanwhile
                 if began_ns is None or time.perf_counter_ns() - began_ns > 1e9 * self._limits.deadline_seconds:
                     raise DeadlineExceeded(
-                        f"probe: no round in {self._limits.probe_idle_seconds:g} s; begin anew"
+                        f"probe: no round in {self._limits.probe_idle_seconds:g} s; start again"
                     ) from None
                 continue
             if item is None:

@@ -205,9 +205,9 @@ class StreamSession:
         self._headed = hello.message_bytes > 0
         if hello.heartbeat_ms:
             self._beat = max(hello.heartbeat_ms / 1000, self._hub.limits.heartbeat_seconds)
-        told = agreed.notes, agreed.rounding
+        reported = agreed.notes, agreed.rounding
         area = self._area is not None
-        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, *told, area))
+        self.send(wire.welcome(self._hub.limits, self.caller, engine.identity, self._beat, *reported, area))
         with self._lock:
             if self._phase is Phase.GREETING:
                 self._phase = Phase.OPEN
@@ -272,7 +272,7 @@ class StreamSession:
 
     def _next(self) -> split_pb2.ServerFrame | Answer | None:
         """What to send next, waiting for it; None at the end."""
-        silent = False  # for as long as the client was told that we never are while it waits
+        silent = False  # for as long as the client expects that we never are while it waits
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
             finished = self._phase is Phase.FINISHED

@@ -31,7 +31,7 @@ from shared_hooks.lifecycle import Stage
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 MAX_OBSERVERS = 64
-"""Of one request; there are fewer kinds."""
+"""Most observers of one request; there are fewer kinds."""
 
 
 class Uploads:

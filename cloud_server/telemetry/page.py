@@ -89,7 +89,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # A socket's own time limit starts anew with every byte; one who sends a byte a second is closed by the clock.
+        # A socket's own time limit starts again with every byte; one who sends a byte a second is closed by the clock.
         clock = threading.Timer(SECONDS, _close, [request])
         clock.daemon = True
         clock.start()

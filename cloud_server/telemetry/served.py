@@ -53,12 +53,12 @@ SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Histogram:
-    """Of what is counted in units, ``scale`` of which are one of ``bounds``. The caller locks."""
+    """A histogram of what is counted in units, ``scale`` of which are one of ``bounds``. The caller locks."""
 
     __slots__ = ("_bounds", "_counts", "_names", "_scale", "_sum")
 
     def __init__(self, bounds: Sequence[float] = BUCKETS, scale: float = 1e9) -> None:
-        """Of nanoseconds, in buckets of seconds."""
+        """For nanoseconds, in buckets of seconds."""
         self._bounds = tuple(round(bound * scale) for bound in bounds)
         self._names = (*map(str, bounds), "+Inf")
         self._counts = [0] * len(self._names)
@@ -80,7 +80,7 @@ class Histogram:
 
 
 MAX_IDENTITIES: Final = 64
-"""Of which each has lines of its own; the others share one."""
+"""Identities that have lines of their own; the others share one."""
 OTHERS: Final = "others"
 UNKNOWN: Final = "unknown"
 
@@ -259,13 +259,13 @@ class RequestCounts(Collector):
 
 LIVE = (State.RECEIVING, State.QUEUED, State.RUNNING)
 TOTALS = {
-    "worker_restarts": "Worker processes that ended without being told to, and were replaced.",
+    "worker_restarts": "Worker processes that ended unexpectedly, and were replaced.",
     "log_lines_left_out": "Lines that clients would have caused in the log, beyond what they may.",
 }
 
 
 class ServerState(Collector):
-    """Of one core."""
+    """The metrics of one core."""
 
     def __init__(self, core: Core, totals: Mapping[str, Callable[[], int]] | None = None) -> None:
         """``totals``: counts that others keep, some of `TOTALS`."""
@@ -285,7 +285,7 @@ class ServerState(Collector):
         yield flight
         for name, text, value in (
             ("queue_depth", "Requests that wait for a worker.", states[State.QUEUED]),
-            ("queue_recent_seconds", "Recent mean wait for a worker, as clients are told.", load.queue_ns / 1e9),
+            ("queue_recent_seconds", "Recent mean wait for a worker, as reported to clients.", load.queue_ns / 1e9),
             ("requests_held_bytes", "Payloads and headers of requests on their way.", core.requests.held_bytes),
             ("answers_kept", "Answers that clients have not acknowledged.", answers),
             ("answers_kept_bytes", "Their payload bytes.", answer_bytes),

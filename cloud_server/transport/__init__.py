@@ -2,7 +2,7 @@
 
 door       who calls, and may this call be served? for every RPC
 guests     who is inside, and has to go when credentials no longer hold
-waiting    calls that hold a thread and wait, and who of them gives way
+waiting    calls that hold a thread and wait, and which of them are ended
 health     the standard health service
 credentials  certificates as gRPC takes them, read again when they change
 server     a core on a port, and shutting down

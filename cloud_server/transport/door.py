@@ -45,7 +45,7 @@ MAX_WAITING = 32
 MESSAGE_SECONDS = 5.0
 """For the message of a call that has only one."""
 MAX_MESSAGE_BYTES = 64 << 10
-"""Of this message."""
+"""Largest message here."""
 FETCH_SECONDS = 60.0
 """For a client to fetch a message, on calls other than sessions, which have bounds of their own (`StreamSession`)."""
 
@@ -73,7 +73,7 @@ class House(Protocol):
 
 
 class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Of one server. ``register``: who is let in; None = everybody."""
+    """Authenticates every call of one server. ``register``: who is let in; None = all."""
 
     def __init__(self, house: House, register: Register | None = None) -> None:
         self._house = house

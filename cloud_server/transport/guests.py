@@ -28,7 +28,7 @@ class _Guest:
 
 
 class Guests:
-    """Of one server. ``register``: who is let in. Any thread may call."""
+    """The active calls of one server. ``register``: who is let in. Any thread may call."""
 
     def __init__(self, register: Register) -> None:
         self.register = register
@@ -83,7 +83,7 @@ class Guests:
                 now = self.register.caller(guest.caller.peer, guest.shown)
                 if now == guest.caller:
                     continue
-                error: IsthmusError = ServerUnavailable(f'what "{now.identity}" may do was changed; begin anew')
+                error: IsthmusError = ServerUnavailable(f'what "{now.identity}" may do was changed; start again')
             except IsthmusError as refused:
                 error = refused
             log.info("%s is sent away: %s", guest.caller.account, error)

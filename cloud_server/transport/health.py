@@ -18,7 +18,7 @@ NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignore]
-    """Of ``services``, which are all that there are. Any thread may call."""
+    """The health of ``services``, which are all that there are. Any thread may call."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._changed = threading.Condition()

@@ -226,7 +226,7 @@ def _typed(one: pb.ModelInferRequest.InferInputTensor) -> memoryview:
 
 
 def _check_parameters(parameters: Mapping[str, pb.InferParameter]) -> None:
-    """Of a tensor. Raises InputMismatch for those that change what the tensor is."""
+    """Check a tensor's parameters. Raises InputMismatch for those that change what the tensor is."""
     for name in parameters:
         if name.startswith("shared_memory_") or name == "classification":
             raise InputMismatch(f"the parameter {name} is not served: tensors come and go in messages")

@@ -95,7 +95,7 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
 
 
 class Listener:
-    """``address`` is HOST:PORT, ``port`` the real one. ``services``: of which health is told.
+    """``address`` is HOST:PORT, ``port`` the real one. ``services``: whose health is reported.
 
     ``threads``: as many calls as are served at a time. ``tls``: None = in the clear. ``reuse_port``: other servers may
     listen there, too. Raises SpecError.
@@ -169,7 +169,7 @@ class CloudServer:
     """A core on a port. ``address`` is HOST:PORT; after `start`, ``port`` is the real one.
 
     ``tls``: None = in the clear; ``identities``: the file that says who may; ``reflection``: whether the server
-    describes its services to who asks. Raises SpecError.
+    describes its services to any client. Raises SpecError.
     """
 
     def __init__(
@@ -226,7 +226,7 @@ class CloudServer:
     def drain(self) -> None:
         """Accepts nothing new: open streams are notified, new ones are refused, health says NOT_SERVING."""
         self._listener.unwell()
-        if self._reuse_port:  # before clients are told: whoever comes back is to find the other server
+        if self._reuse_port:  # before clients are asked to leave: whoever comes back is to find the other server
             self._listener.server.stop(self.core.limits.drain_seconds + CLOSING_SECONDS)
         if self.rest is not None:
             self.rest.drain()

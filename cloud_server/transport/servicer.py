@@ -110,7 +110,7 @@ class SplitServicer:
             self._door.refuse(f"/{SERVICE}/Profile", context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
-        """What is served to who asks."""
+        """What is served to this caller."""
         served = self._core.engines_for(self._caller("ListModels", context))
         return wire.model_list(engine.identity for engine in served.values())
 

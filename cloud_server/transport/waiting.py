@@ -16,7 +16,7 @@ from shared_hooks.errors import IsthmusError, ServerUnavailable
 
 
 class Place:
-    """Of one call. ``error``: why it has to go; None while it may stay."""
+    """The place of one call. ``error``: why it has to go; None while it may stay."""
 
     def __init__(self, address: str, leave: Callable[[], object]) -> None:
         self.address = address
@@ -55,7 +55,7 @@ class WaitingCalls:
         gone = None
         with self._lock:
             if len(self._places) >= self._most:
-                # One more of this address counts, so of equals the newcomer's own gives way.
+                # One more of this address counts, so of equals the newcomer's own is ended.
                 most = max(self._of, key=lambda name: self._of[name] + (name == address) / 2)
                 gone = next(one for one in self._places if one.address == most)
                 self._forget(gone)
@@ -63,7 +63,7 @@ class WaitingCalls:
             self._of[address] += 1
         if gone is not None:
             gone.send_away(
-                ServerUnavailable(f"{self._most} calls wait here, most of them of this address: the oldest gives way")
+                ServerUnavailable(f"{self._most} calls wait here, most of them of this address: the oldest is ended")
             )
         return mine
 

@@ -2,12 +2,12 @@
 
 Each flow has a tag, the virtual time at which its next job may start: what its jobs took, divided by its weight, so the
 least tag has had least. A flow that comes back starts at the clock, however long it was away: nobody saves up. The
-clock is the greatest tag that was served, and goes on a little with every job, so that flows that are new all the time
+clock is the greatest tag that was served, and advances a little with every job, so that flows that are new all the time
 pass only so long before one that waits (P. Goyal et al., Start-time Fair Queueing, SIGCOMM 1996). What a job takes is
 known only afterwards: it is guessed when it starts and corrected when it ends.
 
 Who asks for more than its share is turned away, and pays for that, too: at most as much again as for what was done, so
-its share shrinks to half while it goes on, and the others have the rest.
+its share shrinks to half while it continues, and the others have the rest.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Generic, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 STRIDE_SECONDS = 0.1
-"""The clock goes on by no more than this for one job: a long job of one flow sends no other to the back."""
+"""The clock advances by no more than this for one job: a long job of one flow sends no other to the back."""
 FINE_SECONDS = 1.0
-"""Of jobs turned away, that are paid for at once at the most."""
+"""Most seconds of refused jobs that are paid for at once."""
 KEPT = 256
 """Flows that neither wait nor run, and are remembered for what they took."""
 
@@ -50,7 +50,7 @@ class Flows(Generic[Name]):
         """A heap of (tag, number, name); those whose flow has moved on are skipped."""
         self._waiting = 0
         self._weight = 0.0
-        """Of all flows that wait or run."""
+        """The weight of all flows that wait or run."""
         self._clock = 0.0
         self._numbers = itertools.count()
 
@@ -59,7 +59,7 @@ class Flows(Generic[Name]):
 
     @property
     def weight(self) -> float:
-        """Of all flows that wait or run, together."""
+        """The weight of all flows that wait or run, together."""
         return self._weight
 
     def active(self, name: Name) -> bool:
@@ -103,7 +103,7 @@ class Flows(Generic[Name]):
         return None
 
     def place(self, name: Name) -> tuple[float, int]:
-        """Of one that waits: who has the least is first."""
+        """The place of a flow that waits: whoever has the least is first."""
         flow = self._flows[name]
         return flow.tag, flow.number
 
@@ -132,7 +132,7 @@ class Flows(Generic[Name]):
             self._pay(name, flow, seconds)
 
     def end(self, name: Name, guessed: float, seconds: float) -> None:
-        """A job of it is over; ``guessed`` is what `start` was told."""
+        """A job of it is over; ``guessed`` is what `start` was given."""
         flow = self._flows[name]
         self._clock += min(seconds, STRIDE_SECONDS) / (self._weight + flow.weight)
         flow.running -= 1

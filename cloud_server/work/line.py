@@ -57,7 +57,7 @@ EVERYBODY = None
 
 @dataclass(frozen=True)
 class Forecast:
-    """Of a job put now: seconds that it would wait for a worker, and then take."""
+    """What to expect of a job put now: seconds that it would wait for a worker, and then take."""
 
     wait: float = 0.0
     takes: float = 0.0
@@ -108,7 +108,7 @@ class _Account(Generic[Job]):
         self.flows: Flows[str] = Flows()
         self.clients: dict[str, _Waiting[Job]] = {}
         self.seconds = 0.0
-        """Of work that waits, as it is guessed."""
+        """Seconds of work that waits, as it is guessed."""
         self.running = 0
 
 
@@ -236,7 +236,7 @@ class Line(Generic[Job]):
         return 0.0
 
     def forecast(self, payer: Payer) -> Forecast:
-        """Of a job put now; nothing of one whose client has had too few."""
+        """What to expect of a job put now; nothing where its client has had too few."""
         if not self._costs.knows((payer.account, payer.client)):
             return Forecast()
         return Forecast(self.wait(payer), self.cost(payer))
@@ -289,6 +289,6 @@ class Line(Generic[Job]):
         self._seconds += seconds
 
     def _tidy(self, name: str, account: _Account[Job]) -> None:
-        """Nobody of the account waits or runs: its clients are forgotten, and begin anew as equals."""
+        """Nobody of the account waits or runs: its clients are forgotten, and start again as equals."""
         if not account.clients and not account.running:
             del self._accounts[name]

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 
 WEIGHT = 0.2
-"""Of the newest wait in the mean, at least: of one that came long after the others more."""
+"""Weight of the newest wait in the mean, at least: of one that came long after the others more."""
 HALF_LIFE_SECONDS = 5.0
 """Without requests the remembered wait loses half of itself in this time: nobody waited for the idle worker."""
 KEPT = 1024

@@ -114,7 +114,7 @@ class Watchdog:
 
 
 class _Time:
-    """Of one request; a `shared_hooks.forward.interruption.Limit`."""
+    """The time of one request; a `shared_hooks.forward.interruption.Limit`."""
 
     def __init__(self, watchdog: Watchdog, seconds: float) -> None:
         self._watchdog = watchdog

@@ -19,7 +19,7 @@ traffic causes none.
 
 HEAPS = 2
 LARGEST_BYTES = 32 << 20
-"""Of one block that is kept: the most that glibc takes from a heap."""
+"""Largest block that is kept: the most that glibc takes from a heap."""
 KEPT_BYTES = 64 << 20
 """At the end of a heap; `Trim` takes it away once much less is held."""
 _OPTIONS = {  # glibc's malloc.h

@@ -25,7 +25,9 @@ class Did(NamedTuple):
 Together = Callable[[Sequence[Job]], Sequence[Did]]
 """Does several jobs at once. Raises nothing."""
 Relatives = Callable[[Job, Hashable, Callable[[Hashable], int], int], Collection[Hashable]]
-"""Of a job, its kin, how many rows there are of any kin, and of a batch at the most: other kin to do with it."""
+"""Other batch keys to do with a job: given the job, its key, how many rows there are of any key, and the most of a
+batch.
+"""
 
 
 class _Doing:
@@ -99,7 +101,7 @@ class Workers:
             self._line.turned_away(payer)
 
     def forecast(self, payer: Payer) -> Forecast:
-        """Of a job put now."""
+        """What to expect of a job put now."""
         with self._lock:
             return self._line.forecast(payer)
 

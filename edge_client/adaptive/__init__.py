@@ -1,4 +1,4 @@
-"""``--split auto``: where to run, chosen anew for every request.
+"""``--split auto``: where to run, chosen for every request.
 
 beginning      profiles, link and controller, and the client that uses them
 client         `AutoClient`: asks the controller, runs, reports what that took

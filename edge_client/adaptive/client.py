@@ -1,4 +1,4 @@
-"""`AutoClient`: chooses the cut anew for every request, from what earlier requests took.
+"""`AutoClient`: chooses the cut for every request, from what earlier requests took.
 
 Each request asks the controller where to run, runs there, and reports what that took. Two more things happen.
 A request that takes much longer than predicted is *hedged*: the whole model also runs here, the first result is the
@@ -33,7 +33,7 @@ from edge_client.request import NOT_SERVED, Done, Position, Running, in_order
 from edge_client.transport import Exchange, Stamps, State, now_ns
 from shared_hooks.errors import AccessRefused, CutRefused, SpecError
 from shared_hooks.lifecycle import Stage
-from shared_hooks.showing import told
+from shared_hooks.showing import summary_of
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class AutoClient:
 
     def __repr__(self) -> str:
         held = self._cut or "nothing yet"
-        return told(self, f"server={self.client.server}", f"model={self.client.model_id}", f"last: {held}")
+        return summary_of(self, f"server={self.client.server}", f"model={self.client.model_id}", f"last: {held}")
 
     def __enter__(self) -> AutoClient:
         self.monitor.start()

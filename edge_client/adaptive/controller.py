@@ -56,7 +56,7 @@ class Side:
         return self._factor.value
 
     def expected_ns(self, key: str) -> float:
-        """Of this candidate's part now; 0 for a part that was not profiled."""
+        """Expected time of this candidate's part now; 0 for a part that was not profiled."""
         return self._parts.get(key, 0.0) * self.factor
 
     def doubt(self) -> None:
@@ -309,7 +309,7 @@ class SplitController:
             return
         bytes_up += bytes_ahead
         if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
-            self._probing.told(now)
+            self._probing.observed(now)
         overhead = self._calibration.overhead_ns if self._calibration else 0.0
         if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
             self._changed()

@@ -23,7 +23,7 @@ from shared_hooks.profiling.profile import Profile
 # A probe of the link beside requests: trains of bytes that grow until one of them tells the rate.
 #
 # What was a quick link a second ago may be a slow one now, and a train that suits the first fills the second:
-# requests behind it come late, and say that the link is slower still. So a probe begins with little, and goes on to
+# requests behind it come late, and say that the link is slower still. So a probe begins with little, and continues to
 # four times as much only where that took no time worth measuring: on a quick link, or in a token bucket that lets it
 # pass.
 
@@ -56,8 +56,8 @@ def probed(train: Train, rtt_ns: float, largest: int, believed_ns: float, patien
 
 
 def _ns_per_byte(train: Train, large: int, small: int, believed_ns: float, patience_ns: float) -> float:
-    """Of the faster of two, where the first does not agree with itself, or is a small one that tells of a slower link
-    than is believed: what stalls is not the link.
+    """Nanoseconds per byte of the faster of two rounds, where the first does not agree with itself, or is a small one
+    that suggests a slower link than is believed: what stalls is not the link.
 
     The second round's way in tells the rate. The whole train tells less (a bucket's burst is in it), but counts where a
     busy server took both rounds at once.

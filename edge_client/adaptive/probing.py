@@ -16,7 +16,7 @@ SOON: Final = SECOND // 4
 DOUBT_WAITS: Final = 8 * SECOND
 """The longest wait for a doubt's next probe: it grows fourfold while probes find nothing new."""
 SHARE: Final = 0.1
-"""Of what a better link might gain, that looking for it may cost requests."""
+"""Share of what a better link might gain, that looking for it may cost requests."""
 REGRET: Final = 4 * SECOND
 LARGEST_FLOOR: Final = 8 * FLOOR
 """Probes are at least `FLOOR` bytes; twice as many after each move that a probe led to and requests revoked."""
@@ -27,13 +27,13 @@ class Probing:
     """One link's probes: what they wait for, and which requests shared the link with them.
 
     There is a reason to probe after what only a probe can decide (``doubtful``), and while no transfer tells the
-    goodput but a better link would move the choice: a worse one is told by requests themselves.
+    goodput but a better link would move the choice: a worse one shows in the requests themselves.
     """
 
     def __init__(self, largest: int) -> None:
         """``largest``: the most bytes that any request takes."""
         self._largest = largest
-        self._last = self._told = self._over = -LONG_AGO  # asked for, goodput told by a transfer, answered
+        self._last = self._told = self._over = -LONG_AGO  # asked for, goodput known from a transfer, answered
         self._due = self._looked = -LONG_AGO
         self._began: int | None = None  # of one that is under way
         self._took = self._bytes = 0
@@ -95,8 +95,8 @@ class Probing:
         """Nothing is known any more: the next doubt waits for nothing."""
         self._last = now - DOUBT_WAITS
 
-    def told(self, now: int) -> None:
-        """A request's transfer told the goodput."""
+    def observed(self, now: int) -> None:
+        """The goodput is known from a request's transfer."""
         self._told = now
 
     def moved(self, now: int) -> None:

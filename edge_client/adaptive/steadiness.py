@@ -42,7 +42,7 @@ class Steadiness:
         self._moves: list[int] = []  # when, since the last sudden change
 
     def gives_way(self, now: int, held: float, best: float) -> bool:
-        """Whether what is held gives way to another, by the scores of both: less is better."""
+        """Whether what is held is replaced by another, by the scores of both: less is better."""
         if best >= held:
             self._better = None
             return False

@@ -1,4 +1,4 @@
-"""`EdgeClient` for asyncio: heads and waiting in threads of its own, so that the event loop goes on.
+"""`EdgeClient` for asyncio: heads and waiting in threads of its own, so that the event loop continues.
 
     from edge_client import aio
 

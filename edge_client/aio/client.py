@@ -22,7 +22,7 @@ from edge_client.request import Cut, Pending
 from edge_client.transport import State
 from shared_hooks.errors import Cancelled, DeadlineExceeded
 from shared_hooks.models import ModelSpec
-from shared_hooks.showing import told
+from shared_hooks.showing import summary_of
 
 # One request that a task waits for in a thread, and may want no more at any time.
 
@@ -49,7 +49,7 @@ class Held:
         return pending.result()
 
     def leave(self) -> None:
-        """Nobody waits any more: the server is told, and `run` ends."""
+        """Nobody waits any more: the server is informed, and `run` ends."""
         with self._lock:
             self._left = True
             pending = self._pending
@@ -114,8 +114,8 @@ class EdgeClient:
     """`edge_client.EdgeClient` with ``async with``, ``await`` and ``async for``; it takes the same arguments.
 
     The model is loaded by `open` (or ``async with``), in a thread. A task that is cancelled, or an iteration that is
-    left, cancels its requests: the server is told, and computes none of it that it has not begun. Belongs to the event
-    loop that opened it. `client` is the one underneath, for all else.
+    left, cancels its requests: the server is informed, and computes none of it that it has not begun. Belongs to the
+    event loop that opened it. `client` is the one underneath, for all else.
     """
 
     def __init__(
@@ -130,7 +130,11 @@ class EdgeClient:
     def __repr__(self) -> str:
         server, _, split = self._arguments
         found = self._client
-        return told(self, repr(found)) if found is not None else told(self, f"server={server}", f"split={split!r}")
+        return (
+            summary_of(self, repr(found))
+            if found is not None
+            else summary_of(self, f"server={server}", f"split={split!r}")
+        )
 
     @property
     def client(self) -> edge_client.client.EdgeClient:
@@ -157,7 +161,7 @@ class EdgeClient:
         return self
 
     def _make(self) -> None:
-        """In a thread, which goes on when who waits for it is cancelled: one that came too late is closed here."""
+        """In a thread, which continues when who waits for it is cancelled: one that came too late is closed here."""
         made = edge_client.client.EdgeClient(*self._arguments, **self._options)
         self._client = made
         if self._closed:

@@ -7,7 +7,7 @@ lane        what sends the requests of one client
 live        ... a client that runs its heads
 recorded    ... or one whose frontiers were made before: what other machines' clients would send
 generator   sends what is due, and says how late it was itself
-load        what the generators of one run are told
+load        the instructions of one run's generators
 gang        generators in processes of their own, or in this one
 worker      such a process
 spread      quantiles, and how far they may be off

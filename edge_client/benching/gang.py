@@ -20,7 +20,7 @@ from edge_client.benching.live import LiveLane
 from edge_client.benching.load import Load
 from edge_client.benching.recorded import Recorded, RecordedLane
 from edge_client.benching.shot import Ended, Shot
-from edge_client.benching.worker import told
+from edge_client.benching.worker import instructions
 from shared_hooks.errors import RemoteError, by_name
 
 AHEAD: Final = 0.2
@@ -78,11 +78,11 @@ class Several:
                     stdout=subprocess.PIPE,
                     text=True,
                     env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,  # Ctrl-C is told by a word, so that what was measured comes back
+                    start_new_session=True,  # Ctrl-C is passed on by a word, so that what was measured comes back
                 )
                 self._processes.append(process)
                 mine = list(range(number, len(load.codecs), processes))
-                self._say(process, told(load, recorded, list(files), folder, mine))
+                self._say(process, instructions(load, recorded, list(files), folder, mine))
             for process in self._processes:
                 self._heard(process)
         except BaseException:

@@ -17,7 +17,7 @@ Order = tuple[Shot, float, int, Over]
 
 
 class LiveLane:
-    """What is due while all threads are busy waits here: its time goes on from when it was to begin."""
+    """What is due while all threads are busy waits here: its time continues from when it was to begin."""
 
     def __init__(self, load: Load, client: int) -> None:
         self._load = load

@@ -1,4 +1,4 @@
-"""What the generators of one run are told: the server, the model, the clients."""
+"""The instructions of one run's generators: the server, the model, the clients."""
 
 from __future__ import annotations
 
@@ -29,5 +29,5 @@ class Load:
     credentials: Credentials = field(default_factory=Credentials)
 
     def connection(self) -> ConnectionOptions:
-        """Of each client."""
+        """One client's connection."""
         return ConnectionOptions(patience=self.patience, max_in_flight=self.in_flight, credentials=self.credentials)

@@ -28,7 +28,7 @@ class Weighted:
 
 
 def weighted(what: str, text: str) -> tuple[Weighted, ...]:
-    """Of ``a=0.7,b=0.3``, or ``a,b`` for equal shares. ``what``: the option's name. Raises SpecError."""
+    """Weights of ``a=0.7,b=0.3``, or ``a,b`` for equal shares. ``what``: the option's name. Raises SpecError."""
     found: dict[str, float] = {}
     for part in text.split(","):
         word, mark, weight = (one.strip() for one in part.partition("="))

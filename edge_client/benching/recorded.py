@@ -26,7 +26,7 @@ from shared_hooks.lifecycle import Lifecycle
 MAX_ANSWER: Final = 1 << 30
 BEGIN_SECONDS: Final = 60.0
 MOST_BYTES: Final = 2 << 30
-"""Of all frontiers: they are in memory, in each process."""
+"""Most of all frontiers: they are in memory, in each process."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def record(load: Load) -> Recorded:
                 frontiers[codec].append([])
                 for call in load.calls:
                     made = model.head(call, cut, Stamps()).outgoing
-                    payload = b"".join(made.buffers)  # the head's own memory is written anew by the next
+                    payload = b"".join(made.buffers)  # the head's own memory is written again by the next
                     total += len(payload)
                     if total > MOST_BYTES:
                         raise SpecError(

@@ -11,7 +11,7 @@ from shared_hooks.errors import SpecError
 
 FORMAT: Final = "isthmus bench 1"
 KEPT: Final = 0.95
-"""Of what is offered, in time: below, a rate is beyond the knee."""
+"""Share of the offered rate answered in time: below, a rate is beyond the knee."""
 
 
 def knee(steps: Sequence[Mapping[str, Any]]) -> float | None:

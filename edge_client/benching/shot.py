@@ -29,8 +29,8 @@ class Shot:
 
 @dataclass(slots=True)
 class Ended:
-    """Of a shot. ``late_ns``: after its time, when the generator sent it. ``took_ns``: from the time at which it was to
-    begin to the whole answer, or to the error. ``error``: a class's name; empty for an answer.
+    """How a shot ended. ``late_ns``: after its time, when the generator sent it. ``took_ns``: from the time at which it
+    was to begin to the whole answer, or to the error. ``error``: a class's name; empty for an answer.
     """
 
     number: int

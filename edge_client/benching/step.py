@@ -125,13 +125,13 @@ def _way(ends: Sequence[tuple[Shot, Ended]], at: int, name: str) -> dict[str, An
 
 def _server(ends: Sequence[tuple[Shot, Ended]]) -> dict[str, Any]:
     """What the server said with its answers: requests waiting or running, workers, its wait, how many went together."""
-    told = [one for _, one in ends if one.pending >= 0]
+    reported = [one for _, one in ends if one.pending >= 0]
     answered = [one.company for _, one in ends if not one.error]
     return {
-        "pending_mean": sum(one.pending for one in told) / len(told) if told else None,
-        "pending_max": max((one.pending for one in told), default=None),
-        "workers": max((one.workers for one in told), default=None),
-        "queue_ns": sum(one.queue_ns for one in told) / len(told) if told else None,
+        "pending_mean": sum(one.pending for one in reported) / len(reported) if reported else None,
+        "pending_max": max((one.pending for one in reported), default=None),
+        "workers": max((one.workers for one in reported), default=None),
+        "queue_ns": sum(one.queue_ns for one in reported) / len(reported) if reported else None,
         "company": sum(answered) / len(answered) if answered else None,
     }
 

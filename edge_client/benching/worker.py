@@ -1,6 +1,6 @@
 """A generator's own process: ``python -m edge_client.benching.worker``, started by `gang`.
 
-It reads lines of JSON and answers with lines of JSON: the first is what it is told of the run (it answers when all
+It reads lines of JSON and answers with lines of JSON: the first describes the run (it answers when all
 clients are connected), every other is what to send; ``{"stop": true}`` ends what is under way.
 """
 
@@ -29,8 +29,10 @@ from edge_client.transport import Outgoing
 from shared_hooks.models import InputItem
 
 
-def told(load: Load, recorded: Recorded | None, files: list[str], folder: Path, mine: list[int]) -> dict[str, Any]:
-    """What a worker is told, JSON-able, for the clients ``mine``; payloads go to ``folder``."""
+def instructions(
+    load: Load, recorded: Recorded | None, files: list[str], folder: Path, mine: list[int]
+) -> dict[str, Any]:
+    """A worker's instructions, JSON-able, for the clients ``mine``; payloads go to ``folder``."""
     return {
         "server": load.server,
         "choice": None if recorded is not None else asdict(load.choice),
@@ -66,7 +68,7 @@ def _written(recorded: Recorded, folder: Path) -> dict[str, Any]:
     return {"hello": base64.b64encode(recorded.hello).decode(), "frontiers": frontiers}
 
 
-def _read(told: dict[str, Any]) -> Recorded:
+def _read(instructions: dict[str, Any]) -> Recorded:
     def outgoing(digest: str, cut: str, header: str, file: str, codecs: list[str]) -> Outgoing:
         payload = Path(file).read_bytes()
         buffers = (memoryview(payload),)
@@ -74,8 +76,10 @@ def _read(told: dict[str, Any]) -> Recorded:
             digest, base64.b64decode(cut), base64.b64decode(header), buffers, len(payload), codecs=tuple(codecs)
         )
 
-    frontiers = {codec: [[outgoing(*one) for one in cut] for cut in cuts] for codec, cuts in told["frontiers"].items()}
-    return Recorded(base64.b64decode(told["hello"]), frontiers)
+    frontiers = {
+        codec: [[outgoing(*one) for one in cut] for cut in cuts] for codec, cuts in instructions["frontiers"].items()
+    }
+    return Recorded(base64.b64decode(instructions["hello"]), frontiers)
 
 
 def _generator(known: dict[str, Any]) -> Generator:

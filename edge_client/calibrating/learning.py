@@ -58,7 +58,7 @@ def learn(wrapped: WrappedModel, cut: str, calls: Sequence[Call]) -> dict[float,
 
 
 def coarsest(tallies: Sequence[Tally], max_loss: float) -> Tally | None:
-    """Of one codec at one cut, the finest step first: the last one before a step is lossier than is allowed."""
+    """The coarsest step of one codec at one cut that loses no more than is allowed; the finest step comes first."""
     chosen = None
     for tally in tallies:
         if chosen is not None and (tally.stopped or tally.bounds()[1] > max_loss):

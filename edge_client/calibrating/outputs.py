@@ -207,7 +207,7 @@ def _overlap(mine: _Found, its: _Found) -> Row:
 
 
 def _iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Of boxes (x0, y0, x1, y1): (len(a), len(b))."""
+    """Intersection over union of boxes (x0, y0, x1, y1): (len(a), len(b))."""
     low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
     common = (high - low).clamp(min=0).prod(dim=2)
     areas = [(one[:, 2:] - one[:, :2]).clamp(min=0).prod(dim=1) for one in (a, b)]
@@ -216,7 +216,7 @@ def _iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Found:
-    """Of one picture: (n, 4) corners, and n classes."""
+    """What was found in one picture: (n, 4) corners, and n classes."""
 
     boxes: torch.Tensor
     classes: torch.Tensor
@@ -254,5 +254,5 @@ def _entry(output: Any, name: str) -> Any:
 
 
 def _bounded(value: float) -> float:
-    """NaN and infinities are as far as can be told."""
+    """NaN and infinities are as far as can be known."""
     return value if math.isfinite(value) else 1e9

@@ -15,14 +15,14 @@ LEAST_TO_STOP = 16
 
 @dataclass
 class Tally:
-    """Of one codec at one cut, or one step of it; ``is_share``: every loss is 0 or 1."""
+    """The losses of one codec at one cut, or of one step of it; ``is_share``: every loss is 0 or 1."""
 
     codec: str
     lossless: bool
     is_share: bool
     confidence: float
     step: float | None = None
-    """Of a codec that was learnt."""
+    """The step of a codec that was learnt."""
     inputs: int = 0
     nbytes: int = 0
     rows: int = 0
@@ -54,7 +54,7 @@ class Tally:
                 self._right += row.right
 
     def bounds(self) -> tuple[float, float]:
-        """Of the loss, each with the confidence by itself; not below 0."""
+        """Bounds of the loss, each with the confidence by itself; not below 0."""
         if self.lossless:
             return 0.0, 0.0
         if self.is_share:

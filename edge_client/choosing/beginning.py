@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS: Final = 0.4
 PROBE_PATIENCE: Final = 2.0
-"""Of the link, at a fixed cut."""
+"""How long to wait for the link at a fixed cut, in multiples of what is expected."""
 
 
 def chooser_of(

@@ -1,8 +1,8 @@
 """`Belief`: the link as a client believes it to be that stays at one cut.
 
 There requests are nearly of one size, so what they take does not tell a slow link from a long way: bytes and round trip
-are told apart by probes alone. Beyond a probe's prediction every request takes about as much more (threads, a busy
-machine); that is followed, and where it suddenly changes the link is probed anew. Pure: the time is passed in.
+are distinguished by probes alone. Beyond a probe's prediction every request takes about as much more (threads, a busy
+machine); that is followed, and where it suddenly changes the link is probed again. Pure: the time is passed in.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ UNKNOWN: Final = Link(Curve.line(1e6, 1e9 / 8), Curve.line(0.0, 1e9 / 8), "not k
 LARGEST: Final = 128 << 10
 LEAST: Final = 8 << 10
 SHARE: Final = 0.1
-"""Of a second, that a probe's largest round may take on the link."""
+"""Share of a second that a probe's largest round may take on the link."""
 SOON: Final = 1.0
 """Seconds at least between two probes."""
 AGAIN: Final = 10.0
@@ -80,7 +80,7 @@ class Belief:
         return now - self._probed > (SOON if self._changed else AGAIN)
 
     def sizes(self) -> tuple[int, ...]:
-        """Of a probe's rounds: little where a late request says that the link may be slow now."""
+        """Sizes of a probe's rounds: little where a late request says that the link may be slow now."""
         goodput = self.link.up.bytes_per_second if self.known else float("inf")
         largest = int(max(LEAST, min(LARGEST, SHARE * goodput, max(4 * LEAST, SHARE * self._at_most))))
         return 0, largest // 2, largest

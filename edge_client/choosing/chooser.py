@@ -70,7 +70,7 @@ RAW = "raw"
 
 
 class Cost(NamedTuple):
-    """Of one tensor with one codec: nanoseconds here, bytes, nanoseconds there."""
+    """What one tensor costs with one codec: nanoseconds here, bytes, nanoseconds there."""
 
     encode_ns: float
     nbytes: float
@@ -78,7 +78,7 @@ class Cost(NamedTuple):
 
 
 def pick(tensors: Sequence[Mapping[str, Cost]], up_ns: Callable[[float], float]) -> tuple[str, ...]:
-    """Of each tensor its codec, by name; each may go `RAW`. ``up_ns``: what so many bytes take on their way up.
+    """The codec of each tensor, by name; each may go `RAW`. ``up_ns``: what so many bytes take on their way up.
 
     Where several take as long, the first of them.
     """
@@ -132,7 +132,7 @@ Place = tuple[str, int]
 
 
 class Speeds:
-    """Any thread may call. Times of decoding are this machine's until a server has told its own."""
+    """Any thread may call. Times of decoding are this machine's until a server has reported its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -157,7 +157,7 @@ class Speeds:
             return sum(nbytes * one.value for one in known if one is not None)
 
     def cost(self, codec: str, place: Place, kind: Kind, nbytes: int) -> Cost | None:
-        """Of a tensor of ``nbytes`` there; None where it was never encoded."""
+        """The cost of a tensor of ``nbytes`` there; None where it was never encoded."""
         with self._lock:
             ratio = self._ratio.get((codec, place, kind))
             if ratio is None:
@@ -183,7 +183,7 @@ class Speeds:
         with self._lock:
             _follow(self._decode, (codec, kind), ns / nbytes)
 
-    def told(self, expected_ns: float, server_ns: float) -> None:
+    def observe(self, expected_ns: float, server_ns: float) -> None:
         """A server took so long to decode what `cost` said would take ``expected_ns``."""
         with self._lock:
             here = expected_ns / max(self._server.value, _TINY)
@@ -247,7 +247,7 @@ class Chooser:
     # A request
 
     def choose(self, early: EarlyOutput, offered: Collection[str], only: str | None = None) -> list[Codec]:
-        """Of every piece the codec to pack it with. ``offered``: codecs of the server; ``only``: one that was chosen
+        """The codec to pack every piece with. ``offered``: codecs of the server; ``only``: one that was chosen
         with the cut, against which raw alone is weighed.
         """
         self.begin()
@@ -362,7 +362,7 @@ class Chooser:
         """
         expected, took = decoding
         if expected:
-            self.speeds.told(expected, took)
+            self.speeds.observe(expected, took)
         if self._followed is not None:
             return
         with self._lock:

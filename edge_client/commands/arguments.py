@@ -229,7 +229,7 @@ def add_bench(commands: Commands, model: Parser) -> None:
 # The options of the commands that send inputs: run, watch and dashboard.
 
 PORT = "8050"
-"""Of the dashboard, where none is given."""
+"""The dashboard's, where none is given."""
 
 
 def add_run(commands: Commands, model: Parser) -> None:
@@ -263,7 +263,7 @@ def add_run(commands: Commands, model: Parser) -> None:
     )
     run.add_argument("--frames", type=_count, metavar="N", help="of a video or a camera: end after N frames")
     run.add_argument(
-        "--queue", type=_count, metavar="N", help="of a camera: frames that wait; the oldest gives way (default: 2)"
+        "--queue", type=_count, metavar="N", help="of a camera: frames that wait; the oldest is dropped (default: 2)"
     )
     run.add_argument("--camera-size", type=_pixels, metavar="WxH", help="asked of a device, such as 640x480")
     run.add_argument("--camera-rate", type=_rate, metavar="N", help="asked of a device: frames a second")
@@ -296,7 +296,7 @@ def add_run(commands: Commands, model: Parser) -> None:
         help="also compute this share of the split inputs whole on the edge, and compare: 0 to 1 (default: 0)",
     )
     run.add_argument(
-        "--journal", metavar="FILE", help="keep what became of each input; the same command goes on where it stopped"
+        "--journal", metavar="FILE", help="keep what became of each input; the same command continues where it stopped"
     )
     run.add_argument(
         "--fallback",

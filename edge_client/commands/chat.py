@@ -19,7 +19,7 @@ from shared_hooks.showing import duration, size
 
 WORDS: Final = {
     "/quit": "end; so does the end of the input",
-    "/reset": "begin anew: nothing was said",
+    "/reset": "start again: nothing was said",
     "/stats": "what the turns took",
     "/help": "these words",
 }

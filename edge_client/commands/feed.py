@@ -16,7 +16,7 @@ from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem
 
 Named: TypeAlias = InputItem | FrameId
-"""An input without its content, for what is told of it afterwards."""
+"""An input without its content, for what is reported of it afterwards."""
 
 
 class Feed:
@@ -61,7 +61,7 @@ class Feed:
                     return
 
     def __len__(self) -> int:
-        """Of files; TypeError for frames, whose number nobody knows."""
+        """The number of files; TypeError for frames, whose number nobody knows."""
         if self.items is None:
             raise TypeError("frames have no length")
         return len(self.items)

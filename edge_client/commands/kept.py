@@ -46,7 +46,7 @@ class Kept:
             return
         stem = f"{number:04d}_{file_name(item.name)}"
         tensors: dict[str, torch.Tensor] = {}
-        told = {
+        reported = {
             "file": item.origin,
             "predictions": [
                 {"row": one.row, "label": one.label, "index": one.index, "score": one.score} for one in predictions
@@ -55,9 +55,9 @@ class Kept:
         }
         try:
             if tensors:
-                told["tensors"] = f"{stem}.safetensors"
+                reported["tensors"] = f"{stem}.safetensors"
                 save_file(tensors, self.folder / f"{stem}.safetensors")
-            text = json.dumps(finite(told), indent=1, allow_nan=False) + "\n"
+            text = json.dumps(finite(reported), indent=1, allow_nan=False) + "\n"
             (self.folder / f"{stem}.json").write_text(text, encoding="utf-8")
             self.saved += 1
             if self.spec.draws:

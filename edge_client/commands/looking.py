@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Looking:
-    """Of one command; `close` it after the client. Raises SpecError for a sink that cannot be had."""
+    """The observers of one command; `close` it after the client. Raises SpecError for a sink that cannot be had."""
 
     def __init__(self, sinks: Sequence[str], listen: str | None) -> None:
         """``listen``: of the page, [HOST:]PORT; None = no page."""

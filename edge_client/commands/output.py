@@ -19,7 +19,7 @@ def say(text: str) -> None:
 
 
 def screen_width() -> int | None:
-    """Of the terminal; None where standard output is none: a file is as wide as its lines."""
+    """The width of the terminal; None where standard output is none: a file is as wide as its lines."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

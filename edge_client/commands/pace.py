@@ -15,10 +15,10 @@ KEPT: Final = 100_000
 
 
 class Pace:
-    """Of one run with up to ``in_flight`` requests under way, after ``warmup`` that are not counted at all.
+    """The rate of one run with up to ``in_flight`` requests under way, after ``warmup`` that are not counted at all.
 
     The first request makes plans, recipes and caches on both sides and is often the slowest by far; where no warm-up
-    went before it, it is told apart, and counts neither for latency nor for throughput.
+    went before it, it is reported separately, and counts neither for latency nor for throughput.
     """
 
     def __init__(self, in_flight: int = 1, warmup: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -36,7 +36,7 @@ class Pace:
             self._since = self._clock()
 
     def add(self, latency_ns: int) -> bool:
-        """An answer has come; False for the one that is told apart."""
+        """An answer has come; False for the one that is reported separately."""
         now = self._clock()
         if self._since is None:
             self.first_ns, self._since = latency_ns, now
@@ -60,20 +60,22 @@ class Pace:
 
     def lines(self) -> list[str]:
         """For people."""
-        told = []
+        reported = []
         if self.first_ns is not None:
             apart = "; it makes plans and caches, and is left out below" if self._count else ""
-            told.append(f"first request {milliseconds(self.first_ns)} ms{apart}")
+            reported.append(f"first request {milliseconds(self.first_ns)} ms{apart}")
         median, most = self.quantile_ns(0.5), self.quantile_ns(0.9)
         if median is not None and most is not None:
             how = "one at a time" if self.in_flight == 1 else f"up to {self.in_flight} in flight"
             count = f"{self._count} request{'' if self._count == 1 else 's'}"
-            told.append(
+            reported.append(
                 f"latency: median {milliseconds(median)} ms, 90 % within {milliseconds(most)} ms ({count}, {how})"
             )
         if self.in_flight > 1 and self.per_second is not None:
-            told.append(f"throughput: {self.per_second:.1f} requests a second with up to {self.in_flight} in flight")
-        return told
+            reported.append(
+                f"throughput: {self.per_second:.1f} requests a second with up to {self.in_flight} in flight"
+            )
+        return reported
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able; times in nanoseconds."""

@@ -91,7 +91,7 @@ KEPT: Final = 1000
 
 @dataclass
 class Totals:
-    """Of all outcomes, those that are no longer kept, too."""
+    """Sums over all outcomes, also those that are no longer kept."""
 
     count: int = 0
     failed: int = 0
@@ -107,7 +107,7 @@ class Totals:
     measured_ns: int = 0
     times: Times = field(default_factory=Times)
     paced: int = 0
-    """Answered, and not the first, which is told apart (`Pace`)."""
+    """Answered, and not the first, which is reported separately (`Pace`)."""
     paced_ns: int = 0
     paced_times: Times = field(default_factory=Times)
     cuts: dict[str, int] = field(default_factory=dict)
@@ -183,11 +183,11 @@ class Report:
         self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, out of its journal
 
     def resume(self, outcomes: list[dict[str, Any]]) -> None:
-        """What an earlier run has already told, as `Outcome.as_dict` gave it. Times are of this run alone."""
+        """What an earlier run has already reported, as `Outcome.as_dict` gave it. Times are of this run alone."""
         self._before = outcomes
 
     def start(self) -> None:
-        """Begin to count the time anew: what was before was preparation."""
+        """Begin to count the time again: what was before was preparation."""
         self._began = time.perf_counter()
         self._pace.start()
 
@@ -334,7 +334,7 @@ class Report:
         return "\n".join(lines)
 
     def _times_table(self) -> str:
-        """Of all but the first, where there are more."""
+        """A table of all times but the first, where there are more."""
         totals = self._totals
         count, total, measured = totals.paced, totals.paced_times, totals.paced_ns
         if not count:

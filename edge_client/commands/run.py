@@ -145,7 +145,7 @@ def _run(
                 raise
             report.give_up(feed.unanswered(), error)
             print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
-        except KeyboardInterrupt:  # what was answered is told all the same
+        except KeyboardInterrupt:  # what was answered is reported all the same
             interrupts.heard()
             report.interrupted = True
             print("edge-client: interrupted", file=sys.stderr)
@@ -183,7 +183,7 @@ def _run(
 
 
 def _warm_up(client: EdgeClient | AutoClient, spec: ModelSpec, feed: Feed, count: int) -> None:
-    """``count`` requests that nobody counts; what fails in them is told when its turn comes."""
+    """``count`` requests that nobody counts; what fails in them is reported when its turn comes."""
     if count:
         first = first_readable(spec, feed.samples)
         for _ in client.infer_many([first] * count, prepare=spec.preprocess, failures="return"):
@@ -267,7 +267,7 @@ def _outcome(spec: ModelSpec, item: Named, answer: Answer | Failure) -> Outcome:
     return Outcome(
         item,
         predictions,
-        replace(answer, output=None),  # it may be large, and is not told
+        replace(answer, output=None),  # it may be large, and is not shown
         replace(answer.times, postprocess=spent),
         measured_ns=answer.measured_ns + spent,
     )

@@ -1,6 +1,6 @@
 """``edge-client run --journal FILE``: what became of each input, on the disk before it is shown.
 
-The first line says what is run, every other one is an input with its outcome. The same command goes on where the last
+The first line says what is run, every other one is an input with its outcome. The same command continues where the last
 one ended: an input is not run again if its path, size and time of change are in the file. Failures that are no input's
 fault (no server, too late) are not written.
 """
@@ -26,7 +26,9 @@ Key = tuple[str, int, int, int]
 
 
 class RunJournal:
-    """Of one run at a time. ``settings``: what must be as it was (model, weights). Raises SpecError naming the file."""
+    """The journal of one run at a time. ``settings``: what must be as it was (model, weights). Raises SpecError naming
+    the file.
+    """
 
     def __init__(self, path: str, settings: dict[str, Any]) -> None:
         self._file = JournalFile(Path(path), "--journal", "run")

@@ -1,4 +1,4 @@
-"""What ``edge-client generate`` and ``edge-client chat`` share: the model, how it writes, and what is told of it."""
+"""What ``edge-client generate`` and ``edge-client chat`` share: the model, how it writes, and what is reported."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shared_hooks.errors import SpecError
 from shared_hooks.showing import size
 
 LEAST = ("least",)
-"""Of the logits as much as is needed."""
+"""In place of a number of logits: as few as are needed."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
 """Options that mean nothing where nothing is drawn."""
 

@@ -58,7 +58,7 @@ def main(options: argparse.Namespace) -> int:
     print(f"report: {found.report}", flush=True)
     if found.ended is not None:
         inputs = f"{found.measured} of {found.inputs} inputs are measured"
-        say(f"{found.ended}: {inputs}; the same command goes on where it stopped")
+        say(f"{found.ended}: {inputs}; the same command continues where it stopped")
     if options.json:
         write_json({**found.as_dict(), "exit_status": status}, options.json, options.stdout)
     return status
@@ -75,7 +75,7 @@ def _status(found: Swept) -> int:
 
 
 def _say(line: str) -> None:
-    """Of the journal on standard output, all else beside it."""
+    """Print the journal on standard output, all else beside it."""
     if line.startswith(("warning:", "starting")):
         say(line)
     else:

@@ -19,7 +19,7 @@ from edge_client.tasks.verify import verify
 from edge_client.witness.comparison import Comparison
 
 WIDTH: Final = 80
-"""Of sentences; a table is as wide as its cells."""
+"""Width of sentences; a table is as wide as its cells."""
 
 
 def main(options: argparse.Namespace) -> int:

@@ -12,7 +12,7 @@ from edge_client.generation.generator import SplitGenerator
 from edge_client.generation.summary import Summary
 from edge_client.generation.words import Message, TextStream, Words
 from shared_hooks.errors import SpecError
-from shared_hooks.showing import short, told
+from shared_hooks.showing import short, summary_of
 
 
 @short
@@ -90,7 +90,7 @@ class Conversation:
         return turn
 
     def __repr__(self) -> str:
-        return told(self, f"{len(self.turns)} turns", f"{len(self._ids)} tokens")
+        return summary_of(self, f"{len(self.turns)} turns", f"{len(self._ids)} tokens")
 
     def _prompt(self, text: str) -> list[int]:
         """Token ids of all turns and the new one."""

@@ -23,7 +23,7 @@ from shared_hooks.generation.split import HISTORY_BYTES
 from shared_hooks.generation.wanted import Answer
 from shared_hooks.modules import weights_hash
 from shared_hooks.observers import groups
-from shared_hooks.showing import told
+from shared_hooks.showing import summary_of
 
 # Which module a generation is cut after, where somebody names it.
 
@@ -94,8 +94,8 @@ _LISTS: Final = (nn.ModuleList, nn.ModuleDict)
 
 def _blocks_told(model: nn.Module) -> str:
     """For the end of a message: names that there are."""
-    told = [f"{path}.0 to {path}.{count - 1}" for path, count in blocks(model)[:MOST]]
-    return f" Its blocks are {', '.join(told)}." if told else ""
+    reported = [f"{path}.0 to {path}.{count - 1}" for path, count in blocks(model)[:MOST]]
+    return f" Its blocks are {', '.join(reported)}." if reported else ""
 
 
 class SplitGenerator:
@@ -202,7 +202,7 @@ class SplitGenerator:
 
     def __repr__(self) -> str:
         last = self._summary
-        return told(self, f"model={self.client.model_id}", f"cut={self.cut!r}", "" if last is None else last.line)
+        return summary_of(self, f"model={self.client.model_id}", f"cut={self.cut!r}", "" if last is None else last.line)
 
 
 @contextmanager

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shared_hooks.generation import StepRecord
-from shared_hooks.showing import duration, html_table, panel, size, told
+from shared_hooks.showing import duration, html_table, panel, size, summary_of
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Summary:
-    """Of one `generate`. Times in nanoseconds on the edge's clock; bytes are those of headers and payloads.
+    """What one `generate` took. Times in nanoseconds on the edge's clock; bytes are those of headers and payloads.
 
     ``tokens``: new ones of the longest of ``rows`` sequences. ``first_token_ns``: until the first of them was there;
     None where nobody could say. ``head_ns``: of all steps, up to the cut. ``server_ns``: the server's own, on its
@@ -52,7 +52,7 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of one sequence, after its first token; None where there is no second."""
+        """Tokens per second of one sequence, after its first token; None where there is no second."""
         if self.first_token_ns is None or self.tokens < 2 or self.total_ns <= self.first_token_ns:
             return None
         return (self.tokens - 1) * 1e9 / (self.total_ns - self.first_token_ns)
@@ -98,7 +98,7 @@ class Summary:
         }
 
     def __repr__(self) -> str:
-        return told(self, self.line)
+        return summary_of(self, self.line)
 
     def _repr_html_(self) -> str:
         rate = self.tokens_per_second

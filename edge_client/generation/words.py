@@ -30,7 +30,7 @@ class Words:
 
     @classmethod
     def of(cls, spec: ModelSpec | None) -> Words:
-        """Of a spec. Raises SpecError where it names none."""
+        """The words of a spec. Raises SpecError where it names none."""
         if spec is None:
             raise SpecError("a client made with a module has no spec, and so no tokenizer")
         tokenizer = spec.load_tokenizer()
@@ -96,7 +96,7 @@ class TextStream:
         self._end = 0
 
     def put(self, value: torch.Tensor) -> None:
-        """Of ``generate``: the prompt first, then new tokens."""
+        """Called by ``generate``: the prompt first, then new tokens."""
         if self._prompt:
             self._prompt = False
             return
@@ -115,7 +115,7 @@ class TextStream:
                 self._begin, self._end = self._end, len(self.ids)
 
     def end(self) -> None:
-        """Of ``generate``: what was held back."""
+        """Called by ``generate``: what was held back."""
         known = self._words.decode(self.ids[self._begin : self._end])
         text = self._words.decode(self.ids[self._begin :])
         if len(text) > len(known):

@@ -25,7 +25,7 @@ _CHANNELS: Final = (1, 3, 4)
 
 
 def suffix_of(data: bytes) -> str:
-    """Of a file with these bytes. Raises InputMismatch for what is no picture and holds no tensors."""
+    """The suffix of a file with these bytes. Raises InputMismatch for what is no picture and holds no tensors."""
     for beginning, suffix in _BEGINNINGS:
         if data.startswith(beginning):
             return suffix

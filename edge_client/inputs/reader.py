@@ -24,7 +24,7 @@ from shared_hooks.tensors import UnknownHolder, flatten
 
 
 class Arguments:
-    """Of one model. ``constants``: the spec's ``call_kwargs``, which give way to what a caller gives."""
+    """Makes calls of one model. ``constants``: the spec's ``call_kwargs``, which a caller's own replace."""
 
     def __init__(self, model: nn.Module, constants: Mapping[str, Any]) -> None:
         self._constants = constants
@@ -82,7 +82,7 @@ TAKEN: Final = (
 )
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 89_478_485
-"""Of a picture that comes as bytes; of one in a file, Pillow warns from there on."""
+"""Most of a picture that comes as bytes; for one in a file, Pillow warns from there on."""
 _BYTES: Final = (bytes, bytearray, memoryview)
 
 
@@ -100,7 +100,7 @@ class InputReader:
         self._own_constants = call_kwargs
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """Of what `EdgeClient.infer` was called with. Raises InputMismatch."""
+        """The call for what `EdgeClient.infer` was given. Raises InputMismatch."""
         if len(args) != 1 or kwargs:
             named = {name: plain(value, name) for name, value in kwargs.items()}
             return self._arguments.call(_plain(args), named)
@@ -114,7 +114,7 @@ class InputReader:
         return self.read(item)
 
     def read(self, item: Any) -> Call:
-        """Of one input of `EdgeClient.infer_many`, where tuples and dictionaries always are arguments."""
+        """The call for one input of `EdgeClient.infer_many`, where tuples and dictionaries always are arguments."""
         if isinstance(item, Call):
             return item
         if isinstance(item, torch.Tensor):

@@ -1,7 +1,7 @@
 """Keywords that a model takes by its ``**kwargs`` alone, and that were perhaps meant for another name.
 
 ``attention_maks`` goes into the ``**kwargs`` of a model of transformers, and the answer is the unmasked one. What a
-model takes is never refused: it is told, once a name.
+model takes is never refused: it is logged, once a name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ log = logging.getLogger("edge_client")
 
 
 class Swallowed:
-    """Of one model. ``usual``: the example's keywords, of which nothing is said. Any thread may ask."""
+    """Warns of keywords that one model swallows. ``usual``: the example's keywords, which are never warned of. Any
+    thread may call.
+    """
 
     def __init__(self, model: nn.Module, usual: Iterable[str]) -> None:
         try:

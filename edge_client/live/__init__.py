@@ -2,7 +2,7 @@
 
 dashboard    `Dashboard`: the page of one client, served while that works
 board        what the page shows: requests, events, the link, both machines, observers; bounded
-entries      an answer, a decision, a reading, as the page is told of them
+entries      an answer, a decision, a reading, as the page shows them
 server       a thread that answers it
 to_sinks     `ToSinks`: every answer's numbers to sinks
 aside        work done beside the requests, in a thread with a bounded queue

@@ -54,5 +54,5 @@ class Aside(Generic[Item]):
             except Exception as error:
                 self.failures += 1
                 if self.failures == 1:
-                    log.warning("%s failed, and goes on: %s: %s", self._name, type(error).__name__, error)
+                    log.warning("%s failed, and continues: %s: %s", self._name, type(error).__name__, error)
             del item

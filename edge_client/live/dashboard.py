@@ -4,7 +4,7 @@
         print(page.url)
 
 Hooks of the client's life cycle hand over what happens, and a thread beside the requests makes of it what the page is
-told. The page itself asks for nothing that costs a request anything.
+said. The page itself asks for nothing that costs a request anything.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from shared_hooks.metrics import Reading, Track, gpu_of
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.sampler import sampler
 
-# What happens to a client, told to the board: answers, failures, moves of the cut, connections.
+# What happens to a client, reported to the board: answers, failures, moves of the cut, connections.
 
 NUMBERS_SECONDS: Final = 0.4
 """Between two entries of what is asked more often than anybody can see."""
@@ -56,7 +56,7 @@ class Telling:
         self._aside = aside
         self._told: dict[str, float] = {}
         self._began = time.time()
-        """Of the decisions' ``seconds``."""
+        """When the decisions' ``seconds`` begin."""
         self._about()  # it may be connected already
 
     # -- of the life cycle
@@ -92,7 +92,7 @@ class Telling:
     # -- of a controller
 
     def follow(self, chooser: AutoClient) -> None:
-        """All that it decides; of what was before, what is told as an event."""
+        """All that it decides; of what was before, what is reported as an event."""
         self._began = time.time() - time.monotonic() + chooser.decisions.began
         before = chooser.decisions.listen(self.decided)
         events = [one for one in before if one.get("moved", True) and one["kind"] != "probe"][-RINGS["events"] :]

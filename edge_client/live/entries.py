@@ -1,4 +1,4 @@
-"""What the page is told of an answer, a decision, a reading: JSON-able, and short."""
+"""What the page shows of an answer, a decision, a reading: JSON-able, and short."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Events:
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """Each reader is told, and its stream ends."""
+        """Each reader gets a last event, and its stream ends."""
         self._ended.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -122,7 +122,7 @@ class Events:
         number, whole = self._board.whole()
         await _say(send, "whole", whole)
         while not gone.done():
-            ended = self._ended.is_set()  # before what is asked for: what was added until then is told
+            ended = self._ended.is_set()  # before what is asked for: what was added until then is sent
             number, more = self._board.since(number)
             if more:
                 await _say(send, "more", more)
@@ -208,7 +208,7 @@ class PageServer:
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """Of [HOST:]PORT. Raises SpecError."""
+    """The address in [HOST:]PORT. Raises SpecError."""
     host, _, port = listen.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or (":" in host and not host.startswith("[")):
         raise SpecError(f'dashboard: expected [HOST:]PORT, such as 8050, found "{listen[:100]}"')

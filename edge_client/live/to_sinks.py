@@ -90,7 +90,7 @@ class ToSinks:
         """An answer, or none."""
         if event.answer is not None:
             step, self._steps = self._steps, self._steps + 1
-            answer = replace(event.answer, output=None)  # it may be large, and is not told
+            answer = replace(event.answer, output=None)  # it may be large, and is not shown
             for aside in self._asides:
                 aside.put((step, answer))
 

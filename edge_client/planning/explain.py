@@ -25,7 +25,7 @@ STEPS: Final = 40
 
 @dataclass(frozen=True)
 class BreakEven:
-    """``now`` and ``at`` in ``unit``; ``now`` None = cannot be told, ``at`` None = the runner-up wins at no value,
+    """``now`` and ``at`` in ``unit``; ``now`` None = cannot be known, ``at`` None = the runner-up wins at no value,
     ``WIDEST`` times less or more. ``more``: whether ``at`` is more than it is now.
     """
 
@@ -36,7 +36,7 @@ class BreakEven:
     more: bool = False
 
     def __str__(self) -> str:
-        now = "now cannot be told" if self.now is None else f"now {number(self.now)} {self.unit}"
+        now = "now cannot be known" if self.now is None else f"now {number(self.now)} {self.unit}"
         if self.at is None:
             return f"{self.what}: no change would do"
         return f"{self.what}: {'above' if self.more else 'below'} {number(self.at)} {self.unit} ({now})"
@@ -70,7 +70,7 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
         return []
     # A round trip near nothing is searched from a microsecond on.
     rtt = max(link.rtt_ns, 1e3)
-    goodput, told = link.up.bytes_per_second * 8 / 1e6, link.speed_up.value
+    goodput, reported = link.up.bytes_per_second * 8 / 1e6, link.speed_up.value
     found = [
         ("uplink goodput", "Mbit/s", goodput, lambda f: lead(uplink(link, f), 1, 1)),
         ("round trip", "ms", rtt / 1e6, lambda f: lead(round_trip(link, f * rtt), 1, 1)),
@@ -80,8 +80,8 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
     result = []
     for what, unit, now, difference in found:
         factor = crossing(difference) if math.isfinite(now) else None
-        # One figure for the link, the one that people are told; the curve's own slope only where that is not known.
-        known = now if what != "uplink goodput" else None if told is None else told * 8 / 1e6
+        # One figure for the link, the one that people are shown; the curve's own slope only where that is not known.
+        known = now if what != "uplink goodput" else None if reported is None else reported * 8 / 1e6
         at = None if factor is None else factor * (now if known is None else known)
         result.append(BreakEven(what, unit, known, at, factor is not None and factor > 1))
     return result
@@ -105,16 +105,16 @@ def crossing(difference: Callable[[float], float]) -> float | None:
 
 def uplink(link: Link, factor: float) -> Link:
     """The same link with ``factor`` times the goodput up."""
-    fixed, told = link.up.ns(0), link.up.told
+    fixed, reported = link.up.ns(0), link.up.stated
     points = tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)
-    return Link(Curve(points, None if told is None else told.times(factor)), link.down, link.source)
+    return Link(Curve(points, None if reported is None else reported.times(factor)), link.down, link.source)
 
 
 def round_trip(link: Link, rtt_ns: float) -> Link:
     """The same link with another round trip."""
     fixed = link.up.ns(0)
     points = tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)
-    return Link(Curve(points, link.up.told), link.down, link.source)
+    return Link(Curve(points, link.up.stated), link.down, link.source)
 
 
 def explain(

@@ -16,12 +16,12 @@ from shared_hooks.showing import short
 class Curve:
     """Nanoseconds by bytes: straight lines between measured points, beyond the last by `bytes_per_second`.
 
-    ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes. ``told``: how fast the link is
+    ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes. ``stated``: how fast the link is
     known to be; beyond the last point it says more than the points' own slope, which may be of a few bytes.
     """
 
     points: tuple[tuple[int, float], ...]
-    told: Speed | None = None
+    stated: Speed | None = None
 
     def __post_init__(self) -> None:
         if not self.points or self.points[0][0] != 0:
@@ -52,13 +52,13 @@ class Curve:
 
     @property
     def _slope(self) -> float:
-        """Nanoseconds a byte: as told, else between the largest size and the largest that is at most half of it
-        (between two sizes that hardly differ there is only noise), within what was told.
+        """Nanoseconds a byte: as stated, else between the largest size and the largest that is at most half of it
+        (between two sizes that hardly differ there is only noise), within what was stated.
         """
-        told = self.told or Speed(None, None, None)
-        if told.value:
-            return 1e9 / told.value
-        most, least = (1e9 / end if end else None for end in (told.low, told.high))
+        stated = self.stated or Speed(None, None, None)
+        if stated.value:
+            return 1e9 / stated.value
+        most, least = (1e9 / end if end else None for end in (stated.low, stated.high))
         own = max(self._own_slope, least or 0.0)
         return own if most is None else min(own, most)
 
@@ -97,7 +97,7 @@ class Link:
 
     @property
     def speed_up(self) -> Speed:
-        """How fast it is, with its spread; or that it cannot be told."""
+        """How fast it is, with its spread; or that it cannot be known."""
         return self.measured_up or Speed.exactly(self.up.bytes_per_second)
 
     @property
@@ -111,7 +111,7 @@ class Link:
         return self.up.ns(0)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; a speed that cannot be told is null, with the reason."""
+        """JSON-able; a speed that cannot be known is null, with the reason."""
         return {
             "rtt_ns": self.rtt_ns,
             **self.speed_up.as_dict("up_"),

@@ -61,7 +61,7 @@ class Objective:
         return ",".join(f"{name}={weight:g}" for name, weight in self.weights.items())
 
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Of each candidate, small is good. Raises SpecError where a number is unavailable, saying why."""
+        """A score for each candidate, small is good. Raises SpecError where a number is unavailable, saying why."""
         total = [0.0] * len(candidates)
         for name, weight in self.weights.items():
             costs = [self._cost(name, one) for one in candidates]

@@ -172,7 +172,7 @@ class _Edge:
         )
 
     def spread(self, own: Sequence[Quartiles], *, prepares: bool = True, finishes: bool = True) -> _Spread | None:
-        """Of ``own`` and what a request does around it; None where nobody asks."""
+        """The spread of ``own`` and what a request does around it; None where it is not wanted."""
         if not self.spreads:
             return None
         around = [
@@ -341,7 +341,9 @@ class _Spread:
 
 
 def _spread(profile: Profile, times: Sequence[Quartiles], factor: float) -> _Spread | None:
-    """Of what one side does in turn; None where too little was measured (``n`` 0: estimated from measured ones)."""
+    """The spread of what one side does in turn; None where too little was measured (``n`` 0: estimated from measured
+    ones).
+    """
     if profile.alone_ns.n < LEAST_MEASURED or any(0 < one.n < LEAST_MEASURED for one in times):
         return None
     below, above = (one.middle - one.q1 for one in times), (one.q3 - one.middle for one in times)

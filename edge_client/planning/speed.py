@@ -1,4 +1,4 @@
-"""How fast one direction of a link is: a robust figure with its spread, or that it cannot be told.
+"""How fast one direction of a link is: a robust figure with its spread, or that it cannot be known.
 
 What the bytes of a round take is what a large round takes more than one of half its size: so neither the round trip nor
 what a token bucket forgives the first bytes counts. Of all pairs of a large and a smaller round the median is the
@@ -17,17 +17,17 @@ from typing import Any, Final
 from edge_client.screen.text import size
 
 LEAST_ROUNDS: Final = 3
-"""Of either size, below which nothing is said."""
+"""Fewest rounds of either size, below which nothing is said."""
 Z: Final = 1.96
 """95 %; of three rounds of either size the whole range, 90 %."""
 WIDEST: Final = 4.0
-"""The upper end of an interval is at most so many times the lower one, or the speed cannot be told."""
+"""The upper end of an interval is at most so many times the lower one, or the speed cannot be known."""
 
 
 @dataclass(frozen=True)
 class Speed:
     """Bytes per second. ``low`` to ``high``: where the true value lies, as far as the noise lets one say (None: no
-    bound is known). ``value`` is None where it cannot be told, and ``why`` says why.
+    bound is known). ``value`` is None where it cannot be known, and ``why`` says why.
     """
 
     value: float | None
@@ -43,7 +43,7 @@ class Speed:
         return cls(value, value, value)
 
     def times(self, factor: float) -> Speed:
-        """Of a link ``factor`` times as fast."""
+        """A link ``factor`` times as fast."""
         value, low, high = (None if one is None else one * factor for one in (self.value, self.low, self.high))
         return Speed(value, low, high, self.why)
 
@@ -60,14 +60,14 @@ class Speed:
 
     def __str__(self) -> str:
         if self.value is None:
-            least = f"at least {mbit(self.low)}; cannot be told closer" if self.low else "cannot be told"
+            least = f"at least {mbit(self.low)}; cannot be known more closely" if self.low else "cannot be known"
             return f"{least}: {self.why}"
         if self.low == self.high or self.low is None or self.high is None:
             return mbit(self.value)
         return f"{mbit(self.value)} ({mbit(self.low)} to {mbit(self.high)})"
 
     def as_dict(self, prefix: str = "") -> dict[str, Any]:
-        """JSON-able; null is what cannot be told."""
+        """JSON-able; null is what cannot be known."""
         return {
             f"{prefix}bytes_per_second": self.value,
             f"{prefix}bytes_per_second_low": self.low,
@@ -77,7 +77,7 @@ class Speed:
 
 
 def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
-    """Of what rounds took (ns), by their bytes."""
+    """The speed from what rounds took (ns), by their bytes."""
     largest = max(rounds, default=0)
     smaller = half_of(sorted(rounds), largest)
     if not largest:

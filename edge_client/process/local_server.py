@@ -40,7 +40,7 @@ def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None] | None:
 def _end_with(parent: int, number: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a handler of the parent's would be lost with the new program
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-    if os.getppid() != parent:  # it was killed before the line above, of which nobody is told
+    if os.getppid() != parent:  # it was killed before the line above, and nobody learns of it
         os._exit(128 + number)
 
 

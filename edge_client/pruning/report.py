@@ -19,7 +19,7 @@ class Smaller:
     scoring: str
     judged: Judged
     lost: float
-    """Of what the whole model gets, 0 to 1."""
+    """Share of the whole model's right answers that are lost, 0 to 1."""
     parameters: int
     parameters_whole: int
 

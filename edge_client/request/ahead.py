@@ -20,16 +20,16 @@ from shared_hooks.crossing import ALIGN, Packing
 LEAST: Final = 64 << 10
 """Bytes of a section that is worth messages of its own."""
 STATE_BYTES: Final = 64 << 10
-"""Of a random number generator, at most."""
+"""Most for the state of a random number generator."""
 HEADER_BYTES: Final = 60 << 10
-"""Of a header that may follow its payload; one with more values goes first."""
+"""Most of a header that may follow its payload; one with more values goes first."""
 CUTS: Final = 1024
 Way = tuple[Crossing, Sequence[Codec]]
 """A cut with its books, and a codec for every piece."""
 
 
 class Ahead:
-    """Of one head; a `shared_hooks.head.Listener`.
+    """Sends what one head has ready early; a `shared_hooks.head.Listener`.
 
     ``way``: how what crosses is packed, None where that is not known before it is there. ``begin`` announces a request
     at this cut, of so many bytes at most; None where it would not leave before the others. ``in_vain``: digests of

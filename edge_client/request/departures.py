@@ -96,7 +96,7 @@ class Places:
 
 
 class Place:
-    """Of one request: ``nbytes`` of the room."""
+    """One request's share of the room, in bytes."""
 
     __slots__ = ("_places", "cut", "is_left", "nbytes")
 
@@ -114,7 +114,7 @@ class Place:
 
 
 class Departures:
-    """Of one client; ``connect`` gives the connection. Any thread may call."""
+    """Sends the requests of one client; ``connect`` gives the connection. Any thread may call."""
 
     def __init__(
         self,
@@ -168,8 +168,8 @@ class Departures:
                 head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec, ahead)
             opening = None if ahead is None else ahead.opening
             # the server has answered the old one, or has heard of one that came to nothing
-            anew = before is not None or (ahead is not None and ahead.has_left and opening is None)
-            id = self._reports.next_id() if anew else about.id
+            is_new = before is not None or (ahead is not None and ahead.has_left and opening is None)
+            id = self._reports.next_id() if is_new else about.id
             exchange = self.exchange(id, head.outgoing, stamps, until, about, place, together, head.answer_bytes)
         except BaseException:
             place.leave()
@@ -243,7 +243,7 @@ class Departures:
         return self._metrics and self._edge_model.wrapped.metrics_enabled
 
     def _bytes_ahead(self) -> int:
-        """Of requests that have still to be sent, and take the link first."""
+        """Bytes of requests that have still to be sent, and take the link first."""
         self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
         return sum([one.bytes_up for one in self._sending]) if self._sending else 0
 

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 Cut = int | str
 Books = tuple[Book | None, ...]
-"""Of the pieces that cross one cut (`shared_hooks.crossing.books_of`)."""
+"""Books of the pieces that cross one cut (`shared_hooks.crossing.books_of`)."""
 CUTS: Final = 64
 """Descriptions with their books that are remembered; each form of inputs has its own."""
 NEAR: Final = 0.7

@@ -15,15 +15,15 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 # How many requests of a run are under way: as few as keep the way to the server, and the server, busy.
 #
 # A request that meets nobody on its way takes what the fastest took. What later ones take beyond that they spend in
-# queues: on this side, in the network's buffers or at the server, which need not be told apart. So of ``n`` under way
-# ``n * (1 - fastest / took)`` wait somewhere. While less than one does, and this side had to wait for an answer, one
-# more may be under way (until the pipe was full once, twice as many); where more than `TOO_MANY` do, half of those
+# queues: on this side, in the network's buffers or at the server, which need not be distinguished. So of ``n`` under
+# way ``n * (1 - fastest / took)`` wait somewhere. While less than one does, and this side had to wait for an answer,
+# one more may be under way (until the pipe was full once, twice as many); where more than `TOO_MANY` do, half of those
 # fewer. More would make answers late and nothing faster. What was begun before a change says nothing of it.
 
 ENOUGH: Final = 1
 TOO_MANY: Final = 3
 RENEWED: Final = 4096
-"""Answers after which the fastest is measured anew, with few under way: another path may be slower for good."""
+"""Answers after which the fastest is measured again, with few under way: another path may be slower for good."""
 
 
 class Window:
@@ -43,7 +43,7 @@ class Window:
         """A request, begun as the last of so many under way, has taken ``took_ns`` from its packed frontier to the
         last byte of its answer.
 
-        ``split``: where it was cut; another cut is measured anew. ``waited``: the answer was not there, with no place
+        ``split``: where it was cut; another cut is measured again. ``waited``: the answer was not there, with no place
         left.
         """
         if took_ns <= 0:  # nothing was sent

@@ -23,7 +23,7 @@ _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform =
 
 
 class OnlyHead(Loads):
-    """Of one model, whose parameters are all left in their files at first. The planner calls it with its lock."""
+    """Loads one model's parameters from their files as its head needs them. The planner calls it with its lock."""
 
     def __init__(self, layer: int | str, model: nn.Module, weights: MappedWeights) -> None:
         self.layer = layer
@@ -32,7 +32,7 @@ class OnlyHead(Loads):
         self._until: set[str] = set()  # names of layers, up to the one, on every path that is known
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """How much of the weights is in memory."""
         loaded, total = self.weights.loaded / 2**20, self.weights.total / 2**20
         return f"{loaded:.1f} of {total:.1f} MiB of the weights are in memory"

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_client.answer import Answer
 from edge_client.request.many import Started
-from shared_hooks.showing import told
+from shared_hooks.showing import summary_of
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -33,8 +33,8 @@ class Pending:
         return self.finish(self.request)
 
     def cancel(self, why: str = "the caller wants it no more") -> None:
-        """Nobody wants it any more, which the server is told; no effect on what is answered."""
+        """Nobody wants it any more, and the server is informed; no effect on what is answered."""
         self.leave(self.request, why)
 
     def __repr__(self) -> str:
-        return told(self, "settled" if self.settled else "under way")
+        return summary_of(self, "settled" if self.settled else "under way")

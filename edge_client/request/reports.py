@@ -13,7 +13,7 @@ from shared_hooks.lifecycle import About, Stage
 
 
 class Reports:
-    """Of one client. Any thread may call."""
+    """Numbers the requests of one client, and calls its hooks. Any thread may call."""
 
     def __init__(self, edge_model: EdgeModel, client_id: str) -> None:
         self.lifecycle = edge_model.lifecycle

@@ -15,7 +15,7 @@ from edge_client.request.departures import Departures
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.many import Position
 from edge_client.request.reports import Reports
-from edge_client.request.running import NOT_SERVED, Done, Running, anew, settle
+from edge_client.request.running import NOT_SERVED, Done, Running, restarted, settle
 from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, layer_metrics, now_ns, wire
 from edge_client.witness import INPUT, Witness, Witnesses
 from shared_hooks.codecs import CODECS
@@ -26,7 +26,7 @@ from shared_hooks.lifecycle import About, Stage
 
 
 class Steps:
-    """Of one client. ``at_once``: requests between head and answer, at most. Any thread may call."""
+    """One client's generation steps. ``at_once``: requests between head and answer, at most. Any thread may call."""
 
     def __init__(self, edge_model: EdgeModel, reports: Reports, departures: Departures, at_once: int) -> None:
         self._edge_model = edge_model
@@ -145,7 +145,7 @@ SENDING_SECONDS: Final = 0.001
 
 
 class Arrivals:
-    """Of one client. ``postprocess``: output -> result. Any thread may call."""
+    """Receives the answers of one client. ``postprocess``: output -> result. Any thread may call."""
 
     def __init__(
         self, edge_model: EdgeModel, reports: Reports, witnesses: Witnesses, postprocess: Callable[[Any], Any] | None
@@ -344,7 +344,7 @@ class Requests:
         except NOT_SERVED as error:
             if not self._fallback:
                 raise
-            stamps = anew(running.exchange.stamps)
+            stamps = restarted(running.exchange.stamps)
             return self._here.instead(running.work, stamps, running.about, f"{type(error).__name__}: {error}")
 
     def _finish(self, running: Running) -> Answer:
@@ -361,7 +361,7 @@ class Requests:
         running.again = self._departures.attempt(
             running.work,
             running.cut,
-            anew(running.exchange.stamps),
+            restarted(running.exchange.stamps),
             running.exchange.until,
             running.about,
             self._of_a_run,

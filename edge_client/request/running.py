@@ -65,7 +65,7 @@ class Done:
 
 
 def settle(exchange: Exchange, connection: Connection) -> None:
-    """Wait until it is answered, or has failed: its deadline, the last; and the connection is told."""
+    """Wait until it is answered, or has failed: its deadline, the last; and the connection is informed."""
     try:
         if not exchange.wait():
             connection.cancel(exchange, _too_late(exchange, connection))
@@ -74,7 +74,7 @@ def settle(exchange: Exchange, connection: Connection) -> None:
         raise
 
 
-def anew(old: Stamps) -> Stamps:
+def restarted(old: Stamps) -> Stamps:
     """For a request that starts over: what was done until now was in vain, but for what was put aside."""
     stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
     stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns

@@ -9,14 +9,14 @@ from typing import Any, Final
 from edge_client.screen.text import printable, size
 
 ROWS: Final = 60
-"""Of a table; JSON has them all."""
+"""Most rows of a table; JSON has them all."""
 
 MOST_BYTES: Final = 2**63
-"""Of a size that is believed."""
+"""Largest size that is believed."""
 
 MOST_COLUMNS: Final = 6
 MOST_CHARACTERS: Final = 40
-"""Of a table that nobody has laid out, and of a cell of it."""
+"""Most characters of a table without a layout of its own, and of a cell of it."""
 
 Record = Mapping[str, Any]
 Columns = tuple[tuple[str, ...], Callable[[Record], list[str]]]

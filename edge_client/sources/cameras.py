@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 from edge_client.sources import extras
-from edge_client.sources.decoding import LIVE_FORMATS, ToPixels, opened, told
+from edge_client.sources.decoding import LIVE_FORMATS, ToPixels, naming_errors, opened
 from edge_client.sources.live_source import KEPT, Live
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models.frames import Pixels
@@ -29,10 +29,10 @@ SCHEMES: Final[Mapping[str, str]] = {
     "tcp": "tcp",
     "udp": "udp",
 }
-"""Of addresses, and what FFmpeg may open for each."""
+"""Schemes of addresses, and what FFmpeg may open for each."""
 TIMEOUT: Final = 10.0
 HOST: Final = re.compile(r"(\[[^]@]*]|[^:@?#]+)(:\d{1,5})?")
-"""Of an address, with its port; an IPv6 address is in brackets."""
+"""The host of an address, with its port; an IPv6 address is in brackets."""
 DAMAGED_IN_A_ROW: Final = 300
 """Packets that cannot be decoded, as before the first whole picture, until a stream is given up."""
 
@@ -49,8 +49,8 @@ def camera(
     """The newest frames of a V4L2 device (``/dev/video0``) or of an address (``rtsp://``, ``http://``, ``tcp://`` ...).
 
     ``size`` (width, height), ``rate`` and ``pixel_format`` ("mjpeg", "yuyv422") are asked of a device, which may give
-    something else. ``queue`` frames wait, and the oldest gives way. ``timeout``: seconds without a frame after which it
-    is given up. Returns when the first frame is there; raises InputMismatch.
+    something else. ``queue`` frames wait, and the oldest is dropped. ``timeout``: seconds without a frame after which
+    it is given up. Returns when the first frame is there; raises InputMismatch.
     """
     text = str(where)
     if size is not None and (len(size) != 2 or min(size) < 1):
@@ -135,7 +135,7 @@ def _pictures(
     damaged = count = 0
     to_pixels = ToPixels()
     packets: Any = container.demux(stream)  # a generator
-    with closing(packets), told(name, timeout):
+    with closing(packets), naming_errors(name, timeout):
         for packet in packets:
             try:
                 pictures = [to_pixels(frame) for frame in packet.decode()]

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 FILE_FORMATS: Final = (
     "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,av1,ivf,mjpeg,mpjpeg,flv,asf,ogg,mxf,m4v,h263"
 )
-"""Of FFmpeg's readers. Others read lists of further files, or draw pictures of their own."""
+"""Formats that FFmpeg may read. Others read lists of further files, or draw pictures of their own."""
 LIVE_FORMATS: Final = f"{FILE_FORMATS},rtsp,sdp,rtp,hls,v4l2,video4linux2"
 MAX_PIXELS: Final = 1 << 26
-"""Of a frame (8192 x 8192): a file of a few bytes may announce any size."""
+"""Most pixels of a frame (8192 x 8192): a file of a few bytes may announce any size."""
 
 
 @contextmanager
@@ -48,7 +48,7 @@ def opened(
     import av
 
     bounds = {"protocol_whitelist": protocols, "format_whitelist": formats}
-    with told(name, timeout, opening=True):
+    with naming_errors(name, timeout, opening=True):
         container = av.open(where, "r", format=format, options={**bounds, **(options or {})}, timeout=timeout)
     with container:
         if not container.streams.video:
@@ -68,9 +68,9 @@ def opened(
 
 
 @contextmanager
-def told(name: str, timeout: float | None = None, *, opening: bool = False) -> Iterator[None]:
+def naming_errors(name: str, timeout: float | None = None, *, opening: bool = False) -> Iterator[None]:
     """What PyAV raises, as InputMismatch about ``name``. FFmpeg's own words may hold a password, so only its reason is
-    told.
+    said.
     """
     from av.error import ExitError, FFmpegError, InvalidDataError
 

@@ -12,7 +12,7 @@ from edge_client.sources.source import Source
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models.frames import Frame, FrameId, Pixels
 
-# The queue of live frames: so many wait, and the oldest gives way.
+# The queue of live frames: so many wait, and the oldest is dropped.
 
 T = TypeVar("T")
 
@@ -87,7 +87,7 @@ def live(frames: Iterable[Pixels], name: str = "camera", *, queue: int = KEPT, t
 
     ``frames`` is read in another thread, as fast as it gives them, until the source is closed (a generator is closed,
     too); it ends the source when it ends, and what it raises is raised where the frame would be taken (what is no
-    Exception, such as SystemExit, as InputMismatch). ``queue`` frames wait, and the oldest gives way. ``timeout``:
+    Exception, such as SystemExit, as InputMismatch). ``queue`` frames wait, and the oldest is dropped. ``timeout``:
     seconds without a frame after which it is given up (None: never).
     """
     return Live(frames, name, queue=queue, timeout=timeout)

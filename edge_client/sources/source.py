@@ -21,7 +21,7 @@ class Source(ABC):
     name: str
     """For messages; no password is in it."""
     live: bool = False
-    """Whether it goes on by itself: who is slow misses frames."""
+    """Whether it continues by itself: who is slow misses frames."""
 
     def __init__(self, name: str) -> None:
         self.name = name

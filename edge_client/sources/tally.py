@@ -9,11 +9,11 @@ from typing import Any, Final
 from edge_client.sources.source import Source
 
 WINDOW_SECONDS: Final = 2.0
-"""Of the rate that is shown while it runs."""
+"""Window of the rate that is shown while it runs."""
 
 
 class Tally:
-    """Of one run through ``source``; it begins now, or at `start`."""
+    """Counts one run through ``source``; it begins now, or at `start`."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edge_client.sources import extras
-from edge_client.sources.decoding import ToPixels, opened, told
+from edge_client.sources.decoding import ToPixels, naming_errors, opened
 from edge_client.sources.source import Source
 from shared_hooks.errors import InputMismatch, near
 from shared_hooks.models.frames import Frame, FrameId
@@ -40,7 +40,7 @@ def video(path: str | Path) -> Video:
 
 
 class Video(Source):
-    """Decoded in the thread that takes the frames, as it takes them; each iteration begins anew."""
+    """Decoded in the thread that takes the frames, as it takes them; each iteration starts again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -55,7 +55,7 @@ class Video(Source):
         self.first()
 
     def first(self) -> Frame:
-        """Decoded anew: of many videos, each would keep one for the whole run."""
+        """Decoded again: of many videos, each would keep one for the whole run."""
         with closing(self._items()) as frames:
             return next(frames)
 
@@ -66,7 +66,7 @@ class Video(Source):
             index, end, step = 0, 0.0, 0.0
             before: float | None = None
             while True:
-                with told(f"{self.name} after {index} frames" if index else self.name):
+                with naming_errors(f"{self.name} after {index} frames" if index else self.name):
                     frame = next(frames, None)
                     if frame is None:
                         break

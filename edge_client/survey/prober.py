@@ -49,7 +49,7 @@ class Round:
 
 
 class LinkProber:
-    """Measures the link to one server. Opened with the first round, and anew after one that failed; one round at a
+    """Measures the link to one server. Opened with the first round, and again after one that failed; one round at a
     time (others wait for their turn). Use as a context manager, or call `close`.
     """
 

@@ -57,7 +57,7 @@ def probe(
     unless the link is too slow for that. Where these do not tell how fast the link is and there is time left, larger
     rounds follow, up to `MOST_PROBED` bytes, for that alone.
 
-    A size that would take more than the time is left out: `Curve` goes on at the speed that was told. Before each
+    A size that would take more than the time is left out: `Curve` continues at the speed that was stated. Before each
     round this thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing
     leaves them (on a quarter of a core that makes 4 ms of a round trip of 25). Raises ServerUnavailable without a
     server or without an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
@@ -110,10 +110,10 @@ def probe(
             for kind in list(found):
                 last = measure(kind)
         asked = {kind: list(rounds) for kind, rounds in found.items()}
-        # A fast link is told by larger rounds only, and one whose bucket forgives all of a small one: what they tell is
+        # A fast link shows in larger rounds only, and one whose bucket forgives all of a small one: what they tell is
         # to agree with the rounds before. Requests send no such: they are no part of the curve.
-        size, before, told = max(nbytes for nbytes, _ in found), Speed(None, None, None), _speed(found, 0)
-        while not (told.ratio <= WIDE and told.overlaps(before)) and 0 < size < MOST_PROBED:
+        size, before, reported = max(nbytes for nbytes, _ in found), Speed(None, None, None), _speed(found, 0)
+        while not (reported.ratio <= WIDE and reported.overlaps(before)) and 0 < size < MOST_PROBED:
             left = 1.5 * seconds - (time.monotonic() - began)
             if 6 * FEW * (_middle(found[size, 0]) / 1e9 + BUSY_SECONDS) > left:
                 break
@@ -124,7 +124,7 @@ def probe(
                         measure((nbytes, 0))
             except IsthmusError:  # the server takes no such, or no more
                 break
-            before, told = told, _speed(found, 0)
+            before, reported = reported, _speed(found, 0)
         if on_progress:
             on_progress(total, total, "done")
     nothing = _middle(asked[0, 0])
@@ -132,13 +132,13 @@ def probe(
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
     told_down = _speed(found, 1)
     return Link(
-        Curve(tuple((nbytes, took.middle) for nbytes, took in ups), told),
+        Curve(tuple((nbytes, took.middle) for nbytes, took in ups), reported),
         Curve(((0, 0.0), *downs), told_down),
-        measured_up=told,
+        measured_up=reported,
         measured_down=told_down,
         quarters=(
-            Curve(tuple((n, took.q1) for n, took in ups), told),
-            Curve(tuple((n, took.q3) for n, took in ups), told),
+            Curve(tuple((n, took.q1) for n, took in ups), reported),
+            Curve(tuple((n, took.q3) for n, took in ups), reported),
         ),
     ), last.load
 
@@ -154,7 +154,7 @@ def _foreseen(known: Mapping[int, float], nbytes: int) -> float:
 
 
 def _speed(found: Mapping[tuple[int, int], Sequence[Round]], way: int) -> Speed:
-    """Of rounds by (bytes up, bytes down), those that have bytes one way only."""
+    """The speed from rounds by (bytes up, bytes down), those that have bytes one way only."""
     return speed_of(
         {kind[way]: [float(one.network_ns) for one in rounds] for kind, rounds in found.items() if not kind[1 - way]}
     )

@@ -87,7 +87,7 @@ class Verified:
 
     @property
     def largest(self) -> float:
-        """Of the answers, from the whole model here, in units of the output's scale."""
+        """The largest difference of the answers from the whole model here, in units of the output's scale."""
         return max((one.here.largest for one in self.answered if one.here is not None), default=0.0)
 
     @property

@@ -11,7 +11,7 @@ from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
 
 HANDFUL: Final = 5
-"""Of the images that come with a model, as many, spread over all."""
+"""How many of the images that come with a model are used, spread over all of them."""
 
 
 def handed_over(inputs: Any) -> list[Given] | None:

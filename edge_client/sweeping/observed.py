@@ -26,13 +26,13 @@ from shared_hooks.observers.thumbnails import is_thumbnail
 
 FILE: Final = "observations.jsonl"
 KEPT_BYTES: Final = 128 * 2**10
-"""Of each side of an input: a sweep may have many of them."""
+"""Most of each side of an input: a sweep may have many of them."""
 SHOWN: Final = 3
 """Inputs on the page."""
 PICTURE_SIDE: Final = 320
 """Pixels of an input's picture on the page, at most."""
 ROWS: Final = 16
-"""Of a table on the page."""
+"""Most rows of a table on the page."""
 
 Observed = dict[str, Any]
 """{"way", "observations": side -> hook -> found}, or {"way", "error"}."""
@@ -116,7 +116,7 @@ def _maps(one: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """Of a server's record, which may hold anything; an older one says no greatest weight."""
+    """A number of a server's record, which may hold anything."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
@@ -126,7 +126,7 @@ def picture_of(spec: ModelSpec, sweep_input: Given) -> str | None:
         return None
     try:
         seen = spec.picture(sweep_input.item.path)
-    except InputMismatch:  # it is told with the requests that fail by it
+    except InputMismatch:  # it is reported with the requests that fail by it
         return None
     if seen is None:
         return None

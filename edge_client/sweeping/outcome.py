@@ -30,7 +30,7 @@ class Foretold:
 
 @dataclass(frozen=True)
 class Timed:
-    """Of the requests that count for the latency: means of the middle half, bytes of all."""
+    """The requests that count for the latency: means of the middle half, bytes of all."""
 
     segments_ns: Mapping[str, float]
     """By piece of a bar (`columns.SEGMENTS`)."""

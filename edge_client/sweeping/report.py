@@ -107,11 +107,13 @@ HEADERS: Final = (
 def _table(title: str, ways: Sequence[Way], winner: str | None) -> dict[str, Any]:
     """Title, headers, rows and the numbers of the best ones, without columns that have nothing to say."""
     rows = [_row(way) for way in ways]
-    told = [at for at in range(len(HEADERS)) if at < 3 or any(row[at] not in ("", "–", "unavailable") for row in rows)]
+    reported = [
+        at for at in range(len(HEADERS)) if at < 3 or any(row[at] not in ("", "–", "unavailable") for row in rows)
+    ]
     return {
         "title": title,
-        "headers": [HEADERS[at] for at in told],
-        "rows": [[row[at] for at in told] for row in rows],
+        "headers": [HEADERS[at] for at in reported],
+        "rows": [[row[at] for at in reported] for row in rows],
         "best": [at for at, way in enumerate(ways) if way["name"] == winner],
     }
 

@@ -62,7 +62,7 @@ class SweepRun:
         for index in left:
             try:
                 self.meter.reference(self.inputs[index])
-            except Exception:  # told when its turn comes
+            except Exception:  # reported when its turn comes
                 continue
             if self.observers:
                 self._observed(self.inputs[index])

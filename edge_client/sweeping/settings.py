@@ -1,4 +1,4 @@
-"""What a sweep is of. An interrupted one goes on only where all of this is the same."""
+"""What a sweep is of. An interrupted one continues only where all of this is the same."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class SweepOptions:
     warmup: int = 1
     observers: tuple[str, ...] = ()
     seconds: float | None = None
-    """No input is begun after as many; the same command goes on."""
+    """No input is begun after as many; the same command continues."""
     deadline: float = 60.0
     patience: float = 15.0
     predict: bool = True

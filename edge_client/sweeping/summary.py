@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 UNKNOWN_IDLE = Reading.unavailable("no plan was made, which measures it")
 NO_FORWARD = Reading.estimated(0.0, "nothing of the model runs on the edge")
-"""Of a file that is sent as it is."""
+"""Shown for a file that is sent as it is."""
 
 
 def ways_measured(

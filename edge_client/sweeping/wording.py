@@ -196,7 +196,7 @@ def facts(known: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _rate(bytes_per_second: float | None) -> str:
-    return "cannot be told" if bytes_per_second is None else f"{bytes_per_second * 8 / 1e6:.1f} Mbit/s"
+    return "cannot be known" if bytes_per_second is None else f"{bytes_per_second * 8 / 1e6:.1f} Mbit/s"
 
 
 def _pairs(table: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -351,7 +351,7 @@ def _rates(rate: Rates, times: np.ndarray | None) -> list[float]:
 
 
 def _length(seconds: float | None, warmup: float, times: np.ndarray | None) -> float | None:
-    """Of all arrivals of a rate; None: as long as the trace."""
+    """Seconds that all arrivals of a rate take; None: as long as the trace."""
     if seconds is None:
         return None if times is not None else 10.0 + warmup
     return seconds + warmup

@@ -237,7 +237,7 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
         given = ",".join(names)
         listed = f"{', '.join(CODECS)}.{near(wrong or '', CODECS)}"
         raise SpecError(f'{option("codecs", given)}: "{wrong or ""}" is not one of {listed}')
-    return list(dict.fromkeys(["raw", *names]))  # against which the others are told
+    return list(dict.fromkeys(["raw", *names]))  # against which the others are shown
 
 
 def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[int]:

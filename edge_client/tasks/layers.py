@@ -38,7 +38,7 @@ class Layer:
 
     @property
     def shape(self) -> str:
-        """Of its outputs, such as "1x16x32x32"."""
+        """Shape of its outputs, such as "1x16x32x32"."""
         return ", ".join("x".join(map(str, one.shape)) or "scalar" for one in self.outputs) or "-"
 
 
@@ -89,7 +89,7 @@ class Layers(Tabular):
 
     @property
     def macs(self) -> int:
-        """Of all layers together, as far as they are known; not of functions that no layer calls."""
+        """Multiply-accumulates of all layers, as far as they are known; not of functions that no layer calls."""
         return sum(layer.macs or 0 for layer in self.layers)
 
     def title(self) -> str:

@@ -67,7 +67,7 @@ def _modules(profile: Profile) -> list[list[LayerProfile]]:
 
 
 def _path(layer: LayerProfile) -> str:
-    """Of its module."""
+    """The path of its module."""
     return layer.name.partition("#")[0]
 
 
@@ -144,7 +144,7 @@ def _many(count: object, what: str) -> str:
 
 
 def _time(calls: list[LayerProfile]) -> str:
-    """Of several calls the sum of medians, whose quartiles nobody knows."""
+    """The time of several calls: the sum of medians, whose quartiles nobody knows."""
     return _spread(calls[0].inference_ns) if len(calls) == 1 else milliseconds(_sum(one.inference_ns for one in calls))
 
 
@@ -158,7 +158,7 @@ def _energy(calls: list[LayerProfile]) -> str:
 
 
 def _sum(values: Iterable[Quartiles | None]) -> float:
-    """Of medians."""
+    """The sum of medians."""
     return sum(value.median for value in values if value is not None)
 
 
@@ -210,7 +210,7 @@ class Profiled(Tabular):
 
     @property
     def profiles(self) -> list[Profile]:
-        """Of the sides that were measured."""
+        """The profiles of the sides that were measured."""
         return [one for one in (self.edge, self.cloud) if one is not None]
 
     def title(self) -> str:

@@ -176,8 +176,8 @@ def _write(
     samples: Sequence[Sample],
     into: Path,
 ) -> tuple[list[Way], list[Smaller]]:
-    """Of every number of channels the chosen mask, and with --structural the smaller model: what there is to serve, and
-    how the smaller models are judged.
+    """Write the chosen mask of every number of channels, and with --structural the smaller model: what there is to
+    serve, and how the smaller models are judged.
     """
 
     whole = answers(spec, model, samples)

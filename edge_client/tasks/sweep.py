@@ -77,7 +77,7 @@ def sweep(
         found.report              # the page, sweep/report.html
 
     ``server`` and ``model``: as for `plan`. ``inputs``: files, folders, arrays, calls; nothing: the images that come
-    with the model, or its example. ``out``: the folder of results, and of a journal: the same call goes on where an
+    with the model, or its example. ``out``: the folder of results, and of a journal: the same call continues where an
     earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers; ``every``: every n-th cut.
     ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too. ``predict``: a
     plan first, to compare with. ``observers``: of one more request for each input. ``say`` gets lines for people as

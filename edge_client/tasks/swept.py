@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import polars
 
 _FEW: Final = 12
-"""Ways that are all told, one a line; of more, those worth it."""
+"""Ways that are all shown, one a line; of more, those worth it."""
 
 
 @dataclass(frozen=True, repr=False)

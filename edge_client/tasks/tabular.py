@@ -69,9 +69,9 @@ class Tabular(ABC):
             return ""
         known = [row for row in rows if row[self.drawn] is not None]
         label = self.shown.get(self.drawn, self.drawn)
-        told = [Bar(row[self.drawn], f"{row.get('name')}: {_cell(self.drawn, row[self.drawn])}") for row in known]
+        reported = [Bar(row[self.drawn], f"{row.get('name')}: {_cell(self.drawn, row[self.drawn])}") for row in known]
         most = _cell(self.drawn, max((row[self.drawn] for row in known), default=None))
-        return bars(told, f"{label} of each row, at most {most}")
+        return bars(reported, f"{label} of each row, at most {most}")
 
 
 def _is_number(value: Any) -> bool:

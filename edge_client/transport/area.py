@@ -50,7 +50,7 @@ class Area:
         except OSError:
             return None
 
-    def told(self) -> split_pb2.Area:
+    def description(self) -> split_pb2.Area:
         """What a server has to know."""
         return split_pb2.Area(pid=os.getpid(), fd=self._fd, nbytes=len(self._memory), nonce=self._nonce)
 

@@ -332,7 +332,7 @@ class Connection:
             return True
 
     def _back_off(self) -> None:
-        """Wait before the next attempt; meanwhile who has waited for long enough is told so."""
+        """Wait before the next attempt; meanwhile who has waited for long enough gets an error."""
         at_once, self._at_once = self._at_once, False
         until = time.monotonic() + (0.0 if at_once else self._backoff.next())
         while True:
@@ -354,7 +354,7 @@ class Connection:
             return self._waiting.left(self._without_stream_since or time.monotonic(), self._patience)
 
     def _give_up_late(self) -> bool:
-        """Who has waited for too long is told so; True when nobody waits any more."""
+        """Who has waited for too long gets an error; True when nobody waits any more."""
         with self._changed:
             patience, lost = self._patience, self._without_stream_since or time.monotonic()
             late = self._waiting.take_late(lost, patience)
@@ -379,7 +379,7 @@ class Connection:
         hello = split_pb2.ClientFrame()
         hello.CopyFrom(self._hello)
         if area is not None:
-            hello.hello.area.CopyFrom(area.told())
+            hello.hello.area.CopyFrom(area.description())
         outbox = Outbox(hello, self._options.chunk_bytes, self.lifecycle, area)
         connect_within = CONNECT_SECONDS[(self._tries - 1) % len(CONNECT_SECONDS)]
         if self.counters.streams == 0 and self._tries == 1:  # nothing is known of the link yet
@@ -505,9 +505,9 @@ class Connection:
         try:
             facts = describe()
         except Exception as failure:  # a model's own code may run in it
-            log.warning("what differs from %s cannot be told more exactly: %r", self.address, failure)
+            log.warning("what differs from %s cannot be described more exactly: %r", self.address, failure)
             return False
-        self._describe = None  # what it told stays so, and goes with every greeting from now on
+        self._describe = None  # what it said stays so, and goes with every greeting from now on
         self._hello.hello.manifest = facts or b""
         self._without_stream_since = None  # nobody waited for the server meanwhile
         return bool(facts)

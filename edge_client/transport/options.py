@@ -12,7 +12,7 @@ from shared_hooks.showing import short
 
 AT_ONCE: Final = 4
 OF_A_RUN: Final = 32
-"""As many as a server takes of one client, unless it is told otherwise."""
+"""As many as a server takes of one client, unless it is configured otherwise."""
 LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
 
 

@@ -119,7 +119,7 @@ class Outbox(Iterator[ClientFrame]):
                 self._changed.notify()
 
     def close(self, opening: Opening, exchange: Exchange) -> bool:
-        """All of an open request is there, and it has become ``exchange``. False where it is over: begin anew."""
+        """All of an open request is there, and it has become ``exchange``. False where it is over: start again."""
         with self._lock:
             if self._opening is not opening or self._draining or self._finished or self._aborted:
                 self._opening = None if self._opening is opening else self._opening

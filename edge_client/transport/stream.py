@@ -18,7 +18,7 @@ METHOD: Final = "/isthmus.v1.Split/Session"
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """Of the channel: keep-alive, and how long the connection may take until the other side speaks HTTP/2."""
+    """The channel's arguments: keep-alive, and how long the connection may take until the other side speaks HTTP/2."""
 
     keep_alive: KeepAlive
     connect_within: float

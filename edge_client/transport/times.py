@@ -5,9 +5,9 @@ All stamps are readings of one clock, this process's; the server contributes dur
 * The edge's own rows lie between two stamps.
 * The five server rows are the server's own measurements.
 * The network has the round trip (frontier packed -> last byte of the answer here) less the server's rows. Upload and
-  download cannot be told apart exactly with two clocks, so each row holds only what was *seen*: ``download`` runs from
-  the answer's header to its last byte; ``upload`` is the longer of two views of the same transfer, the edge's (first
-  frame taken by the transport -> last chunk taken) and the server's (first byte received -> last byte received).
+  download cannot be distinguished exactly with two clocks, so each row holds only what was *seen*: ``download`` runs
+  from the answer's header to its last byte; ``upload`` is the longer of two views of the same transfer, the edge's
+  (first frame taken by the transport -> last chunk taken) and the server's (first byte received -> last byte received).
 * What is left of the round trip is neither: both ways' latency, bytes still in socket buffers, thread hand-overs. It
   has its own row, ``in_transit``, and is never spread over the others. It is a remainder, so the sum is exact by
   construction; were it ever negative, the server would claim more time than has passed here, and it is shown as such.

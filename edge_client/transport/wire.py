@@ -23,7 +23,7 @@ INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the met
 MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
 FIRST_CODECS: Final = ("raw", "lz4")
-"""Of servers that do not say which they have."""
+"""Codecs of servers that do not say which they have."""
 
 
 def hello_frame(

@@ -19,7 +19,7 @@ import torch
 from shared_hooks.tensors import ClassFinder, flatten, identical, unflatten
 
 TF32_EPSILON: Final = 2.0**-10
-"""Of what cuDNN and cuBLAS may compute 32-bit fractions with (10 bits behind the point)."""
+"""Rounding of what cuDNN and cuBLAS may compute 32-bit fractions with (10 bits behind the point)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from shared_hooks.wrapped import WrappedModel
 log = logging.getLogger("cloud_server")
 
 _numbers = itertools.count()
-"""Of proofs, of all models."""
+"""Proofs, of all models."""
 AXES = (0, 1)
 """Dimensions of the inputs that are tried, the first that is proven counts: rows first, or a sequence's tokens."""
 MAX_FAMILIES = 16
@@ -43,7 +43,7 @@ MAX_PROOFS = 128
 MAX_PROOF_BYTES = 256 << 20
 MAX_DIGESTS = 4096
 SPOT = 64
-"""Of so many batches, a part of one is computed alone, too."""
+"""A part of one batch in this many is computed alone, too."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Joinable:
 
 @dataclass(frozen=True)
 class _Kin:
-    """Of a cut that is known: where its proof is kept, and its rows."""
+    """A batch key of a cut that is known: where its proof is kept, and its rows."""
 
     key: tuple[Hashable, int | None]
     rows: int
@@ -80,7 +80,7 @@ class Made:
 
 
 class Batches:
-    """Of one model. Any thread may call; one at a time finds something out."""
+    """The batches of one model. Any thread may call; one at a time finds something out."""
 
     def __init__(
         self,
@@ -355,6 +355,6 @@ def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> tuple[H
         for form, grows in zip(crossing.inputs, rows.batched, strict=True)
     ]
     around = {name: value for name, value in crossing.context.items() if name != "torch"}
-    told = json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True)
+    reported = json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True)
     # the text may be as long as a client likes, and is kept for thousands of cuts
-    return hashlib.blake2b(told.encode(), digest_size=16).digest(), layer_id
+    return hashlib.blake2b(reported.encode(), digest_size=16).digest(), layer_id

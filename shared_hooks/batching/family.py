@@ -38,7 +38,9 @@ class Rows:
 
 
 class Family:
-    """Of one form of inputs but for their rows. ``plans``: of 1, 2, 3 rows, and of 4 where a rule wants it."""
+    """The plans of one form of inputs at several numbers of rows. ``plans``: for 1, 2, 3 rows, and for 4 where a rule
+    needs it.
+    """
 
     def __init__(
         self,
@@ -48,7 +50,7 @@ class Family:
         example: Sequence[torch.Tensor] | None,
         find: ClassFinder,
     ) -> None:
-        """Plans. Raises CutRefused where rows cannot be told, or depend on each other, TooLarge where that would be
+        """Plans. Raises CutRefused where rows cannot be known, or depend on each other, TooLarge where that would be
         more work than a request may be, and what the model raises.
         """
         self.rows = rows

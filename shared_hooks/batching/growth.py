@@ -42,8 +42,8 @@ def growth(shapes: Sequence[Shape]) -> Growth | None:
 
 
 def of_pieces(crossings: Sequence[Crossing]) -> tuple[Growth | None, ...]:
-    """Of each piece of a cut, from its crossings at `SIZES`. A piece that is a whole storage is flat: how its elements
-    lie there is told by a mark, if one covers it. Raises CutRefused.
+    """How each piece of a cut grows with rows, from its crossings at `SIZES`. A piece that is a whole storage is flat:
+    how its elements lie there is said by a mark, if one covers it. Raises CutRefused.
     """
     found: list[Growth | None] = []
     for number, slot in enumerate(crossings[-1].slots):

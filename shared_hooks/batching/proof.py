@@ -156,13 +156,13 @@ class Decisions(TorchDispatchMode):
         return found
 
     def check_result(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Of the tail. Raises CutRefused."""
+        """Compare the results of tails. Raises CutRefused."""
         if any(_key(one) in self._decided for one in tensors):
             raise CutRefused("it gives integers or truth values that come of data, which rounding may change")
 
 
 def check_sizes(seen: Sequence[Decisions], rows: Sequence[int]) -> None:
-    """Of tails of so many ``rows`` each; the first, of one row, may take a path of its own. Raises CutRefused."""
+    """Compare tails of ``rows`` rows each; the first, of one row, may take a path of its own. Raises CutRefused."""
     names = [[name for name, _ in one.sizes] for one in seen]
     if rows[0] == 1 and names[0] != names[1]:
         seen, rows, names = seen[1:], rows[1:], names[1:]
@@ -224,7 +224,8 @@ class Doubt:
 
 
 class Proof:
-    """Of one cut and form of inputs; `joined` and `apart` are for requests of it. Raises CutRefused when it fails.
+    """The proof of one cut and form of inputs; `joined` and `apart` are for its requests. Raises CutRefused when it
+    fails.
 
     ``structure``: of the output. One thread at a time.
     """

@@ -13,7 +13,7 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.tensors import dtype_name
 
 MAX_VALUES = 4096
-"""Of an example's tensor, among which integers are chosen."""
+"""Most elements of an example's tensor among which integers are chosen."""
 
 
 def order_of(form: TensorForm) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ MAX_WAYS: Final = 256
 MAX_CUTS: Final = 64
 MAX_SURE: Final = 256
 GAIN: Final = 0.05
-"""Of the time that both would take apart: less is within what measurements differ by."""
+"""Share of the time that both would take apart: less is within what measurements differ by."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Way:
 
 
 class Ways:
-    """Of the cuts of one model that have batches. Any thread may call; `learn` one at a time."""
+    """What is faster at the cuts of one model that have batches. Any thread may call; `learn` one at a time."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches

@@ -25,7 +25,8 @@ _LAPLACE, _NORMAL = 0.7071, 0.7979
 
 
 def best_step(magnitude: torch.Tensor, square: torch.Tensor, largest: torch.Tensor, levels: int) -> torch.Tensor:
-    """Of each group: from the means of the magnitudes and of the squares, and the largest magnitude. The same shape.
+    """The best step of each group, from the means of the magnitudes and squares, and the largest magnitude. The same
+    shape.
 
     ``levels``: one of `STEPS`, or more: then nothing is clipped.
     """

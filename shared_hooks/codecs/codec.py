@@ -59,4 +59,4 @@ class Codec(ABC):
 
 
 Bound = Sequence[Mapping[str, Codec]]
-"""Of each tensor, by name, codecs with what they need beside the bytes; others are those of the list."""
+"""For each tensor, by name, codecs with what they need beside the bytes; others are those of the list."""

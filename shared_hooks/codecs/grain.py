@@ -29,7 +29,7 @@ class Grain(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], stride: tuple[int, ...]) -> Grain:
-        """Of a tensor whose elements fill one run of memory, in whatever order of dimensions."""
+        """The grain of a tensor whose elements fill one run of memory, in whatever order of dimensions."""
         count = View(shape, stride, 0).numel
         is_map = len(shape) >= _MAP_RANK
         axis = 1 if is_map else len(shape) - 1

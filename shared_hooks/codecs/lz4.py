@@ -9,7 +9,7 @@ from shared_hooks.codecs.byte_codec import ByteCodec
 
 class Lz4(ByteCodec):
     name = "lz4"
-    grows = 255  # a match's length grows by 255 with every byte that is told of it
+    grows = 255  # a match's length grows by 255 with every byte that describes it
 
     def compress(self, data: memoryview) -> memoryview:
         return memoryview(lz4.block.compress(data, store_size=False))

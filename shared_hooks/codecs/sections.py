@@ -21,7 +21,9 @@ GROWS = 1 << 15
 """A block of 4 bytes stands for 128 KiB at most."""
 _LEVEL = 1  # more costs three times the time for a few per cent: docs/decisions/0024-codecs.md
 _FEW_PLACES = 8
-"""Of a table of 2**8 places: hardly any repetition is found, which is as good for symbols, and faster."""
+"""The logarithm of a small match table's size: hardly any repetition is found, which is as good for symbols, and
+faster.
+"""
 
 
 class _Tools(threading.local):

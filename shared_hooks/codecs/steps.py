@@ -16,8 +16,8 @@ import torch
 OCTAVE: Final = 8
 LARGEST: Final = 100 * OCTAVE
 SMALLEST: Final = -90 * OCTAVE
-"""Of a tensor's largest step: no step is above 2**100, so that 255 of them are finite, and none below 2**-90 * 2**-32,
-so that its inverse is.
+"""Bounds of a tensor's largest step: no step is above 2**100, so that 255 of them are finite, and none
+below 2**-90 * 2**-32, so that its inverse is.
 """
 _SPAN = 255
 

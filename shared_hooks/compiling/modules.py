@@ -94,7 +94,7 @@ class Graphed:
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BOUNDED = {"isolate_recompiles", "recompile_limit"}
-"""Of torch.compile's options: without them nothing keeps a request from compiling."""
+"""Options of torch.compile: without them nothing keeps a request from compiling."""
 MAX_REASON = 300
 """Characters of a compiler's error."""
 
@@ -143,7 +143,7 @@ class CompiledModule:
 def trouble(module: nn.Module) -> str:
     """Why a module cannot be compiled apart from its model; "" if it can."""
     if not set(inspect.signature(torch.compile).parameters) >= BOUNDED:
-        return f"torch {torch.__version__} cannot be kept from compiling anew"
+        return f"torch {torch.__version__} cannot be kept from compiling again"
     for name, one in module.named_modules():
         if any(getattr(one, hooks) for hooks in HOOKS):
             return f"{name or 'it'} has hooks"

@@ -61,8 +61,8 @@ class Finder:
 # Two outputs of one tail: the same bits, or within rounding.
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
-"""Of rounding: the largest difference of two elements over the largest magnitude in the tensor. Complex numbers as
-their parts; all else must be equal.
+"""Tolerance of rounding: the largest difference of two elements over the largest magnitude in the tensor. Complex
+numbers as their parts; all else must be equal.
 """
 
 
@@ -104,14 +104,14 @@ log = logging.getLogger("cloud_server")
 LIVE: Final = 3
 """Requests on whose values a tail is compared, after the example."""
 MAX_LIVE_BYTES: Final = 64 << 20
-"""Of one of them; larger ones are not looked at."""
+"""Most bytes of one of them; larger ones are not looked at."""
 ROUNDS: Final = 3
 """Times that what a module calls is tried where the module itself cannot be compiled."""
 MOST: Final = 64
 """Modules of one tail that are compiled."""
 
 RUNS: Final = 9
-"""Of each, when both are timed."""
+"""Runs of each, when both are timed."""
 
 Key = tuple[int, str]
 Wins = Callable[[float, float], bool]
@@ -146,7 +146,7 @@ class _Values:
 @dataclass
 class _Tail:
     name: str
-    """Of the cut."""
+    """The cut's."""
     standing: Standing = Standing.COMPILING
     why: str = ""
     checked: int = 0
@@ -154,8 +154,8 @@ class _Tail:
 
 
 class CompiledTails:
-    """Of ``wrapped``. ``rounding``: whether last bits may differ, within `TOLERANCE`; else every comparison
-    must be of equal bits, which proves nothing of other values. Any thread may call.
+    """The compiled tails of ``wrapped``. ``rounding``: whether last bits may differ, within `TOLERANCE`; else every
+    comparison must be of equal bits, which proves nothing of other values. Any thread may call.
     """
 
     def __init__(self, wrapped: WrappedModel, *, rounding: bool, backend: str = "inductor", wins: Wins = wins) -> None:
@@ -194,7 +194,7 @@ class CompiledTails:
         return None
 
     def standings(self) -> dict[str, tuple[str, str]]:
-        """Of each tail, by its cut and the digest of its inputs' form: `Standing`, and why it is refused."""
+        """How each tail stands, by its cut and the digest of its inputs' form, and why it is refused."""
         known = list(self._tails.items())
         return {f"{one.name} {signature[:8]}": (one.standing.value, one.why) for (_, signature), one in known}
 

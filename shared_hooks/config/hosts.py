@@ -27,7 +27,7 @@ def is_own(host: str, listened: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Of an address or name."""
+    """Whether an address or name is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

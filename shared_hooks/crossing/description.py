@@ -190,7 +190,7 @@ class Crossing:
 
     @cached_property
     def bound(self) -> Bound:
-        """Of each piece the codecs that need its book, as far as they need nothing else."""
+        """For each piece the codecs that need its book, as far as they need nothing else."""
         return self.bound_to(lambda number: None)
 
     def bound_to(self, references: Callable[[int], References | None]) -> Bound:
@@ -208,7 +208,7 @@ class Crossing:
 
     @cached_property
     def grains(self) -> tuple[Grain, ...]:
-        """Of each piece: a piece that is a whole storage is flat, and what lies in it is told by its marks."""
+        """The grain of each piece: one that is a whole storage is flat, and its marks say what lies in it."""
         shapes: dict[int, View] = {}
         for mark in self.marks:
             known = len(shapes[mark.slot].shape) if mark.slot in shapes else 0

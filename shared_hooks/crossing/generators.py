@@ -55,7 +55,7 @@ def _numpy_set(state: torch.Tensor) -> None:
 _WORDS = 624
 """Words of a Mersenne Twister."""
 _LEFT_AND_NEXT = struct.Struct("<8xi4xQ")
-"""After the seed: numbers left until the words are made anew, whether it was seeded, place of the next; the words."""
+"""After the seed: numbers left until the words are made again, whether it was seeded, place of the next; the words."""
 
 
 def _check_words(words: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
 
 
 def fresh(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
-    """States with new seeds, for who asks a model without holding generators of his own."""
+    """States with new seeds, for a run of a model without generators of his own."""
     seed = secrets.randbits(32)
     made = {
         "torch": lambda: torch.Generator().manual_seed(seed).get_state(),
@@ -163,7 +163,7 @@ def restore(names: Sequence[str], states: Sequence[torch.Tensor]) -> None:
 
 
 def at_cut(names: Sequence[str], states: Sequence[torch.Tensor]) -> None:
-    """The cut is reached: torch's generator goes on from where the head left it."""
+    """The cut is reached: torch's generator continues from where the head left it."""
     if AT_CUT in names:
         number = list(names).index(AT_CUT)
         restore(names[number : number + 1], states[number : number + 1])

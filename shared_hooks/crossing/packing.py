@@ -68,7 +68,7 @@ class Packing:
         return tuple(self._entries[number][0] for number in sorted(self._entries))
 
     def header(self, meta: Any) -> bytes:
-        """Of all sections, which must be numbered from 0 without gaps."""
+        """The header of all sections, which must be numbered from 0 without gaps."""
         sections = [self._entries[number] for number in range(len(self._entries))]
         data = {"v": 1, "meta": meta, "sections": sections}
         if (order := list(self._entries)) != sorted(order):

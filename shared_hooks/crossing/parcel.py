@@ -258,7 +258,7 @@ def _section(
 
 @functools.lru_cache(1024)
 def _known_section(name: Any, dtype: Any, shape: tuple[int, ...], stride: tuple[int, ...], nbytes: int) -> Section:
-    """Of a codec that knows nothing of a client, whose check says the same each time."""
+    """A section of a codec that knows nothing of a client, whose check says the same each time."""
     return _section(name, dtype, shape, stride, nbytes)
 
 

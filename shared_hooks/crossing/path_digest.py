@@ -40,5 +40,5 @@ class PathDigest:
             self._operation(item[0], [f"{shape}{dtype}" for shape, dtype in item[1]])
 
     def hexadecimal(self) -> str:
-        """Of everything so far."""
+        """The digest of everything so far."""
         return self._digest.hexdigest()

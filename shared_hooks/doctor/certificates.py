@@ -88,7 +88,7 @@ def authorities(about: str, path: Path, own: Path | None = None) -> Iterator[Fin
 
 
 def dates(about: str, path: Path, certificates: list[x509.Certificate]) -> Iterator[Finding]:
-    """Of each in a file; one line where all is well."""
+    """When each certificate of a file ends; one line where all is well."""
     now, soon = datetime.now(timezone.utc), []
     for one in certificates:
         name, left = named(one), (one.not_valid_after_utc - now).total_seconds() / 86400

@@ -19,14 +19,14 @@ from shared_hooks.version import __version__
 GIB: Final = 1 << 30
 PACKAGES: Final = ("isthmus", "torch", "grpcio", "protobuf", "numpy")
 TIME_ERROR: Final = 5
-"""Of adjtimex(2): the clock is not synchronised."""
+"""A state of adjtimex(2): the clock is not synchronised."""
 STEADY: Final = ("performance", "schedutil", "ondemand")
 OWN: Final = ("intel_pstate", "amd-pstate-epp")
 """Drivers whose "powersave" raises the frequency with the load all the same."""
 
 
 def versions(protocol: int) -> Finding:
-    """Of what has a part in whether both sides agree."""
+    """Versions of everything that decides whether both sides agree."""
     found = [f"{name} {_version(name)}" for name in PACKAGES]
     return ok("versions", ", ".join([*found, f"protocol {protocol}"]))
 

@@ -1,7 +1,7 @@
 """Can the form of a kernel's results be worked out on the meta device? Asked of every kernel that a plan sees.
 
 Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the
-tail's side is told the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the
+tail's side is given the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the
 forms of its tensors and its other arguments, so that a loop asks once.
 """
 

@@ -27,7 +27,7 @@ class Placeholder(torch.Tensor):
     def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Placeholder:
         made = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
         assert isinstance(made, Placeholder)
-        # its memory begins at address 0: whoever asks for a pointer to it is told, and not given that
+        # its memory begins at address 0: whoever asks for a pointer gets an error, and not that
         torch._C._set_throw_on_mutable_data_ptr(made)
         return made
 

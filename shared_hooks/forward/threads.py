@@ -21,7 +21,7 @@ def watch_threads() -> None:
 
 @functools.wraps(_start)
 def _told(self: threading.Thread) -> None:
-    told = getattr(running.get(), "thread_starts", None)
-    if told is not None:
-        told()
+    reported = getattr(running.get(), "thread_starts", None)
+    if reported is not None:
+        reported()
     _start(self)

@@ -14,7 +14,7 @@ wanted      how much of the logits comes back
 sampling    the tail samples as the edge would
 asking      and so asks for
 bank        values that Python reads from data before the cut
-told        what calls before the cut gave
+call_reports  what calls before the cut gave
 surroundings  autocast, training, hooks: what is around a step
 settled     does the model keep more than its state objects between calls?
 cut         where the model is cut

@@ -1,4 +1,4 @@
-"""How much memory one step may take. Sizes are told by the edge, and a mask of lengths that a stranger names, squared,
+"""How much memory one step may take. Sizes come from the edge, and a mask of lengths that a stranger names, squared,
 would be all the memory there is.
 
 Every kernel's result is foreseen on the meta device before it runs. That costs, so it is done once for steps that are
@@ -60,7 +60,7 @@ class Seen:
 
 
 class Extents:
-    """Of one step: it is looked at where nothing like it was. ``most``: bytes that it may take."""
+    """Bounds one step: it is looked at where nothing like it was. ``most``: bytes that it may take."""
 
     def __init__(self, most: int, seen: Seen) -> None:
         self._most = most
@@ -72,9 +72,9 @@ class Extents:
         """A forward begins."""
         self._keys, self._allowance = [], None
 
-    def around(self, *told: Any) -> AbstractContextManager[Any]:
-        """For the rest of the forward, of which the edge has told this: a look, if it is new."""
-        key = (*(self._keys[-1] if self._keys else ()), *told)
+    def around(self, *reported: Any) -> AbstractContextManager[Any]:
+        """For the rest of the forward, of which the edge has reported this: a look, if it is new."""
+        key = (*(self._keys[-1] if self._keys else ()), *reported)
         self._keys.append(key)
         if self._allowance is not None or self._seen.has(key):
             return nullcontext()
@@ -89,7 +89,9 @@ class Extents:
 
 
 def _digest(key: Any) -> bytes:
-    """Of tuples of numbers, text and sets of such. Equal keys may have several, where a set lies in another order."""
+    """A digest of tuples of numbers, text and sets of such. Equal keys may have several, where a set is ordered
+    differently.
+    """
     return hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
 
 

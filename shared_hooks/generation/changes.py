@@ -40,13 +40,13 @@ class Changes:
         self._said = said
         return said
 
-    def heard(self, known: Known, told: Any) -> list[tuple[Path, Any]]:
+    def heard(self, known: Known, reported: Any) -> list[tuple[Path, Any]]:
         """The changes: path and form. Raises BadFrame."""
-        if told == AGAIN and type(told) is int:
+        if reported == AGAIN and type(reported) is int:
             if self._said is None:
                 raise BadFrame("the changes of a state are those of the step before, and there is none")
         else:
-            self._said = told
+            self._said = reported
         found = []
         try:
             for form, paths in self._said:
@@ -61,7 +61,7 @@ class Changes:
         return weight(self._said)
 
     def copied(self) -> Changes:
-        """For a session that goes on from here by itself."""
+        """For a session that continues from here on its own."""
         made = Changes()
         made._said = self._said
         return made

@@ -59,7 +59,7 @@ class Calls:
         self.entries.append(Call(values, versions, state, list(done)))
 
     def copied(self) -> Calls:
-        """For a session that goes on from here by itself."""
+        """For a session that continues from here on its own."""
         made = Calls()
         made.opening, made.entries = self.opening, list(self.entries)
         return made
@@ -92,7 +92,7 @@ class History:
         self.steps.append((dict(header), [tensor.clone() for tensor in tensors]))
 
     def copied(self) -> History:
-        """For a session that goes on from here by itself."""
+        """For a session that continues from here on its own."""
         made = History(self._most)
         made._bytes, made.steps = self._bytes, None if self.steps is None else list(self.steps)
         return made
@@ -108,7 +108,7 @@ class EdgeSession:
         self.inputs = Said(private)
         self.up = Changes()
         self.down = Changes()
-        self.told: dict[tuple[str, int], Any] = {}
+        self.reports: dict[tuple[str, int], Any] = {}
         self.crossing: Any = None
         self.structure: Any = None
         self.extras: list[list[Any]] = []
@@ -125,17 +125,17 @@ class EdgeSession:
         self.history = History(history_bytes)
         self.calls = Calls()
         self.remade: Callable[[EdgeSession], None] | None = None
-        """Computes the steps anew, where they are not kept: see `SplitForward`."""
+        """Computes the steps again, where they are not kept: see `SplitForward`."""
         self._fork: tuple[EdgeSession, int] | None = None
         self._copies: list[weakref.ref[EdgeSession]] = []
 
     def copied(self) -> EdgeSession:
-        """A session that goes on from here by itself; it is opened by its first step, or before the next one here."""
+        """A session that continues from here on its own; it opens with its first step, or before the next one here."""
         made = EdgeSession.__new__(EdgeSession)
         made.__dict__.update(self.__dict__)
         made.id, made.number = next(_ids), 0
         made.inputs, made.up, made.down = self.inputs.copied(), self.up.copied(), self.down.copied()
-        made.told, made.extras = dict(self.told), list(self.extras)
+        made.reports, made.extras = dict(self.reports), list(self.extras)
         made.history, made.calls = self.history.copied(), self.calls.copied()
         made._copies = []
         opened = self._fork if self.number == 0 else (self, self.number)
@@ -146,7 +146,7 @@ class EdgeSession:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a copy goes on from here that is not opened yet."""
+        """Whether a copy continues from here that is not opened yet."""
         copies = [one() for one in self._copies]
         return any(copy is not None and not copy.number for copy in copies)
 
@@ -156,7 +156,7 @@ class EdgeSession:
         return {
             **{name: getattr(self, name) for name in _SAID},
             **copies,
-            "told": dict(self.told),
+            "reports": dict(self.reports),
             "extras": [*self.extras],
         }
 
@@ -188,7 +188,7 @@ class EdgeSession:
         self.history.add(header, tensors)
 
     def _hold(self) -> None:
-        """The session is opened while the one that it goes on from is still there."""
+        """The session is opened while the one that it continues from is still there."""
         if self.number == 0 and self._fork is not None:
             try:
                 self._send({"still": 1}, [])

@@ -33,7 +33,7 @@ class Handle:
         self.spoilt = False
         """Whether a step that failed has left its traces in the state's tensors."""
         self.fork: Any = None
-        """For a copy: what its session goes on from."""
+        """For a copy: what its session continues from."""
 
     def put_on(self, state: Any, here: torch.device) -> None:
         """Leave the handle there. Raises CutRefused for a state that is partly elsewhere and belongs to no session."""

@@ -1,7 +1,7 @@
 """The head of one step: the model runs up to the cut, and what the outermost modules of the prefix gave is kept.
 
-A module is *outermost* where it is called from the code around the cut. The tail does not run it again; it is told the
-form of what it gave. Inside it only modules with hooks are looked at: what they gave is told, too.
+A module is *outermost* where it is called from the code around the cut. The tail does not run it again; it is given the
+form of what it gave. Inside it only modules with hooks are looked at: what they gave is reported, too.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Head:
         self.watch = Watch(self._frames)
         self.calls: list[Call] = []
         self.born: Mirror | None = None
-        """Of a state that the forward has made, as it was when the prefix was first given it."""
+        """The mirror of a state that the forward has made, as it was when the prefix was first given it."""
         self.leaves: list[torch.Tensor] = []
-        """Of the result of the cut."""
+        """The tensors of the cut's result."""
         self.structure: Any = None
         self.passed: list[int] = []
         """For each of them: which tensor among the cut module's arguments it is, or -1."""
@@ -145,9 +145,9 @@ class Head:
         self.is_shared = any(leaf.untyped_storage()._cdata in memory for leaf in self.leaves)
         raise self.exit
 
-    # What is told of it
+    # What is reported of it
 
-    def told(self) -> list[Any]:
+    def reports(self) -> list[Any]:
         """The forms of what was given: [path, count, structure, sources, inner] of each call. A source is a form, or
         the number of the argument that it is. Of the cut's own call only what hooks in it have seen counts.
         """
@@ -176,7 +176,7 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 
 
 def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> Mirror | None:
-    """Of the state among a module's arguments."""
+    """The mirror of the state among a module's arguments."""
     return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
 
 

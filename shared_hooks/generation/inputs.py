@@ -99,7 +99,7 @@ class Said:
             self._last[number] = leaf, version_of(leaf), content
 
     def copied(self) -> Said:
-        """For a session that goes on from here by itself."""
+        """For a session that continues from here on its own."""
         made = Said(self._private)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         return made
@@ -111,7 +111,7 @@ def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """Of numbers two zeros are equal, and NaN is not: neither is so here."""
+    """The bits of numbers: two zeros are equal as numbers, and NaN is not."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGER_OF[tensor.itemsize]) if tensor.is_floating_point() else tensor
@@ -168,7 +168,7 @@ class Heard:
         return kwargs, used
 
     def magnitude(self) -> Any:
-        """See `allowance.magnitude`: of what was told, and of the tensors' sizes."""
+        """See `allowance.magnitude`: of what was reported, and of the tensors' sizes."""
         if self._told is not self._structure:
             self._told, self._structures = self._structure, magnitude(self._structure)
         return self._structures, magnitude(self._forms), [[*map(int.bit_length, leaf.shape)] for leaf in self.leaves]

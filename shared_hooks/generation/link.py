@@ -40,7 +40,7 @@ class Link(Protocol):
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None,
     ) -> StepReply:
-        """The ``number``-th step of a session, from 0; the first one opens it. ``fork``: it goes on from that session
+        """The ``number``-th step of a session, from 0; the first one opens it. ``fork``: it continues from that session
         after so many steps. Raises SessionLost where the other side does not have it any more.
         """
 

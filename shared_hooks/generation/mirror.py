@@ -21,7 +21,7 @@ from shared_hooks.tensors import UnknownHolder
 
 NUMBERS = (int, float)
 NODE_BYTES, ENTRY_BYTES = 1024, 2560
-"""Of memory: a holder and its form; what one entry takes, a tensor without data being the largest."""
+"""Memory of a holder and its form, and of one entry, a tensor without data being the largest."""
 
 Change = tuple[Path, Form, Form]
 """Where, what is there now, and what was (None for nothing)."""
@@ -77,7 +77,7 @@ class Mirror:
 
     @classmethod
     def built(cls, form: Any, here: torch.device) -> Mirror:
-        """Of a state made anew from its form; its tensors are shadows. Raises BadFrame."""
+        """A mirror with a state rebuilt from its form; its tensors are shadows. Raises BadFrame."""
         made = cls.__new__(cls)
         made.here, made.moved = here, []
         state, made.root = build(form, here)
@@ -135,7 +135,7 @@ class Mirror:
             if known is None or not same(form, forms[key]):
                 found.append(((*path, key), form, forms.get(key)))
             node.note(key, value, form)
-        if left:  # something was taken away: the whole is told
+        if left:  # something was taken away: the whole is sent
             gone = seen.keys() - {key for key, _ in node.items()}
             for key in gone:
                 del forms[key], seen[key]
@@ -242,7 +242,7 @@ class Mirror:
         return twins
 
     def copied(self) -> Mirror:
-        """Of a copy of the state that shares no real tensor with it."""
+        """A mirror of a copy of the state that shares no real tensor with it."""
         made = Mirror.__new__(Mirror)
         made.here, made.moved, made.root = self.here, [], _copied(self.root, self._twins())
         return made

@@ -1,7 +1,7 @@
 """Methods of a state that others than the model call between steps: rollback, reordering of beams, copies of rows.
 
 They are called on both sides, each on its own tensors: ``[name, arguments]``. What else the caller changed in the
-Python part of a state is told: ``["=", changes]``.
+Python part of a state is sent: ``["=", changes]``.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def is_own(cls: type) -> bool:
 
 
 def state_now() -> bytes:
-    """Of torch's generator of the CPU."""
+    """The state of torch's CPU generator."""
     return torch.get_rng_state().numpy().tobytes()
 
 
@@ -75,10 +75,10 @@ class Sampler:
         self.drawn = False
         """Whether a step just done has drawn."""
 
-    def take(self, told: Any) -> None:
+    def take(self, reported: Any) -> None:
         """The edge's state. Raises BadFrame."""
         try:
-            self.state = base64.b64decode(told, validate=True)
+            self.state = base64.b64decode(reported, validate=True)
             torch_generator(self.state)
         except (TypeError, ValueError, RuntimeError) as error:
             raise BadFrame(f"no state of a generator: {error!s:.120}") from error
@@ -99,15 +99,15 @@ class Sampler:
         return Sampler(self.state)
 
 
-def _made(told: Any) -> list[Any]:
+def _made(reported: Any) -> list[Any]:
     try:
         from transformers.generation import logits_process
     except ImportError as error:
         raise CutRefused(f"this side cannot sample: {error}") from error
-    if not isinstance(told, list) or len(told) > MOST_PROCESSORS:
-        raise BadFrame(f"no such processors: {told!r:.60}")
+    if not isinstance(reported, list) or len(reported) > MOST_PROCESSORS:
+        raise BadFrame(f"no such processors: {reported!r:.60}")
     made = []
-    for one in told:
+    for one in reported:
         name, *numbers = one if isinstance(one, list) and one and isinstance(one[0], str) else [""]
         names = PROCESSORS.get(name, ())
         if not names or len(names) != len(numbers) or any(type(number) not in (int, float) for number in numbers):

@@ -4,7 +4,7 @@
     {"do"}          what was done to the state since the step before (`mutators`)
     {"d"}           what the head changed on it      {"x"}    the cut's result: structure, which arguments it passes on
     {"e"}           more values from before the cut  {"b"}    values that Python read from data (`bank`)
-    {"t"}           forms of what calls before the cut gave (`told`)      {"w"}  what is wanted back, where new
+    {"t"}           forms of what calls before the cut gave (`call_reports`)      {"w"}  what is wanted back, where new
     {"rng"}         the state of the edge's generator, where the tail's is another (`sampling`)
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"c"}           what is around the model, where new (`surroundings`)
@@ -32,6 +32,7 @@ from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.allowance import STEP_BYTES, Extents, Seen, magnitude, weight
 from shared_hooks.generation.bank import Diverged
+from shared_hooks.generation.call_reports import CallReports
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.ghost import Ghost, GhostRead, Origin
@@ -43,9 +44,8 @@ from shared_hooks.generation.mutators import apply
 from shared_hooks.generation.results import said
 from shared_hooks.generation.sampling import Sampler, digest
 from shared_hooks.generation.settled import Unchanged
-from shared_hooks.generation.tail import Learned, Tail, Untold
+from shared_hooks.generation.tail import Learned, NotReported, Tail
 from shared_hooks.generation.template import Template
-from shared_hooks.generation.told import Told
 from shared_hooks.generation.wanted import shortened
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
@@ -101,7 +101,7 @@ class Look:
 
 
 Header = dict[str, Any]
-LEAVES, TOLD = "leaves", "told"
+LEAVES, CALLS = "leaves", "calls"
 
 
 class DecodingTail:
@@ -151,7 +151,7 @@ class _Known:
     inputs: Heard
     up: Changes
     down: Changes
-    told: Told
+    reports: CallReports
     sampler: Sampler
     crossing: Any = None
     coded: Any = ()
@@ -165,19 +165,19 @@ class _Known:
             inputs=self.inputs.copied(),
             up=self.up.copied(),
             down=self.down.copied(),
-            told=self.told.copied(),
+            reports=self.reports.copied(),
             sampler=self.sampler.copied(),
         )
 
     def nbytes(self, mirror: Mirror | None) -> int:
-        """Memory of all that is kept for the session: tensors, each once, and what was told."""
+        """Memory of all that is kept for the session: tensors, each once, and what was reported."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
         real = [one.untyped_storage() for one in tensors if type(one) is not Ghost]
-        told = (self.crossing, self.coded, self.around, self.structure, self.wanted)
+        reported = (self.crossing, self.coded, self.around, self.structure, self.wanted)
         return int(
             sum({one._cdata: one.nbytes() for one in real}.values())
-            + sum([part.nbytes for part in (self.inputs, self.up, self.down, self.told)])
-            + weight(told)
+            + sum([part.nbytes for part in (self.inputs, self.up, self.down, self.reports)])
+            + weight(reported)
             + (0 if mirror is None else mirror.told_bytes)
         )
 
@@ -188,7 +188,7 @@ class TailSession:
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
         heard = Heard(tail.here, tail.find)
-        self._known = _Known(heard, Changes(), Changes(), Told(tail.here), Sampler())
+        self._known = _Known(heard, Changes(), Changes(), CallReports(tail.here), Sampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -232,8 +232,8 @@ class TailSession:
 
 
 def _needed(error: BaseException) -> Any:
-    if isinstance(error, Untold):
-        return TOLD
+    if isinstance(error, NotReported):
+        return CALLS
     if isinstance(error, _LeafMissing):
         return LEAVES
     if isinstance(error, GhostRead) and error.need is not None:
@@ -287,7 +287,7 @@ class _Step:
         known.around = header.get("c", known.around)
         surroundings.check(known.around, tail.paths, tail.model)
         if "t" in header:
-            known.told.hear(header["t"])
+            known.reports.hear(header["t"])
         known.wanted = header.get("w", known.wanted)
         if "rng" in header:
             known.sampler.take(header["rng"])
@@ -334,7 +334,7 @@ class _Step:
                 tail.cut,
                 tail.paths,
                 tail.template,
-                self._known.told,
+                self._known.reports,
                 self._header.get("b", []),
                 self._arrive,
                 tail.find,
@@ -365,7 +365,7 @@ class _Step:
         return output, running_tail
 
     def _copies(self, output: Any) -> list[torch.Tensor]:
-        """Of what a forward has given: its output and what it left in the state."""
+        """Copies of what a forward has given: its output and what it left in the state."""
         state = () if self._mirror is None else self._mirror.real()
         return [one.clone() for one in (*tensors_in(output), *state) if type(one) is not Ghost]
 
@@ -375,12 +375,12 @@ class _Step:
             with torch.no_grad(), restored(self._known.around), fast_path_off(), ExitStack() as self._around:
                 self._extents.begin()
                 known = self._known
-                told = (
+                reported = (
                     known.inputs.magnitude(),
-                    known.told.magnitude(),
+                    known.reports.magnitude(),
                     magnitude([known.wanted, self._header.get("b")]),
                 )
-                self._around.enter_context(self._extents.around(*told, self._state_magnitude()))
+                self._around.enter_context(self._extents.around(*reported, self._state_magnitude()))
                 if look.draws is not None:
                     self._around.enter_context(look.draws)
                 running_tail.replay.on(bool(self._header.get("b")))

@@ -20,7 +20,7 @@ HOOKS = "hooks of a module"
 
 
 class Settled:
-    """Of one model; shared by all sessions. Any thread may call."""
+    """What one model's states look like after a step; shared by all sessions. Any thread may call."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -42,7 +42,7 @@ class Settled:
 
 
 class Unchanged:
-    """Of the cloud's side, where sessions of several callers share the model: no step leaves anything on it.
+    """Guards the server's model, which sessions of several callers share: no step leaves anything on it.
 
     What a step changes is put back after it. That is the same as if it had stayed only where the step, made once more
     from what it left, gives the same and changes nothing: as with a table that is built on first use, and now in each

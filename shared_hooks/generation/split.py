@@ -35,7 +35,7 @@ from shared_hooks.generation.link import Link, StepReply
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.results import heard
 from shared_hooks.generation.sampling import digest, state_now, written
-from shared_hooks.generation.session import LEAVES, TOLD
+from shared_hooks.generation.session import CALLS, LEAVES
 from shared_hooks.generation.settled import Settled
 from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
@@ -63,7 +63,7 @@ class StepRecord:
 
     @property
     def total_ns(self) -> int:
-        """Of the whole step on the edge."""
+        """The whole step on the edge."""
         return self.head_ns + self.wait_ns + self.answer_ns
 
 
@@ -347,11 +347,11 @@ class SplitForward:
             header["c"] = session.around = context
         self._add_wanted(session, header)
         self._add_read(head, session, header)
-        told = {(one[0], one[1]): one for one in head.told()}
-        changed = [one for key, one in told.items() if session.told.get(key) != one]
+        reported = {(one[0], one[1]): one for one in head.reports()}
+        changed = [one for key, one in reported.items() if session.reports.get(key) != one]
         if changed:
             header["t"] = changed
-            session.told = told
+            session.reports = reported
         self._add_crossing(head, session, header, tensors)
         return header, tensors
 
@@ -402,8 +402,8 @@ class SplitForward:
             if need is None:
                 return reply, up, down
             crossing = len(tensors) - len(session.extras) - sum(number < 0 for number in session.crossing[1])
-            if need == TOLD and "t" not in header:
-                header["t"] = head.told()
+            if need == CALLS and "t" not in header:
+                header["t"] = head.reports()
             elif need == LEAVES and not session.all_leaves:
                 session.all_leaves = True
             elif isinstance(need, list) and need not in session.extras:

@@ -10,22 +10,22 @@ from torch import nn
 
 from shared_hooks.errors import IsthmusError
 from shared_hooks.generation.bank import Replay
+from shared_hooks.generation.call_reports import CallReport, CallReports
 from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.generation.head import arguments, born
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.template import Kind, Template
-from shared_hooks.generation.told import Told, ToldCall
 from shared_hooks.state import Dice
 from shared_hooks.tensors import ClassFinder, flatten
 
 
-class Untold(Exception):
+class NotReported(Exception):
     """The edge has to tell what its calls before the cut gave, and did not."""
 
 
 class Learned(BaseException):
-    """At the cut: something was learnt on the way, by running what is not to be run. The forward begins anew."""
+    """At the cut: something was learnt on the way, by running what is not to be run. The forward starts again."""
 
 
 class Tail:
@@ -42,7 +42,7 @@ class Tail:
         cut: Cut,
         paths: dict[nn.Module, str],
         template: Template,
-        told: Told,
+        reports: CallReports,
         bank: list[Any],
         arrive: Callable[[Tail, tuple[Any, ...], dict[str, Any]], Any],
         find: ClassFinder,
@@ -55,7 +55,7 @@ class Tail:
         self._cut = cut
         self._paths = paths
         self._template = template
-        self._told = told
+        self._reports = reports
         self._arrive = arrive
         self._find = find
         self._here = here
@@ -104,8 +104,8 @@ class Tail:
 
     def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self.replay.finish()
-        told = self._told.calls.get((path, count))
-        for one in () if told is None else told.inner:
+        reported = self._reports.calls.get((path, count))
+        for one in () if reported is None else reported.inner:
             self._hooked(one)
         output = self._arrive(self, args, kwargs)
         self.resumed = self.is_bare = True
@@ -127,14 +127,14 @@ class Tail:
             self._template.learn(path, count, kind)
         elif kind is Kind.ENTERED:
             output = self._entered(forward, args, kwargs)
-        told = self._told.calls.get((path, count))
+        reported = self._reports.calls.get((path, count))
         if kind is Kind.ENTERED:
-            return output if told is None else told.completed(output, self._find)
-        if told is None:
-            raise Untold(f"what {path} gives is not told")
-        for one in told.inner:
+            return output if reported is None else reported.completed(output, self._find)
+        if reported is None:
+            raise NotReported(f"what {path} gives is not reported")
+        for one in reported.inner:
             self._hooked(one)
-        return told.result(given, self._find)
+        return reported.result(given, self._find)
 
     def _tried(
         self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
@@ -160,7 +160,7 @@ class Tail:
         finally:
             self._frames.pop()
 
-    def _hooked(self, call: ToldCall) -> None:
+    def _hooked(self, call: CallReport) -> None:
         """Hooks within a skipped module see what the modules there gave: transformers collects results by them."""
         for one in call.inner:
             self._hooked(one)

@@ -17,7 +17,7 @@ class Kind(Enum):
 
 
 class Template:
-    """Of one model and cut; shared by all sessions."""
+    """How the modules before a cut are replayed; shared by all sessions."""
 
     def __init__(self) -> None:
         self._kinds: dict[tuple[str, int], Kind] = {}

@@ -2,7 +2,7 @@
 
     None              all of them
     ["top", k]        those that are among the k largest after a temperature was applied; all others are minus infinity
-    ["token"]         the largest at each position: logits in which that word is likeliest, and no more can be told
+    ["token"]         the largest at each position: logits in which that word is likeliest, and no more is known
     ["sample", [...]] the word that was drawn at the last position by these processors (`sampling`)
 
 The leaves of an answer (`results`): ``["top" | "token" | "drawn", shape, dtype]`` and the numbers of its tensors.

@@ -36,7 +36,7 @@ def default(side: str) -> Lifecycle:
 
 
 def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
-    """Of a ``[lifecycle]`` table, None for none; its modules may lie in ``folder``. Raises SpecError."""
+    """The hooks of a ``[lifecycle]`` table, None for none; its modules may lie in ``folder``. Raises SpecError."""
     made = default(side)
     table = table or Table({}, "lifecycle")
     hooks = table.take("hooks", list) or []
@@ -63,7 +63,7 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
 
 
 def read(side: str, path: Path | None, beside: Iterable[str] = ()) -> Lifecycle:
-    """Of a file whose only tables are ``[lifecycle]`` and those ``beside`` it, which are the caller's."""
+    """Read a file whose only tables are ``[lifecycle]`` and those ``beside`` it, which are the caller's."""
     if path is None:
         return load(side, None, Path.cwd())
     file = Table.read(path)

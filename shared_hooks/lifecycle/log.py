@@ -55,12 +55,12 @@ class JsonLines(logging.Formatter):
 
 
 def when(record: logging.LogRecord) -> str:
-    """Of a record, to the millisecond, in local time with its difference to UTC."""
+    """A record's time, to the millisecond, in local time with its difference to UTC."""
     return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
 def formatter(name: str) -> logging.Formatter:
-    """Of `FORMATS`."""
+    """The formatter of that name among `FORMATS`."""
     return JsonLines() if name == "json" else Console()
 
 
@@ -95,7 +95,7 @@ def _caused_by(event: Event) -> Mapping[str, object]:
 class Log:
     """Writes to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".
 
-    A failure that the caller is told anyway is written on the edge at DEBUG; on the cloud, where nobody else sees it,
+    A failure that the caller gets anyway is written on the edge at DEBUG; on the cloud, where nobody else sees it,
     at INFO, and with its traceback where the model is to blame. That a server is lost which was there, and that it is
     back, is written once at WARNING: with a fallback nobody else would hear of it.
     """

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 CHARACTERS = 1000
-"""Of one line."""
+"""Most of one line."""
 TRACEBACK_LINES = 40
-"""Of one traceback; the middle is left out."""
+"""Most of one traceback; the middle is left out."""
 MARGIN = "    | "
 """Before each line of a traceback, so that none reads as a record of its own."""
 MINUTE = 60.0
 ACCOUNTS = 1000
 """Whose lines are counted at a time; those beyond are counted together."""
 UNKNOWN = "unknown"
-"""The account of what gRPC's own code says: a client's calls are the cause, and whose they are is not told."""
+"""The account of what gRPC's own code says: a client's calls are the cause, and whose they are is not known."""
 
 
 def one_line(text: str) -> str:
@@ -66,7 +66,7 @@ class on_behalf_of:  # used as a function
 class LogBounds(logging.Filter):
     """A handler's filter: each record one line, tracebacks in a margin, and at most ``each`` lines a minute for what
     one account causes, ``together`` for all accounts; warnings and what is less count apart, so that neither hides the
-    other. What was left out is counted, and told when the handler next writes anything, or with `tell`.
+    other. What was left out is counted, and reported when the handler next writes anything, or with `tell`.
 
     Put one on every handler of your own: ``handler.addFilter(LogBounds(handler))``.
     """
@@ -100,14 +100,14 @@ class LogBounds(logging.Filter):
 
     def tell(self, age: float = 0.0) -> None:
         """Write how many lines were left out in the minutes that began so many seconds ago."""
-        now, told = self._clock(), []
+        now, reported = self._clock(), []
         with self._lock:
             for key, minute in list(self._minutes.items()):
                 if now - minute.began >= age:
                     del self._minutes[key]
                     if minute.left_out:
-                        told.append((key[0], minute.left_out, now - minute.began))
-        for account, left_out, seconds in told:
+                        reported.append((key[0], minute.left_out, now - minute.began))
+        for account, left_out, seconds in reported:
             text = f"... {left_out:,} more lines like these in the last {seconds:.0f} s, caused by {one_line(account)}"
             record = logging.LogRecord(__name__, logging.WARNING, "", 0, text, None, None)
             record.account = None

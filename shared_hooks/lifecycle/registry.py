@@ -173,7 +173,7 @@ class Listener:
     def run(self, event: Event) -> HookRefused | None:
         """Calls the hook if it is to act; contains what it raises, but for a refusal where one is allowed.
 
-        Even SystemExit: most stages come in threads that others wait for. Ctrl-C in the main thread goes on.
+        Even SystemExit: most stages come in threads that others wait for. Ctrl-C in the main thread propagates.
         """
         thread = threading.get_ident()
         if thread in self._inside:  # what a hook does may bring its own stage, which would never end
@@ -424,7 +424,7 @@ class Lifecycle:
         return wanted if wanted not in taken else next(one for one in numbered if one not in taken)
 
     def _set(self, hooks: list[Registered]) -> None:
-        """Sorted anew into a new table: whoever dispatches at this moment goes on with the old one."""
+        """Sorted again into a new table: whoever dispatches at this moment continues with the old one."""
         self._hooks = hooks
         at: dict[Stage, list[Listener]] = {}
         for one in sorted(hooks, key=lambda one: (one.priority, one.number)):

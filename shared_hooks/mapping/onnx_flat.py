@@ -33,7 +33,7 @@ class FlatModel(nn.Module):
 
     @property
     def output_names(self) -> list[str]:
-        """Of the last call."""
+        """Names of the last call's outputs."""
         found: list[str] = self._seen.output_names
         return found
 

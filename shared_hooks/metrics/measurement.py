@@ -81,7 +81,7 @@ class Allocated(NamedTuple):
 
 Outputs = tuple[tuple[torch.Size, torch.dtype], ...]
 Marks = tuple[Any, Any, Allocated | None, int, int, int, ModuleInfo, int, Outputs]
-"""Of one layer: started, stopped (marks of a `clock_for`), memory when it was done, processor time when it started and
+"""One layer's: started, stopped (marks of a `clock_for`), memory when it was done, processor time when it started and
 when it stopped, layer id, module, number of the module's call, outputs. Only `Measurement` packs and unpacks it: a
 class with names would cost each layer three times as much.
 """
@@ -222,7 +222,7 @@ def _shapes(outputs: Outputs) -> tuple[int, tuple[TensorShape, ...]]:
 
 @functools.lru_cache(4096)
 def _shape(shape: torch.Size, dtype: torch.dtype) -> tuple[int, TensorShape]:
-    """Of one tensor alone: lists of them may be long, and what a cache keeps is to be bounded."""
+    """Bytes and shape of one tensor alone: lists of them may be long, and what a cache keeps is to be bounded."""
     return math.prod(shape) * dtype.itemsize, TensorShape(str(dtype).removeprefix("torch."), tuple(shape))
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from shared_hooks.metrics.reading import Reading
-from shared_hooks.showing import brief, duration, short, size, told
+from shared_hooks.showing import brief, duration, short, size, summary_of
 from shared_hooks.tensors import tensors_in
 
 
 @short
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """Of one tensor: ``dtype`` as torch prints it, without "torch."."""
+    """Shape and dtype of one tensor: ``dtype`` as torch prints it, without "torch."."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -69,7 +69,7 @@ class LayerMetrics:
     def __repr__(self) -> str:
         outputs = brief([str(one) for one in self.outputs[:1]]) if self.outputs else ""
         name = f"{self.layer_id} {self.name}"
-        return told(self, name, self.layer_type, duration(self.inference_ns), size(self.output_bytes), outputs)
+        return summary_of(self, name, self.layer_type, duration(self.inference_ns), size(self.output_bytes), outputs)
 
     @property
     def inference_time(self) -> float:

@@ -24,7 +24,7 @@ from shared_hooks.metrics.series import Series, Track
 
 PERIOD_S = 0.02
 SLOW_PERIOD_S = 0.1
-"""Of what the kernel itself counts in ticks of 10 ms, or makes up from hundreds of files."""
+"""The period of what the kernel itself counts in ticks of 10 ms, or makes up from hundreds of files."""
 IDLE_S = 5.0
 
 
@@ -53,7 +53,7 @@ class Channel:
         self.due = time.monotonic() + self.series.period_ns / 1e9
 
     def sample(self) -> None:
-        """Take one; a sensor that fails is not asked again until the thread starts anew."""
+        """Take one; a sensor that fails is not asked again until the thread starts again."""
         try:
             before = time.perf_counter_ns()
             value = self.read()

@@ -95,7 +95,7 @@ class Track:
         self._gaps: dict[int, tuple[Reading, Reading]] = {}  # by the sample after it: level and peak
 
     def growth(self, start: int, stop: int) -> Reading:
-        """Of a counter: by how much it grew between two times (`time.perf_counter_ns`)."""
+        """How much a counter grew between two times (`time.perf_counter_ns`)."""
         lacking = self._lacking(start, stop, 2)
         if lacking is not None:
             return lacking
@@ -105,7 +105,7 @@ class Track:
         return Reading(value, "estimated", self._words.estimated)
 
     def mean(self, start: int, stop: int) -> Reading:
-        """Of a level: its mean over the interval. A sample speaks for the time since the one before it."""
+        """The mean of a level over the interval. A sample speaks for the time since the one before it."""
         if gap := self._gap(start, stop):
             return self._of_gap(gap)[0]
         lacking = self._lacking(start, stop, 1)
@@ -120,7 +120,7 @@ class Track:
         return self._level(total / (stop - start), start, stop)
 
     def end(self, start: int, stop: int) -> Reading:
-        """Of a level: what it was at the end of the interval."""
+        """What a level was at the end of the interval."""
         if gap := self._gap(start, stop):
             return self._of_gap(gap)[0]
         lacking = self._lacking(start, stop, 1)
@@ -129,7 +129,7 @@ class Track:
         return self._level(self.values[min(len(self.times) - 1, bisect_left(self.times, stop))], start, stop)
 
     def peak(self, start: int, stop: int) -> Reading:
-        """Of a level: the highest sample of the interval, and of the two that enclose it."""
+        """The highest sample of a level in the interval, and of the two that enclose it."""
         if gap := self._gap(start, stop):
             return self._of_gap(gap)[1]
         lacking = self._lacking(start, stop, 1)

@@ -48,7 +48,7 @@ class Drawing:
 
     @classmethod
     def from_table(cls, table: Table) -> Drawing:
-        """Of a spec's [draw]. Raises SpecError."""
+        """Drawing as a spec's [draw] says. Raises SpecError."""
         paths = {name: table.take(name, str) for name in ("boxes", "scores", "labels", "masks", "classes")}
         threshold = table.take("threshold", float)
         made = cls(

@@ -36,7 +36,7 @@ class TensorSource:
 
     @classmethod
     def from_table(cls, table: Table) -> TensorSource:
-        """Of a table like ``{shape = [1, 3, 224, 224], dtype = "float32"}``. Raises SpecError."""
+        """An example from a table like ``{shape = [1, 3, 224, 224], dtype = "float32"}``. Raises SpecError."""
         shape = table.take_list("shape", int, "a list of sizes, such as [1, 3, 224, 224]")
         if shape is None:
             table.fail("shape", "missing; expected a list of sizes, such as [1, 3, 224, 224]")

@@ -52,7 +52,7 @@ class ImagePreprocess:
 
     @classmethod
     def from_table(cls, table: Table, dtype: torch.dtype) -> ImagePreprocess:
-        """Of a spec's [preprocess]; ``dtype`` is the default for its own. Raises SpecError."""
+        """Preprocessing as a spec's [preprocess] says; ``dtype`` is the default for its own. Raises SpecError."""
         mode = table.choice("mode", _CHANNELS, "RGB")
         shorter_side = table.take("shorter_side", int)
         size = _size(table)
@@ -79,7 +79,7 @@ class ImagePreprocess:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """Of the tensor that every image becomes; None where it is the image's own."""
+        """The shape of the tensor that every image becomes; None where it is the image's own."""
         if self.size is None:
             return None
         channels = _CHANNELS[self.mode]

@@ -140,7 +140,7 @@ def _arranged(tensors: dict[str, torch.Tensor], path: Path | str, keywords: froz
 
 
 _NPY_KINDS = "biufc"
-"""Of arrays: truth values and numbers. Text and records may announce elements that take no room in the file."""
+"""Kinds of arrays: truth values and numbers. Text and records may announce elements that take no room in the file."""
 _MAX_NPY_HEADER = 10_000
 
 

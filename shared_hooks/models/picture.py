@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 """The only decoders that files reach: of Pillow's others, one starts Ghostscript."""
 MAX_PIXELS = 25_000_000
-"""Of an image from elsewhere; what is compressed well may take seconds to decode."""
+"""Most pixels of an image from elsewhere; what is compressed well may take seconds to decode."""
 MAX_OWN_PIXELS = 89_478_485
-"""Of an image of one's own: where Pillow begins to warn."""
+"""Most pixels of an image of one's own: where Pillow begins to warn."""
 MAX_SCANS = 200
-"""Of a JPEG; a progressive one has some ten."""
+"""Most scans of a JPEG; a progressive one has some ten."""
 MAX_TAGS = 1000
-"""Of a TIFF."""
+"""Most tags of a TIFF."""
 SECONDS = 10.0
 SPARE_BYTES = 192 << 20
-"""Of address space, beside what the pixels take: the decoders' own libraries and tables."""
+"""Address space beside what the pixels take: the decoders' own libraries and tables."""
 BYTES_A_PIXEL = 16
 """As decoded, converted, turned and scaled: four copies of four bytes."""
 

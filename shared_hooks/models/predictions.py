@@ -39,7 +39,7 @@ class TopK:
 
     @classmethod
     def from_table(cls, table: Table) -> TopK:
-        """Of a spec's [postprocess]. Raises SpecError."""
+        """Postprocessing as a spec's [postprocess] says. Raises SpecError."""
         top_k = table.take("top_k", int)
         softmax = table.take("softmax", bool)
         output = table.take_any("output")

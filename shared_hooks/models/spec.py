@@ -209,7 +209,7 @@ class ModelSpec:
         return self._preprocess is not None
 
     def preprocess_digest(self) -> str:
-        """Of how files are read (hexadecimal): equal where the same file gives the same inputs."""
+        """A digest (hexadecimal) of how files are read: equal where the same file gives the same inputs."""
         own = self._preprocess
         resolved = resolve(own, self.folder, f"{self.origin}: preprocess") if isinstance(own, str) else None
         return uploads.digest((self._preprocess, sorted(self._keywords)), resolved, self.call_kwargs)

@@ -47,7 +47,9 @@ def as_path(suffix: str, data: bytes) -> Iterator[Path]:
 
 
 def digest(settings: Any, own: Callable[..., Any] | None, constants: Mapping[str, Any]) -> str:
-    """Of how files are read (hexadecimal): ``settings`` and ``constants`` by their text, ``own`` by its source."""
+    """A digest (hexadecimal) of how files are read: ``settings`` and ``constants`` by their text, ``own`` by its
+    source.
+    """
     known = {
         "settings": repr(settings),
         "constants": repr(sorted(constants.items())),

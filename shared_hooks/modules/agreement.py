@@ -50,7 +50,7 @@ def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def form_of(value: Any) -> list[Any]:
-    """Of a tensor its dtype and shape, of another value itself, in words."""
+    """A value in words: a tensor by its dtype and shape, another by itself."""
     return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
@@ -75,7 +75,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def _function(value: Any) -> str:
-    """Of torch's functions the name alone; of others what they do, too, and the numbers that they hold on to."""
+    """A function in words: torch's by the name alone, others also by what they do and the numbers that they hold."""
     if isinstance(value, functools.partial):
         held = [*map(_held, value.args), *(f"{name}={_held(one)}" for name, one in sorted(value.keywords.items()))]
         return f"{_function(value.func)}({', '.join(held)})"
@@ -124,7 +124,7 @@ OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of `attributes`."""
+    """A digest of `attributes`."""
     return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
 
 

@@ -23,7 +23,7 @@ from shared_hooks.modules import agreement
 from shared_hooks.modules.tables import Tables, compared
 
 MAX_BYTES: Final = 1 << 20
-"""Of a manifest on its way."""
+"""Most bytes of a manifest on its way."""
 MAX_TEXT: Final = 8 << 20
 """... unpacked. A model of a thousand modules has some 300,000."""
 MAX_ENTRIES: Final = 100_000
@@ -74,8 +74,8 @@ def manifest(
     for name, value in agreement.state_of(model):
         path, _, last = name.rpartition(".")
         found[TENSOR, path, last] = " ".join(map(str, (*agreement.form_of(value), agreement.tensor_hash(value))))
-    for (path, name), told in (tables or {}).items():
-        found[TABLE, path, name] = told
+    for (path, name), reported in (tables or {}).items():
+        found[TABLE, path, name] = reported
     for number, name in enumerate(operations):
         found[OPERATION, str(number), ""] = name
     return found
@@ -165,7 +165,7 @@ def _unequal(
             if (place[0] == OPERATION) is not last or (there and there[1]) == (here and here[1]):
                 continue
             if place[0] in (_ATTRIBUTE, TENSOR, TABLE) and place[1] in others:
-                continue  # its module is another one, which is told
+                continue  # its module is another one, which is reported
             if place[0] == CODE and others and (there is None or here is None):
                 continue  # so is its class
             if not _is_other_value(place, there, here):

@@ -22,21 +22,21 @@ from shared_hooks.modules import agreement
 from shared_hooks.modules.attach import Shim
 
 WHOLE: Final = 256
-"""Values of a table that are told one by one; of a larger one half as many, and the means of as many parts."""
+"""Values of a table that are given one by one; of a larger one half as many, and the means of as many parts."""
 LONGEST: Final = 4096
 """An angle is known as well as its position is large: a table of sines is trusted by its length, to this length."""
 ULPS: Final = 16
 """By which two machines' functions may differ, of each value; `FEW` of the largest one, where values cancel out."""
 FEW: Final = 4
 FLIPPED: Final = 0.01
-"""Of a table's values, which may be rounded to another neighbour where they are kept in half the bits."""
+"""Share of a table's values that may be rounded to another neighbour where they are kept in half the bits."""
 
 Tables = Mapping[tuple[str, str], str]
 """By the module's path and a name."""
 
 
 def tables(model: nn.Module) -> dict[tuple[str, str], str]:
-    """Of each its form, a hash, and of fractions some values. Ask before the first forward."""
+    """The tables of a model: each one's form, a hash, and some values of fractions. Ask before the first forward."""
     modules = list(model.named_modules())
     stated = {id(parameter) for parameter in model.parameters()}
     for _, module in modules:
@@ -81,7 +81,7 @@ def _in(value: Any, package: str) -> Iterator[torch.Tensor]:
 
 
 def digest(found: Tables) -> str:
-    """Of forms and hashes."""
+    """A digest of forms and hashes."""
     return agreement.digest_of([[*place, fact.rpartition(" ")[0]] for place, fact in sorted(found.items())])
 
 
@@ -141,14 +141,14 @@ class Compared:
 
 
 def compared(client: str, server: str) -> Compared:
-    """Of facts that are not equal. What comes from a stranger may be anything."""
-    (form, _, told), (own_form, _, own_told) = _three(client), _three(server)
+    """Compare facts that are not equal. What comes from a stranger may be anything."""
+    (form, _, reported), (own_form, _, own_told) = _three(client), _three(server)
     if form != own_form:
         return Compared(False, form[:60], own_form)
-    if told == "-" or own_told == "-" or len(told) > 2 * len(own_told) + 100:
+    if reported == "-" or own_told == "-" or len(reported) > 2 * len(own_told) + 100:
         return Compared(False, "other values", "its own")
     try:
-        theirs, mine = _read(told), _read(own_told)
+        theirs, mine = _read(reported), _read(own_told)
     except ValueError:
         return Compared(False, "values that cannot be read", "its own")
     if theirs.form != mine.form or not np.isfinite(theirs.sample).all():
@@ -194,12 +194,12 @@ def _allowed(form: str, mine: _Sample, narrow: bool) -> NDArray[np.float64]:
 
 
 def _share(mine: _Sample) -> float:
-    """Of values that may be rounded to another neighbour."""
+    """The share of values that may be rounded to another neighbour."""
     return 25 * FLIPPED if mine.has_both_signs else FLIPPED
 
 
 def _half(form: str) -> torch.finfo | None:
-    """Of a table whose values have fewer bits than they were computed with."""
+    """The type of a table whose values have fewer bits than they were computed with; None for another."""
     dtype = getattr(torch, form.partition("[")[0], None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4:
         return torch.finfo(dtype)
@@ -208,13 +208,13 @@ def _half(form: str) -> torch.finfo | None:
 
 def _three(fact: str) -> tuple[str, str, str]:
     form, _, rest = fact.partition(" ")
-    exact, _, told = rest.partition(" ")
-    return form, exact, told
+    exact, _, reported = rest.partition(" ")
+    return form, exact, reported
 
 
-def _read(told: str) -> _Sample:
+def _read(reported: str) -> _Sample:
     """Raises ValueError."""
-    odd, width, spots, text = told.split(":")
+    odd, width, spots, text = reported.split(":")
     sample = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4" if width == "single" else "<f8")
     if not len(sample):
         raise ValueError("no values")

@@ -1,6 +1,6 @@
 """PyTorch's full backward hooks on modules, each call of a module with one of its own.
 
-A hook is told the module and gradients, not which call they belong to. So there is always a fresh one on the module:
+A hook is given the module and gradients, not which call they belong to. So there is always a fresh one on the module:
 the call that begins takes it along, and the next one is put there in its place.
 """
 
@@ -18,7 +18,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class Pass:
-    """One call of a module and its way back. Nobody is told of it unless the call was looked at."""
+    """One call of a module and its way back. It is reported only if the call was looked at."""
 
     __slots__ = ("name", "one_input", "one_output", "step", "tell")
 
@@ -33,7 +33,7 @@ class Pass:
 
 
 class BackwardHooks:
-    """On ``modules`` until `remove`. ``tell`` is told what came back through a call that was looked at.
+    """On ``modules`` until `remove`. ``tell`` is called with what came back through a call that was looked at.
 
     For models that run in one thread at a time. Raises InputMismatch for a module that takes no such hook.
     """
@@ -64,7 +64,7 @@ class BackwardHooks:
         return True
 
     def remove(self) -> None:
-        """Nothing stays on the modules, and what is on its way back is told to nobody."""
+        """Nothing stays on the modules, and what is on its way back is reported to nobody."""
         self._on = False
         for handle in (*self._handles, *(handle for _, handle in self._next.values())):
             handle.remove()

@@ -259,7 +259,7 @@ class Observer:
             self.last_failure = f"{where}: {type(error).__name__}: {error}"[:500]
         if first:
             log.warning(
-                "observer %s failed at %s; the forward goes on, further failures are only counted",
+                "observer %s failed at %s; the forward continues, further failures are only counted",
                 type(self).__name__,
                 self.last_failure,
             )

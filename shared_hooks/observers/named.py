@@ -27,7 +27,7 @@ from shared_hooks.wrapped import WrappedModel
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
 MAX_IDS = 64
-"""Of one record, to be shown as text."""
+"""Most ids of one record, to be shown as text."""
 
 Observations = dict[str, dict[str, Any]]
 """Name -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""

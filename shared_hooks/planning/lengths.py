@@ -143,7 +143,7 @@ class Rule:
         return made
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
-        """Of these sizes; None where a number follows no rule."""
+        """The plan's numbers at these sizes; None where a number follows no rule."""
         length = sizes[self.first]
         memo: dict[tuple[int, ...], int | None] = {}
         numbers: list[int] = []

@@ -32,6 +32,6 @@ def parameters_of_head(model: nn.Module, plan: Plan, cut: Cut) -> list[nn.Parame
 
 
 def _own(model: nn.Module, call: ModuleCall) -> list[nn.Parameter]:
-    """Of one module; nobody sees which modules a layer runs, be it opaque or as deep as one looks."""
+    """What one module needs; nobody sees which modules a layer runs, be it opaque or as deep as one looks."""
     module = model if call.path == ROOT else model.get_submodule(call.path)
     return list(module.parameters(recurse=call.opaque or not call.has_child))

@@ -21,7 +21,7 @@ from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, collector
-from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, text_table, told
+from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, summary_of, text_table
 from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten
 
 # The layers of a plan: what each is, what crosses after it, is there a cut; shown as a table.
@@ -100,13 +100,13 @@ class Layers(tuple[LayerInfo, ...]):
     def _repr_html_(self) -> str:
         cuts = sum(layer.can_split for layer in self)
         title = f"{len(self)} layers, {cuts} of them can be cut after"
-        told = [
+        reported = [
             Bar(one.frontier_bytes, f"{one.layer_id} {one.name}: {size(one.frontier_bytes)}", faint=not one.can_split)
             for one in self
         ]
         most = max((layer.frontier_bytes for layer in self), default=0)
         label = f"bytes that cross after each layer, at most {size(most)}; pale: no cut there"
-        return panel(title, bars(told, label), html_table(_HEADS, [_row(layer) for layer in self], _NUMBERS))
+        return panel(title, bars(reported, label), html_table(_HEADS, [_row(layer) for layer in self], _NUMBERS))
 
 
 def _row(layer: LayerInfo) -> tuple[str, ...]:
@@ -125,7 +125,7 @@ def _narrow(text: str, most: int) -> str:
 #
 # Names of operations are not enough: a number read from data may choose which of two tensors an operation takes,
 # where a slice begins, what a module returns. So every argument and result is compared with the plan: the same place
-# in the same storage, storages being told apart by the order in which they appear.
+# in the same storage, storages being distinguished by the order in which they appear.
 
 
 def form_of_result(structure: Any) -> Any:
@@ -160,7 +160,7 @@ class Follower:
 
     @classmethod
     def of_storages(cls, slots: Mapping[Storage, torch.Tensor]) -> Follower:
-        """Of a run that begins in the middle: flat tensors that hold the storages of what came before."""
+        """A follower of a run that begins in the middle: flat tensors that hold the storages of what came before."""
         made = cls.__new__(cls)
         made.storages, made.bases, made.keys, made.alive = {}, {}, {}, []
         for storage, slot in slots.items():
@@ -328,7 +328,7 @@ class Plan:
 
     def __repr__(self) -> str:
         others = f"{len(self.siblings)} paths known" if len(self.siblings) > 1 else ""
-        return told(self, f"{len(self.paths)} layers", *self._ends(), others, f"digest {self.digest[:12]}")
+        return summary_of(self, f"{len(self.paths)} layers", *self._ends(), others, f"digest {self.digest[:12]}")
 
     def _ends(self) -> list[str]:
         calls = self.trace.layers

@@ -305,7 +305,7 @@ class Planner:
             return trace
 
     def _told_by_history(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Of a model that builds something for good (a table): why a run's answer depends on what ran before it. It
+        """Why a run's answer depends on what ran before it, for a model that builds something for good (a table). It
         does where these inputs give another answer from the model as it was at first, or earlier ones do now.
         """
         assert self._original is not None
@@ -399,7 +399,7 @@ class _Trial:
         if judge.log.reads_first(self.left.scratch):
             kept.append("memory that it uses as scratch on another path")
         self.left.scratch |= judge.log.addresses(judge.log.scratch)
-        # what is set anew in every run was not built once
+        # what is set again in every run was not built once
         built = [change for change in built if lasting_name(change, self.before.places) not in left]
         self.built = {lasting_name(change, self.before.places) for change in built}
         if not kept and any(Judge(self.before, judge.log).matters(change) for change in built):

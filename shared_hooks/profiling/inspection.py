@@ -155,7 +155,7 @@ def inspect(
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Of parameters and buffers, each storage once."""
+    """Bytes of parameters and buffers, each storage once."""
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if _plain(tensor)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 

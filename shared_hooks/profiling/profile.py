@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from shared_hooks.metrics import Reading, TensorShape
 from shared_hooks.profiling.quartiles import Quartiles
-from shared_hooks.showing import Bar, bars, duration, html_table, panel, short, size, told
+from shared_hooks.showing import Bar, bars, duration, html_table, panel, short, size, summary_of
 
 Side = Literal["edge", "cloud"]
 INPUT_CUT = -1
@@ -77,7 +77,7 @@ class CutProfile:
     """Header and payload of the request, encoded."""
     stages: Mapping[str, Quartiles]
     energy: Reading
-    """Of the edge's head and encoding, or the cloud's tail."""
+    """Joules of the edge's head and encoding, or the cloud's tail."""
     memory_peak: Reading
     estimated: str = ""
     """How the stages were estimated; empty when this cut itself was measured."""
@@ -137,7 +137,9 @@ class Profile:
         whole = f"whole forward {duration(self.whole_ns.middle)}"
         where = f"on {self.machine.get('name')}"
         counts = f"{len(self.layers)} layers", f"{len(self.cuts)} cuts"
-        return told(self, self.side, self.model.model_id, where, *counts, whole, f"weights {size(self.weights_bytes)}")
+        return summary_of(
+            self, self.side, self.model.model_id, where, *counts, whole, f"weights {size(self.weights_bytes)}"
+        )
 
     def _repr_html_(self) -> str:
         rows = [

@@ -45,7 +45,7 @@ COMPARED: Final[Mapping[str, str]] = {
     "python": "Python",
     "isthmus": "Isthmus",
 }
-"""Of a machine's description: what changes times though the machine is the same; in words."""
+"""What changes times, in a machine's description, though the machine is the same; in words."""
 
 
 def to_json(profile: Profile) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def _cut(item: Fields, side: Side, layers: tuple[LayerProfile, ...]) -> CutProfi
 
 
 def _codecs(item: Fields) -> dict[str, CodecProfile]:
-    """Of codecs that this side does not know, too: they are left alone."""
+    """Codecs of a file, also those that this side does not know: they are left alone."""
     found = {name: item.inner(name) for name in item.data}
     return {name: CodecProfile(one.whole("wire_bytes"), one.quartiles("ns")) for name, one in found.items()}
 

@@ -182,8 +182,8 @@ class Cuts:
         learnt = {layer_id for layer_id, _ in self.allowed if self._name(layer_id) in self._options.books}
         chosen = pick(self.allowed, self._room(first), learnt) if self.allowed else []
         for number in range(-1, self._options.repetitions):  # the round before the first is to warm up
-            told = f"round {number + 1}" if number >= 0 else "every cut once"
-            step(self._options.warmup + number + 1, told)
+            reported = f"round {number + 1}" if number >= 0 else "every cut once"
+            step(self._options.warmup + number + 1, reported)
             if number >= 0:
                 self._begin()
                 forwards.run_bare()
@@ -193,7 +193,7 @@ class Cuts:
                 if layer_id in self.refused:
                     continue
                 if not self._is_edge:
-                    step(self._options.warmup + number + 1, told)  # a server does others' work here
+                    step(self._options.warmup + number + 1, reported)  # a server does others' work here
                 self._begin()
                 others = self._codecs if number < CODEC_ROUNDS and time.monotonic() < self._deadline else ()
                 try:
@@ -336,7 +336,7 @@ Progress = Callable[[int, int, str], None]
 """(done, total, what comes next). What it raises ends the profiling."""
 
 WARM_SHARE = 0.2
-"""Of the budget, at most, to warm up."""
+"""Most of the budget that goes to warming up."""
 TRIED_SHARE = 0.1
 """And to try one thread."""
 

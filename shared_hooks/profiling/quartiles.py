@@ -11,7 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Of ``n`` measurements, in their unit. ``middle``: the mean of the middle half; the median where it is not given.
+    """Quartiles of ``n`` measurements, in their unit. ``middle``: the mean of the middle half, the median where it is
+    not given.
 
     The middle is as robust as the median, and adds up: under a CPU quota a stage takes one of two times, and a sum of
     medians is not the median of the sum.

@@ -42,7 +42,7 @@ def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, sec
             torch.set_num_threads(count)
             try:
                 started = time.perf_counter_ns()
-                with torch.no_grad():  # not through `WrappedModel`, which would plan anew for other settings
+                with torch.no_grad():  # not through `WrappedModel`, which would plan again for other settings
                     wrapped.model(*args, **kwargs)
                 spent.append(time.perf_counter_ns() - started)
             finally:

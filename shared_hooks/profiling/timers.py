@@ -17,7 +17,7 @@ from shared_hooks.tensors import copied, tensors_in
 from shared_hooks.wrapped import WrappedModel
 
 KEEP_BYTES = 512 << 20
-"""Of frontiers that the cloud's side keeps between repetitions; beyond, the head runs again, outside the timing."""
+"""Frontiers that the cloud's side keeps between repetitions; beyond, the head runs again, outside the timing."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class HeadTimer:
         )
 
     def frontier(self, layer_id: int) -> EarlyOutput:
-        """Of the same inputs, with the books of its cut."""
+        """The frontier of the same inputs, with the books of its cut."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
         return self._with_own(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
 

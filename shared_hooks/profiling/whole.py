@@ -108,8 +108,8 @@ class WholeForwards:
 
 
 def _of(values: Sequence[float]) -> Quartiles:
-    """Of forwards in the order of their totals. The middle half is that of the forwards: the layers' middles and the
-    outside's add up to the whole's.
+    """Quartiles of forwards in the order of their totals. The middle half is that of the forwards: the layers' middles
+    and the outside's add up to the whole's.
     """
     return replace(Quartiles.of(values), middle=fmean(middle_half(values)))
 

@@ -47,7 +47,9 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
 class Expressions:
-    """Of one function: ``names`` are what it has stored, ``local`` those that it may, ``spaces`` where others are."""
+    """The expressions of one function: ``names`` are what it has stored, ``local`` those that it may, ``spaces`` where
+    others are.
+    """
 
     names: dict[str, What]
     local: set[str]
@@ -229,7 +231,7 @@ def _registers(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 class Calls(Expressions):
-    """Of one function. ``check_module`` and ``check_function`` look at what is called and raise `Impure`."""
+    """The calls of one function. ``check_module`` and ``check_function`` look at what is called and raise `Impure`."""
 
     check_module: Callable[[nn.Module], None]
     check_function: Callable[[Any, nn.Module | None], None]

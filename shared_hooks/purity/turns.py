@@ -22,7 +22,7 @@ from shared_hooks.state import PythonState, Settings, first_few
 
 
 class Turns:
-    """Of one model. Looked at when it first runs: by then it is as it stays."""
+    """Decides which runs of one model may overlap. Looked at when it first runs: by then it is as it stays."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

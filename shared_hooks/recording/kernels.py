@@ -47,7 +47,7 @@ class KernelLog(Ledger):
         """Whether all kernels since this was set do the same whatever the values they are given."""
         self.undeclared: set[Storage] = set()
         self.scratch: set[Storage] = set()
-        """Of the model's own storages, those that are rewritten before they are read; known at the end."""
+        """The model's own storages that are rewritten before they are read; known at the end."""
 
     def addresses(self, storages: set[Storage]) -> set[int]:
         """What tells storages of the model's own apart for as long as it keeps them."""

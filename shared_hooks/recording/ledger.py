@@ -1,4 +1,4 @@
-"""The storages and values that a recording has met, told apart by identity.
+"""The storages and values that a recording has met, distinguished by identity.
 
 Both are remembered by weak references: planning needs the memory of a plain forward.
 """
@@ -174,7 +174,7 @@ class Ledger:
         return View.of(tensor, storage.base)
 
     def value_of(self, tensor: torch.Tensor, *, hidden: bool = False) -> Value:
-        """The value a tensor object is; objects are told apart by identity."""
+        """The value a tensor object is; objects are distinguished by identity."""
         known = self.value_by_id.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]

@@ -70,7 +70,7 @@ class Taint(TorchDispatchMode):
         return result
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether it hangs on the inputs; so does what cannot be told."""
+        """Whether it hangs on the inputs; so does what cannot be known."""
         key = _key(tensor)
         return key in self._marked or key == 0
 

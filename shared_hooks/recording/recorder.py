@@ -222,7 +222,7 @@ class Recorder(OperationLog):
             call.layer_id = len(self.layers)
             self.layers.append(call)
             self._look_at_state(call)
-        # whoever called it goes on now
+        # whoever called it continues now
         self.looked &= self.pure_stack[-1]
         self.muted = False
         return output

@@ -27,7 +27,7 @@ def record(
 
     A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
     does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
-    What is made anew each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
+    What is made again each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
     """
 
     def recorded(**close: Any) -> tuple[Recorder, Any]:

@@ -99,7 +99,7 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
 
 
 class _Layout:
-    """Which dimension of an output holds the channels, 1 or the last one, told by the layers around it.
+    """Which dimension of an output holds the channels, 1 or the last one, known from the layers around it.
 
     Convolutions, batch and group normalisations have them in dimension 1; linear layers, embeddings and layer
     normalisations in the last one. For what other modules give, the next such layer tells that reads this very tensor.

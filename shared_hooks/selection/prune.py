@@ -179,7 +179,7 @@ _SIZES: dict[type, tuple[str, ...]] = {
 
 
 def _shape(module: Any, name: str) -> tuple[int, ...]:
-    """Of a tensor of a module whose sizes are set."""
+    """The shape of a tensor of a module whose sizes are set."""
     if isinstance(module, nn.Linear):
         return (module.out_features, module.in_features)[: 2 if name == "weight" else 1]
     if isinstance(module, CONVOLUTIONS):
@@ -235,7 +235,7 @@ def _cut_input(module: nn.Module, index: torch.Tensor, channels: int, cells: int
 
 
 def _lost(index: torch.Tensor, channels: int, cells: int) -> torch.Tensor:
-    """Of each input feature, whether it goes."""
+    """Whether each input feature goes."""
     dropped = torch.ones(channels, dtype=torch.bool)
     dropped[index] = False
     return dropped.repeat_interleave(cells)
@@ -254,7 +254,7 @@ def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _means(model: nn.Module, space: Space, calibration: Iterable[Sample]) -> dict[str, torch.Tensor]:
-    """Of each input channel (of a linear layer: feature) of the readers, float64 on the CPU."""
+    """The mean of each input channel (of a linear layer: feature) of the readers, float64 on the CPU."""
     sums: dict[str, list[Any]] = defaultdict(lambda: [0, 0.0])
     handles = []
     for path in space.readers:

@@ -8,7 +8,7 @@ pictures  bars as SVG
 Knows nothing of what it shows, and loads no torch.
 """
 
-from shared_hooks.showing.brief import MOST, brief, short, told
+from shared_hooks.showing.brief import MOST, brief, short, summary_of
 from shared_hooks.showing.pictures import Bar, bars, strip
 from shared_hooks.showing.tables import folded, html_table, panel, text_table
 from shared_hooks.showing.units import duration, size
@@ -25,6 +25,6 @@ __all__ = [
     "short",
     "size",
     "strip",
+    "summary_of",
     "text_table",
-    "told",
 ]

@@ -30,7 +30,7 @@ def short(cls: AClass) -> AClass:
     return cls
 
 
-def told(of: object, *facts: str) -> str:
+def summary_of(of: object, *facts: str) -> str:
     """``Name(fact, fact)``: what objects say that are no list of fields. Facts may hold others' names."""
     text = ", ".join(cut(fact, _EACH) for fact in facts if fact)
     return cut(f"{type(of).__name__}({text})", MOST)

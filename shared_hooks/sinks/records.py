@@ -21,7 +21,7 @@ PLACES: Final = ("name", "step", "part", "row", "of")
 
 
 def of_records(records: Iterable[Record | Mapping[str, Any]]) -> dict[str, Value]:
-    """Of one forward. Records are an observer's own, or as dictionaries, as an answer has them.
+    """Values of one forward. Records are an observer's own, or as dictionaries, as an answer has them.
 
     Numbers and readings that have a value, the numbers of a list each under its place in it, histograms, pictures, and
     tokens' text. What is no number of anything (dtype, shape, where) is left out.

@@ -44,7 +44,7 @@ Value: TypeAlias = float | str | Histogram | Picture
 
 
 class Sink(Protocol):
-    """Two methods. One thread calls them; what they raise is told once, and goes no further than the sink."""
+    """Two methods. One thread calls them; what they raise is logged once, and goes no further than the sink."""
 
     def write(self, values: Mapping[str, Value], step: int) -> None:
         """Values of one step, by name; a name is a path with slashes, as "edge/activation/stem.0/mean". Steps go up."""

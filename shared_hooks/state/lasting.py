@@ -16,7 +16,7 @@ from shared_hooks.tensors import identical
 
 # Is state that a model leaves behind ever read again? Asked of the model itself, by a run that finds poison there.
 #
-# Much of what forwards keep on objects is set anew in every forward before anybody looks (``self.last = hidden``). The
+# Much of what forwards keep on objects is set again in every forward before anybody looks (``self.last = hidden``). The
 # proof: in place of what a run has left there lies an object that nobody can look at without an error. If the next run
 # gives the same bits and has overwritten all of it, that path hangs on none of it.
 

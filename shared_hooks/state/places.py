@@ -26,9 +26,9 @@ class Change:
     is_attribute: bool = False
     can_be_undone: bool = True
     spot: tuple[int, str] | None = None
-    """Of an attribute: the identity of what holds it, and its name."""
+    """The identity of what holds an attribute, and its name."""
     kind: type = object
-    """Of an attribute: the class of what holds it."""
+    """The class of what holds an attribute."""
 
     @property
     def attribute(self) -> str:

@@ -82,7 +82,7 @@ def _set_flags(value: tuple[Any, ...]) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Of this thread. torch tells nobody, but Python divides by the same unit."""
+    """Whether this thread does. torch offers no way to ask, but Python divides by the same unit."""
     return sys.float_info.min / 2 == 0.0
 
 

@@ -230,7 +230,7 @@ _EMPTY_MOSTLY = tuple(name for name, value in vars(nn.Module()).items() if "hook
 
 class Walk:
     """What one walk from a model has found. ``overflow``: there is more than is looked at; ``probes``: of objects
-    written in C: (name, probe, what it told); ``hooks``: dictionaries of modules' hooks that are empty.
+    written in C: (name, probe, its result); ``hooks``: dictionaries of modules' hooks that are empty.
     """
 
     def __init__(self, model: nn.Module) -> None:

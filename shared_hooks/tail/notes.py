@@ -21,8 +21,8 @@ class Frame:
 
 
 class Notes:
-    """Of one rehearsal. ``stack``: the module calls that are running; ``done``: the cut is reached; ``in_opaque``: how
-    many scripted or compiled modules are running.
+    """What one rehearsal notes. ``stack``: the module calls that are running; ``done``: the cut is reached;
+    ``in_opaque``: how many scripted or compiled modules are running.
     """
 
     def __init__(self, crossing: Crossing) -> None:

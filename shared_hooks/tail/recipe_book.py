@@ -207,7 +207,7 @@ def _size(found: Recipe | IsthmusError) -> int:
 
 
 STEP_BYTES = 512
-"""Of memory that a step takes; the cut's description, which a recipe holds on to, counts in steps, too."""
+"""Memory that a step takes; the cut's description, which a recipe refers to, counts in steps, too."""
 MAX_BOUNDS = 64
 _SMALL = 16.0
 _MOST = 1e300

@@ -2,7 +2,7 @@
 
 What it notes is the `Recipe`. No data is there and none is computed: the results of operations are worked out on the
 meta device (`ghosts`), values that Python reads come with the request, and what crosses is taken up where the
-`Crossing` marks it, if form and type are those found here. After the cut the run goes on, so that the model's Python
+`Crossing` marks it, if form and type are those found here. After the cut the run continues, so that the model's Python
 ends as it would and the work to come is counted, until something needs data.
 
 Modules whose own Python is proven to write no state (`purity`) become one `Skip`; all others run again in each replay.

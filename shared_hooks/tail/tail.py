@@ -115,7 +115,7 @@ class TailSession(Session):
         self.modes: list[Any] = []
         self.bounding = False
         self.allowance: _AfterCut | None = None
-        """Of what could not be foreseen."""
+        """Bounds what could not be foreseen."""
         self.inside = False
         self.at_cut: tuple[list[int], dict[str, object]] | None = None
         """Where data may decide on what comes after the cut: what `check_left` compares with."""

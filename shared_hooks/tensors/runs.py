@@ -29,7 +29,7 @@ def of_view(shape: Sequence[int], stride: Sequence[int], offset: int) -> Runs | 
     dims = sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1 and step > 0)
     length = 1
     while dims and dims[0][0] <= length:
-        # a dimension that goes on where the one inside ends, or earlier
+        # a dimension that continues where the one inside ends, or earlier
         step, size = dims.pop(0)
         length += step * (size - 1)
     many = 1

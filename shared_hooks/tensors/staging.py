@@ -69,7 +69,7 @@ def room(nbytes: int, device: torch.device) -> torch.Tensor:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what this thread's stream was given; other streams' work goes on. Raises what went
+    """Until the device has done what this thread's stream was given; other streams' work continues. Raises what went
     wrong there.
     """
     if device.type == "cuda":

@@ -82,7 +82,7 @@ class _Once(logging.Filter):
 
 
 def endpoint_of(table: Table) -> str:
-    """Of a ``[tracing]`` table. Raises SpecError."""
+    """The endpoint of a ``[tracing]`` table. Raises SpecError."""
     endpoint = table.need("endpoint", str)
     table.done()
     parts = urllib.parse.urlsplit(endpoint)

@@ -47,22 +47,22 @@ def main() -> int:
             if name in options.parts:
                 outcomes[name] = attacked(Path(folder), volleys, share * seconds, options.frames, workers)
                 print(f"{name}: {outcomes[name].frames:,} frames in {outcomes[name].seconds:.0f} s", flush=True)
-                _write(options, name, outcomes[name].told())
+                _write(options, name, outcomes[name].reported())
     if BULK in options.parts:
         hunt(tally, options.frames, options.seed, 0.4 * options.minutes, options.processes, options.tally)
-        _write(options, BULK, tally.told())
+        _write(options, BULK, tally.reported())
     print(table(outcomes, tally))
     bad = tally.crashes or tally.hangs or tally.wrong
     return 0 if not bad and all(outcome.good for outcome in outcomes.values()) else 1
 
 
-def _write(options: argparse.Namespace, part: str, told: dict[str, Any]) -> None:
+def _write(options: argparse.Namespace, part: str, reported: dict[str, Any]) -> None:
     """One part's result, beside those of other runs."""
     if options.json is None:
         return
     known = json.loads(options.json.read_text()) if options.json.exists() else {}
     command = " ".join(["python -m studies.attacks", *sys.argv[1:]])
-    known[part] = {"date": time.strftime("%Y-%m-%d"), "command": command, **told}
+    known[part] = {"date": time.strftime("%Y-%m-%d"), "command": command, **reported}
     options.json.write_text(json.dumps(known, indent=1) + "\n")
 
 

@@ -103,11 +103,11 @@ class Target:
 
     def fire(self, volley: Volley, *, honest: bool = False) -> tuple[list[str], Any]:
         """What came of the frames: the errors' names, or "answer"; and the last reply."""
-        told: list[str] = []
+        reported: list[str] = []
         reply = None
         for data, own in zip(volley.frames, volley.own, strict=True):
             if volley.greetings:
-                told += self._greet(data)
+                reported += self._greet(data)
                 continue
             session = self.session(volley.model_id, honest=honest)
             self.sent += 1
@@ -121,17 +121,17 @@ class Target:
                 session.receive(frame)
             while self.jobs:
                 self.jobs.pop(0)()
-            told += self._heard(session)
+            reported += self._heard(session)
             reply = self.reply or reply
             if session._error is not None:
-                told.append(f"stream ended: {type(session._error).__name__}")
+                reported.append(f"stream ended: {type(session._error).__name__}")
                 self.said = str(session._error)
                 session.disconnect()
                 del self.sessions[volley.model_id, honest]
-        if "ServerUnavailable" in told and not honest and (volley.model_id, honest) in self.sessions:
+        if "ServerUnavailable" in reported and not honest and (volley.model_id, honest) in self.sessions:
             # its unfinished requests have used up what it may have in flight
             self.sessions.pop((volley.model_id, honest)).disconnect()
-        return told, reply
+        return reported, reply
 
     @staticmethod
     def parsed(frame: split_pb2.ClientFrame) -> Any:
@@ -139,7 +139,7 @@ class Target:
         return parse_client_frame(frame.SerializeToString())
 
     def _heard(self, session: StreamSession) -> list[str]:
-        told, self.reply = [], None
+        reported, self.reply = [], None
         while session._outbox:
             item = session._outbox.popleft()
             if isinstance(item, Answer):
@@ -147,12 +147,12 @@ class Target:
                 self.core.requests.forget([item.key])
                 if item.failed is None:
                     self.reply = item
-                told.append("answer" if item.failed is None else item.failed.error)
+                reported.append("answer" if item.failed is None else item.failed.error)
                 self.said = "" if item.failed is None else item.failed.message
             elif item.WhichOneof("frame") == "failed":
-                told.append(item.failed.error)
+                reported.append(item.failed.error)
                 self.said = item.failed.message
-        return told
+        return reported
 
     def _greet(self, data: bytes) -> list[str]:
         """A stream that only says hello."""
@@ -184,9 +184,9 @@ class Target:
         """ "" when the answer is the whole model's, bit for bit; else what was wrong."""
         volley = Volley("honest", recording.model_id)
         volley.add(Shot.of(recording).frames(id), own=False)
-        told, reply = self.fire(volley, honest=True)
+        reported, reply = self.fire(volley, honest=True)
         if reply is None:
-            return f"no answer: {told}: {self.said}"
+            return f"no answer: {reported}: {self.said}"
         value = Parcel.to_value(reply.reply.header, reply.reply.payload or b"".join(reply.buffers))
         return "" if same(value, recording.answer) else "another answer"
 
@@ -214,7 +214,7 @@ def work(recordings: list[Recording], seed: int, first: int, seconds: float, rep
     torch.set_num_threads(1)
     target, gunner = Target(), Gunner(recordings, seed)
     counted, number, asked, slowest = Counter[str](), first, 0, 0.0
-    until, told = time.monotonic() + seconds, time.monotonic()
+    until, reported = time.monotonic() + seconds, time.monotonic()
     ids = itertools.count(1 << 40)
     honest = [recording for recording in recordings if not target.honest(recording, next(ids))]
     if len(honest) < len(recordings):
@@ -236,8 +236,8 @@ def work(recordings: list[Recording], seed: int, first: int, seconds: float, rep
             wrong = ask(target, honest, number)
             if wrong:
                 report("failed", number, f"honest: {wrong}")
-        if time.monotonic() > told + 2:
-            told = time.monotonic()
+        if time.monotonic() > reported + 2:
+            reported = time.monotonic()
             report("counted", number, Counts(counted, target.sent, target.read, asked, rss()))
             counted, asked, target.sent, target.read = Counter(), 0, 0, 0
     counted["rehearsals"] = sum(engine._wrapped.recipes.rehearsals for engine in target.engines)

@@ -41,7 +41,7 @@ class Recording:
     early: EarlyOutput
 
     @cached_property
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """The cut's description; shared, so that who changes it changes a copy."""
         found: dict[str, Any] = json.loads(self.crossing)
         return found

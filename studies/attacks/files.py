@@ -215,7 +215,7 @@ def reader(seed: int, count: int, until: float, queue: Any) -> None:
     """The edge: files that are read here, as `EdgeClient.infer` reads paths and bytes."""
     torch.set_num_threads(1)
     spec, files, counted = load_spec(MODEL), seeds(large=False), Counter[str]()
-    slowest, frozen, told = 0.0, [0.0], time.monotonic()
+    slowest, frozen, reported = 0.0, [0.0], time.monotonic()
 
     def beat() -> None:
         last = time.monotonic()
@@ -246,9 +246,9 @@ def reader(seed: int, count: int, until: float, queue: Any) -> None:
                 counted[f"OUTSIDE {type(error).__name__}: {error!s:.80} ({seed} {number} edge)"] += 1
             counted["files"] += 1
             slowest = max(slowest, time.monotonic() - began)
-            if time.monotonic() > told + 1:
+            if time.monotonic() > reported + 1:
                 queue.put((dict(counted), slowest, frozen[0]))
-                told = time.monotonic()
+                reported = time.monotonic()
     queue.put((dict(counted), slowest, frozen[0]))
     queue.put(None)
 

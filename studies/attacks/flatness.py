@@ -42,7 +42,7 @@ class Flatness:
         last = round(mean(sizes[-3:]), 1)
         return cls(looks[0][1], sizes[0], last, max(sizes), round(slope * 1e5, 1), int(looks[-1][0]))
 
-    def told(self) -> dict[str, float | bool | None]:
+    def reported(self) -> dict[str, float | bool | None]:
         """As JSON."""
         return {**vars(self), "flat": self.flat}
 

@@ -46,13 +46,13 @@ class Tally:
         found.outcomes = Counter(found.outcomes)
         return found
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """As JSON, with some of the looks at memory only."""
         thinned = {name: looks[:: 1 + len(looks) // 20] for name, looks in self.memory.items()}
         return {**vars(self), "outcomes": dict(self.outcomes.most_common()), "memory": thinned}
 
     def write(self, file: Path) -> None:
-        file.write_text(json.dumps(self.told(), indent=1) + "\n")
+        file.write_text(json.dumps(self.reported(), indent=1) + "\n")
 
 
 class Worker:
@@ -65,8 +65,8 @@ class Worker:
         self.frames = 0
         self.pipe, other = context.Pipe(duplex=False)
 
-        def report(*told: Any) -> None:
-            other.send(told)
+        def report(*reported: Any) -> None:
+            other.send(reported)
 
         self.process = context.Process(target=bulk.work, args=(recordings, seed, first, seconds, report), daemon=True)
         self.process.start()
@@ -112,16 +112,16 @@ def _listen(worker: Worker, tally: Tally) -> None:
     until = time.monotonic() + 0.5
     while time.monotonic() < until and worker.pipe.poll(0.2):
         try:
-            kind, number, *told = worker.pipe.recv()
+            kind, number, *reported = worker.pipe.recv()
         except EOFError:
             return
         worker.heard, worker.number = time.monotonic(), number
         if kind == "failed":
-            tally.wrong.append(f"{worker.name} {told[0]}")
-        elif kind == "slow" and told[0] > tally.slowest:
-            tally.slowest, tally.slowest_volley = round(told[0], 2), worker.name
+            tally.wrong.append(f"{worker.name} {reported[0]}")
+        elif kind == "slow" and reported[0] > tally.slowest:
+            tally.slowest, tally.slowest_volley = round(reported[0], 2), worker.name
         elif kind == "counted":
-            counts: bulk.Counts = told[0]
+            counts: bulk.Counts = reported[0]
             tally.outcomes.update(counts.outcomes)
             tally.volleys += sum(n for name, n in counts.outcomes.items() if name.startswith("volleys: "))
             tally.frames += counts.frames

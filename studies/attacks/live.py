@@ -216,19 +216,19 @@ class Stranger:
         )
         stream.sent += len(frames) + 1
         self.sent += len(frames) + 1
-        told = stream.wait(marker, volley)
-        if told == ["hang"] or volley.jumbled or volley.kind == "bytes":
-            return told
+        reported = stream.wait(marker, volley)
+        if reported == ["hang"] or volley.jumbled or volley.kind == "bytes":
+            return reported
         if stream.over:
             self.read += volley.kind in ("unreadable", "descriptions")
-            return told
+            return reported
         chunks = Counter(frame.id for frame in map(parse_client_frame, frames) if isinstance(frame, ChunkFrame))
         for id in volley.asked:
-            said = stream.told.get(id, "")
+            said = stream.reported.get(id, "")
             self.read += bool(said) and said != MISSING
             self.read += chunks[id] if said in COMPUTED else 0
         self.read += sum(volley.own[: len(frames)]) - len(volley.asked) - sum(chunks.values())
-        return told
+        return reported
 
     def _greet(self, data: bytes) -> str:
         """A stream that only says hello."""
@@ -236,9 +236,9 @@ class Stranger:
         stream = _Stream(self.channel)
         stream.put([self.hello(hello.model_id, hello).SerializeToString()])
         self.sent, self.read = self.sent + 1, self.read + 1
-        told = stream.welcomed()
+        reported = stream.welcomed()
         stream.close()
-        return told
+        return reported
 
     def close(self) -> None:
         for stream in self.streams.values():
@@ -251,7 +251,7 @@ class _Stream:
         self.queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.sent = 0
         self.over = False
-        self.told: dict[int, str] = {}
+        self.reported: dict[int, str] = {}
         self.ended = ""
         self.news = threading.Condition()
         call = channel.stream_stream(
@@ -270,12 +270,12 @@ class _Stream:
                 kind = frame.WhichOneof("frame")
                 with self.news:
                     if kind == "reply":
-                        self.told[frame.reply.id] = "answer"
+                        self.reported[frame.reply.id] = "answer"
                         acknowledge = split_pb2.Acknowledge(ids=[frame.reply.id])
                         self.put([split_pb2.ClientFrame(acknowledge=acknowledge).SerializeToString()])
                     elif kind == "failed":
                         missing = frame.failed.error == "Disagreement" and frame.failed.retry
-                        self.told[frame.failed.id] = MISSING if missing else frame.failed.error
+                        self.reported[frame.failed.id] = MISSING if missing else frame.failed.error
                     elif kind == "welcome":
                         self.ended = "welcome"
                     self.news.notify_all()
@@ -294,17 +294,19 @@ class _Stream:
     def wait(self, marker: int, volley: Volley) -> list[str]:
         """What was said of the volley's requests once ``marker`` has been answered; some may never be complete."""
         with self.news:
-            if not self.news.wait_for(lambda: self.over or marker in self.told, PATIENCE):
+            if not self.news.wait_for(lambda: self.over or marker in self.reported, PATIENCE):
                 return ["hang"]
             whole = set(volley.whole)
-            if not self.news.wait_for(lambda: self.over or whole <= self.told.keys(), PATIENCE * max(len(whole), 1)):
+            if not self.news.wait_for(
+                lambda: self.over or whole <= self.reported.keys(), PATIENCE * max(len(whole), 1)
+            ):
                 return ["hang"]
-            told = [self.told[id] for id in volley.asked if id in self.told]
-            lost = [id for id in volley.asked if id not in self.told]
+            reported = [self.reported[id] for id in volley.asked if id in self.reported]
+            lost = [id for id in volley.asked if id not in self.reported]
             if not self.over:  # nobody waits for these
                 for id in lost:
                     self.queue.put(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=id)).SerializeToString())
-            return [*told, *([self.ended] if self.over else [])] or ["taken"]
+            return [*reported, *([self.ended] if self.over else [])] or ["taken"]
 
     def close(self) -> None:
         self.queue.put(None)
@@ -336,9 +338,9 @@ class Outcome:
         honest = self.honest["asked"] and not self.honest["wrong"] and not self.honest["lost"]
         return bool(self.alive and self.status == 0 and not self.hangs and self.weights_hash_unchanged and honest)
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """As JSON."""
-        memory = Flatness.of(self.looks).told()
+        memory = Flatness.of(self.looks).reported()
         rest = {name: value for name, value in vars(self).items() if name != "looks"}
         return {**rest, "outcomes": dict(self.outcomes.most_common()), "memory": memory}
 
@@ -357,13 +359,13 @@ def attacked(
         outcome.looks.append([0, round(served.rss(), 1)])
         for volley in volleys:
             start = time.monotonic()
-            told = stranger.fire(volley)
+            reported = stranger.fire(volley)
             took = time.monotonic() - start
             if took > outcome.slowest:
                 outcome.slowest, outcome.slowest_volley = round(took, 2), volley.name
             outcome.volleys += 1
-            outcome.outcomes.update(told)
-            if "hang" in told:
+            outcome.outcomes.update(reported)
+            if "hang" in reported:
                 outcome.hangs.append(volley.name)
             if served.process.poll() is not None:
                 break

@@ -44,16 +44,18 @@ class Mutator:
 
     # -- JSON -----------------------------------------------------------------------------------------------------
 
-    def description(self, told: Any) -> Any:
+    def description(self, reported: Any) -> Any:
         """A cut's description with one change, or with some."""
         for _ in range(self.random.choice((1, 1, 1, 2, 2, 3, 6))):
-            told = self.changed(told, [recording.told for recording in self.random.sample(self.recordings, 2)])
-        return told
+            reported = self.changed(
+                reported, [recording.reported for recording in self.random.sample(self.recordings, 2)]
+            )
+        return reported
 
-    def changed(self, told: Any, others: list[Any]) -> Any:
+    def changed(self, reported: Any, others: list[Any]) -> Any:
         """The value with one change at one place, found by walking down at random; only what leads there is copied."""
         chance = self.random
-        made = node = copy.copy(told)
+        made = node = copy.copy(reported)
         path: list[tuple[Any, Any]] = []
         while isinstance(node, (list, dict)) and node and (not path or chance.random() < 0.85):
             keys = list(node) if isinstance(node, dict) else range(len(node))

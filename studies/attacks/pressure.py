@@ -155,7 +155,7 @@ class _Steps:
         self._hear("answered")
         return True
 
-    def told(self, key: str, number: int) -> Any:
+    def reported(self, key: str, number: int) -> Any:
         """What the steps up to this one say under a key."""
         found = [header[key] for header, _ in self.kept[: number + 1] if key in header and header[key] != 1]
         return copy.deepcopy(found[-1]) if found else []
@@ -163,8 +163,8 @@ class _Steps:
     def with_inputs(self, number: int, forms: list[Any]) -> dict[str, Any]:
         """The header of that step, with inputs that the model takes and does not use."""
         header: dict[str, Any] = copy.deepcopy(self.kept[number][0])
-        header["in"] = [*self.told("in", number), *([f"unused_{n}", ["t", 0], 1] for n in range(len(forms)))]
-        header["f"] = [*self.told("f", number), *forms]
+        header["in"] = [*self.reported("in", number), *([f"unused_{n}", ["t", 0], 1] for n in range(len(forms)))]
+        header["f"] = [*self.reported("f", number), *forms]
         return header
 
 
@@ -188,12 +188,12 @@ def huge_unused(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[Non
     while True:
         session = steps.opened(2)
         header = steps.with_inputs(2, [["p", [1, HUGE], [HUGE, 1], "int64", "unused"]])
-        header["d"] = [*steps.told("d", 2), [["v", HUGE], [["unused"]]]]
+        header["d"] = [*steps.reported("d", 2), [["v", HUGE], [["unused"]]]]
         steps.send(session, 2, header, steps.kept[2][1])
         header = copy.deepcopy(steps.kept[3][0])
         keys = ["m", [1, 2, HUGE, 8], [16 * HUGE, 8 * HUGE, 8, 1], "float32"]
         header["d"] = [[keys, [["layers", n, part] for n in range(4) for part in ("keys", "values")]]]
-        header["in"] = steps.told("in", 3)
+        header["in"] = steps.reported("in", 3)
         header["f"] = [["p", [1, 1000], [1000, 1], "int64", "input_ids"], *[["="]] * (len(header["in"]) - 2)]
         steps.send(session, 3, header, steps.kept[3][1])
         yield
@@ -361,11 +361,11 @@ def inflating() -> list[tuple[str, bytes]]:
 def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
     """shared memory that changes while the server reads it, and ends before the places that are named"""
     draw, areas, x = random.Random(6), list[Area](), torch.randn(16, 1, 32, 32)
-    take, write, told = Area.take, Area.write, Area.told
+    take, write, reported = Area.take, Area.write, Area.reported
 
     def lying(area: Area) -> split_pb2.Area:
         areas.append(area)
-        said = told(area)
+        said = reported(area)
         said.nbytes = 1 << 40
         return said
 
@@ -377,7 +377,7 @@ def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[Non
         if offset < 1 << 30:
             write(area, offset, buffers)
 
-    Area.told, Area.take, Area.write = lying, beyond, nothing  # type: ignore[method-assign]
+    Area.reported, Area.take, Area.write = lying, beyond, nothing  # type: ignore[method-assign]
 
     def changing() -> None:
         while True:
@@ -398,11 +398,11 @@ def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[Non
 
 
 def hostile(name: str, address: str, spec: str, queue: Any) -> None:
-    """The hostile client's process: goes on until it is ended."""
+    """The hostile client's process: continues until it is ended."""
     torch.set_num_threads(1)
     os.nice(5)
     counted: Counter[str] = Counter()
-    chosen, told = ATTACKS[name], time.monotonic()
+    chosen, reported = ATTACKS[name], time.monotonic()
     address = through("127.0.0.2", address)
     while True:
         try:
@@ -410,9 +410,9 @@ def hostile(name: str, address: str, spec: str, queue: Any) -> None:
             with EdgeClient(address, ModelChoice(spec, device="cpu", threads=1), metrics=False, exact=exact) as client:
                 client.wrapped.model.requires_grad_(False)
                 for _ in chosen.run(client, lambda word: counted.update([word])):
-                    if time.monotonic() > told + 1:
+                    if time.monotonic() > reported + 1:
                         queue.put(dict(counted))
-                        told = time.monotonic()
+                        reported = time.monotonic()
         except Exception as error:
             counted[f"{type(error).__name__} of its own: {str(error)[:80]}"] += 1
             queue.put(dict(counted))
@@ -555,12 +555,12 @@ def main() -> int:
                 flush=True,
             )
             if options.json:
-                told = {
+                reported = {
                     "date": time.strftime("%Y-%m-%d"),
                     "command": "python -m studies.attacks.pressure",
                     "attacks": rows,
                 }
-                options.json.write_text(json.dumps(told, indent=1) + "\n")
+                options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 1 if failed else 0
 
 

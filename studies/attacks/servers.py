@@ -187,7 +187,7 @@ def edge(model: str, spec: str, port: int, minutes: float, queue: Any) -> None:
     torch.set_num_threads(1)
     logging.disable()
     counted: Counter[str] = Counter()
-    until, told, slowest = time.monotonic() + 60 * minutes, time.monotonic(), 0.0
+    until, reported, slowest = time.monotonic() + 60 * minutes, time.monotonic(), 0.0
     queue.put((dict(counted), slowest))
     options = ConnectionOptions(patience=2.0)
     while time.monotonic() < until:
@@ -200,9 +200,9 @@ def edge(model: str, spec: str, port: int, minutes: float, queue: Any) -> None:
                     counted[word] += 1
                     counted["requests"] += 1
                     slowest = max(slowest, seconds)
-                    if time.monotonic() > told + 1:
+                    if time.monotonic() > reported + 1:
                         queue.put((dict(counted), slowest))
-                        told = time.monotonic()
+                        reported = time.monotonic()
                     if time.monotonic() > until or counted["requests"] % 50 == 0:
                         break  # another greeting
         except IsthmusError as error:
@@ -308,8 +308,8 @@ def main() -> int:
             fell |= bool(row["faults"])
             print(json.dumps(row), flush=True)
             if options.json:
-                told = {"date": time.strftime("%Y-%m-%d"), "command": command, "rows": rows}
-                options.json.write_text(json.dumps(told, indent=1) + "\n")
+                reported = {"date": time.strftime("%Y-%m-%d"), "command": command, "rows": rows}
+                options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 1 if fell else 0
 
 

@@ -22,7 +22,7 @@ class Shot:
     ``links``: whether the parcel's header names the digest of this description.
     """
 
-    told: Any
+    reported: Any
     body: Any
     payload: bytes
     fields: dict[str, Any] = field(default_factory=dict)
@@ -36,12 +36,12 @@ class Shot:
     @classmethod
     def of(cls, recording: Recording) -> Shot:
         """The honest request."""
-        return cls(dict(recording.told), dict(recording.body), recording.payload)
+        return cls(dict(recording.reported), dict(recording.body), recording.payload)
 
     @property
     def description(self) -> bytes:
         """The cut's description as it is sent."""
-        return self.raw if self.raw is not None else json.dumps(self.told, separators=(",", ":")).encode()
+        return self.raw if self.raw is not None else json.dumps(self.reported, separators=(",", ":")).encode()
 
     def frames(self, id: int) -> Frames:
         """Cut, request, chunks."""
@@ -95,12 +95,12 @@ def sealed(body: Any) -> bytes:
 
 def padded(sections: list[tuple[str, list[int], bytes]]) -> tuple[bytes, list[list[Any]]]:
     """(dtype, shape, bytes) of each tensor as a payload, and its sections."""
-    payload, told = bytearray(), []
+    payload, reported = bytearray(), []
     for dtype, shape, data in sections:
         stride, step = [], 1
         for size in reversed(shape):
             stride.insert(0, step)
             step *= max(size, 1)
-        told.append(["raw", dtype, shape, stride, len(data), xxhash.xxh3_64_intdigest(data)])
+        reported.append(["raw", dtype, shape, stride, len(data), xxhash.xxh3_64_intdigest(data)])
         payload += data + bytes(-len(data) % 64)
-    return bytes(payload), told
+    return bytes(payload), reported

@@ -129,8 +129,8 @@ def answers(session: TailSession, step: Step) -> bool:
     """Whether an honest step is answered as it was recorded."""
     header, tensors = taken(session, step.header, step.tensors)
     known = step.reply
-    told = json.dumps(header) == json.dumps(known.header) and len(tensors) == len(known.tensors)
-    return told and all(map(torch.equal, tensors, known.tensors))
+    reported = json.dumps(header) == json.dumps(known.header) and len(tensors) == len(known.tensors)
+    return reported and all(map(torch.equal, tensors, known.tensors))
 
 
 def mutated(target: Target, number: int, draw: random.Random) -> tuple[Any, list[torch.Tensor]]:
@@ -216,7 +216,7 @@ def work(seed: int, seconds: float, mutations: int, queue: Any) -> None:
     draw, targets = random.Random(seed), dict[tuple[str, str], Target]()
     names = [(name, way) for name in MODELS for way in WAYS]
     counted, failures, until, number = Counter[str](), list[str](), time.monotonic() + seconds, 0
-    told = time.monotonic()
+    reported = time.monotonic()
     with torch.no_grad():
         while time.monotonic() < until and number < mutations:
             name = draw.choice(names)
@@ -232,9 +232,9 @@ def work(seed: int, seconds: float, mutations: int, queue: Any) -> None:
                 counted["honest beside"] += 1
                 if not answers(target.after[at].fork(), target.steps[at]):
                     failures.append(f"{seed}:{number} {' '.join(name)}: an honest session beside is answered otherwise")
-            if time.monotonic() > told + 5:
+            if time.monotonic() > reported + 5:
                 queue.put((seed, counted, failures, _mib()))
-                counted, failures, told = Counter(), [], time.monotonic()
+                counted, failures, reported = Counter(), [], time.monotonic()
     queue.put((seed, counted, failures, _mib()))
     queue.put(None)
 

@@ -61,8 +61,8 @@ def _row(name: str, frames: int, read: int, seconds: float, crashes: int, hangs:
 def _said(name: str, counted: Counter[str]) -> list[str]:
     """The counts of one part, in lines."""
     lines, line = [], f"  {name:<18}"
-    for told, count in counted.most_common():
-        entry = f"{told} {count:,}; "
+    for reported, count in counted.most_common():
+        entry = f"{reported} {count:,}; "
         if len(line) + len(entry) > WIDTH:
             lines.append(line)
             line = " " * 20

@@ -95,7 +95,7 @@ class Gunner:
         chance = mutator.random
         (kind,) = chance.choices(list(KINDS), list(KINDS.values()))
         recording = chance.choice(self.recordings)
-        made = Volley(f"{self.seed}:{number}", recording.model_id, kind, cut=recording.told["cut"][1])
+        made = Volley(f"{self.seed}:{number}", recording.model_id, kind, cut=recording.reported["cut"][1])
         getattr(self, f"_{kind}")(made, recording, mutator, number * BATCH)
         if chance.random() < JUMBLED and made.frames and not made.greetings:
             _jumble(made, mutator)
@@ -131,7 +131,7 @@ class Gunner:
         for part in range(4):
             shot, crossing = Shot.of(recording), None
             for _ in range(5):
-                shot.told = mutator.description(recording.told)
+                shot.reported = mutator.description(recording.reported)
                 if (crossing := readable(shot.description)) is not None:
                     break
             if crossing is None:
@@ -148,7 +148,7 @@ class Gunner:
         """Each ends its stream, so they come alone; mixed ones too, of which one in some can be read."""
         for _ in range(4):
             shot = Shot.of(recording)
-            shot.told = mutator.description(recording.told)
+            shot.reported = mutator.description(recording.reported)
             if mutator.random.random() < 0.2:
                 data = bytearray(shot.description)
                 data[mutator.random.randrange(len(data))] = mutator.random.randrange(256)

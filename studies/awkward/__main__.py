@@ -44,15 +44,15 @@ def main() -> int:
             name = f"{kind}, {place}"
             if options.only in name:
                 models[name] = look(kind, place)
-                told = models[name]
-                print(f"{name}: {told['counts']} {next(iter(told['said'].values()), '')[:160]!r}", flush=True)
+                reported = models[name]
+                print(f"{name}: {reported['counts']} {next(iter(reported['said'].values()), '')[:160]!r}", flush=True)
     cuts = sum((Counter(one["counts"]) for one in models.values()), Counter[str]())
     refused = sum(not one["counts"].get("exact") for one in models.values())
     summary = {"models": len(models), "cuts": dict(cuts), "models that no cut answers": refused}
     print(summary)
     if options.json:
-        told = {"date": time.strftime("%Y-%m-%d"), "command": "python -m studies.awkward", **summary, "of": models}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"date": time.strftime("%Y-%m-%d"), "command": "python -m studies.awkward", **summary, "of": models}
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 1 if cuts[Outcome.WRONG.value] or cuts[Outcome.OUTSIDE.value] else 0
 
 

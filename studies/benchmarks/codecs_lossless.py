@@ -27,7 +27,7 @@ def measure(options: Options) -> Row:
     lines = []
     for name in NAMES:
         for model in ("digits", "ResNet-18"):
-            by_map = {cut: told[name] for cut, told in found.items() if cut.startswith(model)}
+            by_map = {cut: reported[name] for cut, reported in found.items() if cut.startswith(model)}
             note = ", ".join(f"{cut.removeprefix(model)[1:]} {1 / one:.2f}" for cut, one in by_map.items())
             limit = LIMIT if (name, model) == ("sparse", "digits") else None
             lines.append(Line(f"{name} / lz4, {model}", max(by_map.values()), "x", limit, f"times smaller: {note}"))

@@ -25,22 +25,23 @@ def measure(options: Options) -> Row:
     used: list[str] = []
     for one in maps():
         used.append(f"{one.name} ({one.nbytes / 1e6:.1f} MB)")
-        for name, told in found.items():
+        for name, reported in found.items():
             codec = CODECS[name]
             coded = codec.encode(one.flat, one.grain)
             assert coded is not None, f"{name} encodes {one.name}"
             run = {"encode": _encoding(codec, one), "decode": _decoding(codec, one)}
             measured = interleave(run, options.repeats(12), cpu_ns)
             for what, times in measured.items():
-                told[what].append(statistics.median(times) / one.nbytes)
-            told["ratio"].append(one.nbytes / len(coded.data))
+                reported[what].append(statistics.median(times) / one.nbytes)
+            reported["ratio"].append(one.nbytes / len(coded.data))
     lines = []
-    for name, told in found.items():
+    for name, reported in found.items():
         limits = LIMITS.get(name, (None, None))
         for what, limit in zip(("encode", "decode"), limits, strict=True):
-            speeds = sorted(1 / value for value in told[what])
-            note = f"{speeds[0]:.2f} to {speeds[-1]:.2f} GB/s; {min(told['ratio']):.1f}x to {max(told['ratio']):.1f}x"
-            lines.append(Line(f"{name}, {what}", statistics.median(told[what]), "ns/B", limit, note))
+            speeds = sorted(1 / value for value in reported[what])
+            ratios = reported["ratio"]
+            note = f"{speeds[0]:.2f} to {speeds[-1]:.2f} GB/s; {min(ratios):.1f}x to {max(ratios):.1f}x"
+            lines.append(Line(f"{name}, {what}", statistics.median(reported[what]), "ns/B", limit, note))
     return Row(tuple(lines), {"maps": used, "codecs": found})
 
 

@@ -1,7 +1,7 @@
 """What planning costs: its first time in a process over a plain forward, in CPU time, and its memory.
 
 The first plan comes once in a process, so there are several of each network, in turns with those of the others, and the
-ratio of each is to forwards right before and right after it: what else goes on in the machine slows both down.
+ratio of each is to forwards right before and right after it: what else continues in the machine slows both down.
 
 Memory is what planning rises above a plain forward's own peak, over the model's activations. Listing all layers, with
 what crosses at each and whether a cut is possible, is told, too; making a plan does not do that.

@@ -95,7 +95,7 @@ def keep_heap() -> None:
     """From here on glibc gives no memory back to the system, until the process ends.
 
     Else it does, or does not, in the middle of a forward, by where things happen to lie: up to a thousand pages are
-    then taken anew, a millisecond for one side of a comparison and nothing for the other.
+    then taken again, a millisecond for one side of a comparison and nothing for the other.
     """
     limit = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if limit is not None:

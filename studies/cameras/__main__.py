@@ -31,8 +31,8 @@ def main() -> int:
         print(line(one))
     if options.json:
         command = " ".join(["python -m studies.cameras", *sys.argv[1:]])
-        told = {"date": time.strftime("%Y-%m-%d"), "command": command, "cases": [one.json() for one in found]}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"date": time.strftime("%Y-%m-%d"), "command": command, "cases": [one.json() for one in found]}
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 1 if any(one.fault for one in found) else 0
 
 
@@ -42,7 +42,7 @@ def line(one: Outcome) -> str:
     if one.source:
         counts = "{taken} taken, {dropped} dropped, {frames_per_second:.1f} frames/s".format(**one.source)
     verdict = f"FALLS SHORT: {one.fault}" if one.fault else "ok"
-    return f"{one.case:<38} {one.status:>3}  {verdict}  {counts}  {one.told}".rstrip()
+    return f"{one.case:<38} {one.status:>3}  {verdict}  {counts}  {one.reported}".rstrip()
 
 
 if __name__ == "__main__":

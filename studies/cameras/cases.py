@@ -29,7 +29,7 @@ class Outcome:
     case: str
     status: int
     source: dict[str, Any]
-    told: str
+    reported: str
     fault: str
 
     def json(self) -> dict[str, Any]:
@@ -37,7 +37,9 @@ class Outcome:
         return asdict(self)
 
 
-def run(case: str, words: list[str], status: int, told: str = "", then: Callable[[], None] | None = None) -> Outcome:
+def run(
+    case: str, words: list[str], status: int, reported: str = "", then: Callable[[], None] | None = None
+) -> Outcome:
     """``edge-client run`` on the shipped model; ``then`` is called when the first ten frames are answered."""
     with tempfile.TemporaryDirectory() as folder:
         kept = Path(folder) / "run.json"
@@ -64,8 +66,8 @@ def run(case: str, words: list[str], status: int, told: str = "", then: Callable
     fault = ""
     if process.returncode != status:
         fault = f"status {process.returncode}, not {status}"
-    elif told not in last:
-        fault = f'"{told}" was not said'
+    elif reported not in last:
+        fault = f'"{reported}" was not said'
     elif "secret" in error or "secret" in json.dumps(source):
         fault = "the password was shown"
     elif source and source["taken"] != source["answered"]:

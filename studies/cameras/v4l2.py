@@ -126,29 +126,33 @@ def outcomes(text: str) -> list[Outcome]:
     """What the machine's console told; a case that it did not tell has failed."""
     found, seen = [], set()
     lines = [line.partition(MARK)[2] for line in text.splitlines() if MARK in line]
-    for case, told in map(json.loads, lines):
+    for case, reported in map(json.loads, lines):
         seen.add(case)
-        status, source = told if case == RUN else (0, {})
-        found.append(Outcome(f"V4L2: {case}", status, source, "" if source else str(told), _fault(case, told)))
+        status, source = reported if case == RUN else (0, {})
+        found.append(Outcome(f"V4L2: {case}", status, source, "" if source else str(reported), _fault(case, reported)))
     found += [Outcome(f"V4L2: {case}", 1, {}, "", "it was not told") for case in CASES if case not in seen]
     if "the process in the machine" not in seen:
         found.append(Outcome("V4L2", 1, {}, text[-300:], "the machine did not come to its end"))
     return found
 
 
-def _fault(case: str, told: Any) -> str:
+def _fault(case: str, reported: Any) -> str:
     """What falls short in it; "" if nothing does."""
     if case in EXPECTED:
-        return "" if str(told).startswith(EXPECTED[case]) else f"expected {EXPECTED[case]}"
+        return "" if str(reported).startswith(EXPECTED[case]) else f"expected {EXPECTED[case]}"
     if case in PICTURES:
-        return "" if told == PICTURES[case] else f"expected a picture of {PICTURES[case]}"
+        return "" if reported == PICTURES[case] else f"expected a picture of {PICTURES[case]}"
     if case == TAKEN:
-        return "" if len(told) == SLOW and told == sorted(set(told)) else f"expected {SLOW} frames in their order"
+        return (
+            ""
+            if len(reported) == SLOW and reported == sorted(set(reported))
+            else f"expected {SLOW} frames in their order"
+        )
     if case == COUNTED:
-        taken, dropped = told
+        taken, dropped = reported
         return "" if taken == SLOW and dropped > 0 else f"expected {SLOW} taken, some dropped"
     if case == RUN:
-        status, source = told
+        status, source = reported
         right = status == 0 and source.get("taken") == source.get("answered") == FRAMES
         return "" if right else f"expected status 0, {FRAMES} taken and answered"
     return "unknown"

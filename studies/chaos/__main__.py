@@ -102,7 +102,7 @@ def run(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "why_lost": [
             {key: one.get(key) for key in ("client", "kind", "asked", "answered", "came", "why")} for one in lost
         ],
-        "other_weights_heard_seconds": [round(seconds, 2) for seconds in world.told],
+        "other_weights_heard_seconds": [round(seconds, 2) for seconds in world.reported],
         "wrong": sum(one["came"] == "wrong" for one in known),
         "computed_twice": computed_twice(served.computed, known),
         "longest": max(longest, default=None),

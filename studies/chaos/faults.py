@@ -25,7 +25,7 @@ class World:
     relay: Relay
     crowd: Crowd
     draw: Random
-    told: list[float] = field(default_factory=list)
+    reported: list[float] = field(default_factory=list)
     """Seconds until everybody had heard of other weights."""
 
 
@@ -46,10 +46,10 @@ def sigterm(world: World) -> float:
 
 def rolled(world: World) -> float:
     """A new server beside the old one, which then drains: nobody should notice."""
-    told = world.served.roll()
+    reported = world.served.roll()
     if world.served.statuses[-1] != 0:
         raise RuntimeError(f"the server that was rolled away ended with status {world.served.statuses[-1]}")
-    return told
+    return reported
 
 
 def sigstop(world: World) -> float:
@@ -129,7 +129,7 @@ def other_weights(world: World) -> float:
     world.served.start(seed=1)
     began = time.monotonic()
     world.crowd.all_heard(began)
-    world.told.append(time.monotonic() - began)
+    world.reported.append(time.monotonic() - began)
     return sigterm(world)
 
 

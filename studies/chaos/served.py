@@ -77,10 +77,10 @@ class Served:
         old = self._process
         assert old is not None
         self.start()
-        told = time.monotonic()
+        reported = time.monotonic()
         old.send_signal(signal.SIGTERM)
         self.statuses.append(old.wait(STOP_SECONDS))
-        return told
+        return reported
 
     def send(self, number: int) -> None:
         """SIGSTOP and SIGCONT, for two; nothing is waited for."""

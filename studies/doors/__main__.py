@@ -25,7 +25,7 @@ def main() -> int:
         "--venv", type=Path, help="tritonclient's environment, made where it is missing; default: none kept"
     )
     options = parser.parse_args()
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     failed = 0
     with tempfile.TemporaryDirectory() as name, Collector() as collector:
         folder = Path(name)
@@ -41,19 +41,19 @@ def main() -> int:
             }
             for door, attempt in doors.items():
                 try:
-                    told[door] = attempt()
+                    reported[door] = attempt()
                 except Exception as error:
                     failed += 1
-                    told[door] = {"failed": f"{type(error).__name__}: {error}"}
-                print(f"{door}: {json.dumps(told[door])}", flush=True)
-            told["server's exit status"] = status = server.end()
+                    reported[door] = {"failed": f"{type(error).__name__}: {error}"}
+                print(f"{door}: {json.dumps(reported[door])}", flush=True)
+            reported["server's exit status"] = status = server.end()
             if status:
                 failed += 1
                 print(f"the server ended with status {status}: {server.log()[-2000:]}", flush=True)
     print(f"{len(doors)} doors; {failed} failures")
     if options.json:
         command = " ".join(["python -m studies.doors", *sys.argv[1:]])
-        text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **told}, indent=1)
+        text = json.dumps({"date": time.strftime("%Y-%m-%d"), "command": command, **reported}, indent=1)
         options.json.write_text(text + "\n")
     return int(failed > 0)
 

@@ -75,8 +75,8 @@ def explained(panels: Mapping[str, int]) -> None:
 
 
 def _version() -> str:
-    told = subprocess.run(["prometheus", "--version"], capture_output=True, text=True)
-    return (told.stdout or told.stderr).split("\n")[0]
+    reported = subprocess.run(["prometheus", "--version"], capture_output=True, text=True)
+    return (reported.stdout or reported.stderr).split("\n")[0]
 
 
 def _check(page: str) -> str:

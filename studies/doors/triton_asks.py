@@ -21,16 +21,16 @@ def main() -> None:
     material = np.load(folder / "material.npz")
     images, answers, crosses = material["images"], material["answers"], material["crosses"]
     parameters = json.loads((folder / "parameters.json").read_text())
-    told: dict[str, Any] = {"tritonclient": importlib.metadata.version("tritonclient")}
+    reported: dict[str, Any] = {"tritonclient": importlib.metadata.version("tritonclient")}
     with triton.InferenceServerClient(address) as client:
         assert client.is_server_live() and client.is_server_ready() and client.is_model_ready("digits")
         index, model = client.get_model_repository_index(), client.get_model_metadata("digits")
         if kind == "grpc":
-            told["models"] = [one.name for one in index.models]
-            told["inputs"] = [[one.name, one.datatype, [int(n) for n in one.shape]] for one in model.inputs]
+            reported["models"] = [one.name for one in index.models]
+            reported["inputs"] = [[one.name, one.datatype, [int(n) for n in one.shape]] for one in model.inputs]
         else:
-            told["models"] = [one["name"] for one in index]
-            told["inputs"] = [[one["name"], one["datatype"], one["shape"]] for one in model["inputs"]]
+            reported["models"] = [one["name"] for one in index]
+            reported["inputs"] = [[one["name"], one["datatype"], one["shape"]] for one in model["inputs"]]
         client.get_model_config("digits")
 
         def whole(**how: Any) -> Any:
@@ -39,25 +39,25 @@ def main() -> None:
             return client.infer("digits", [given]).as_numpy("output")
 
         ways = [{}] if kind == "grpc" else [{"binary_data": True}, {"binary_data": False}]
-        told["whole model, the same bits"] = all(np.array_equal(whole(**how), answers) for how in ways)
+        reported["whole model, the same bits"] = all(np.array_equal(whole(**how), answers) for how in ways)
         given = triton.InferInput("isthmus_frontier", [len(crosses)], "UINT8")
         given.set_data_from_numpy(crosses)
         found = client.infer("digits", [given], parameters=parameters).as_numpy("output")
-        told["tail, the same bits"] = bool(np.array_equal(found, answers))
+        reported["tail, the same bits"] = bool(np.array_equal(found, answers))
         refusals = []
         for name in ("nobody", "digits"):
             try:
                 client.infer(name, [triton.InferInput("x", [1], "FP32")])
             except Exception as error:
                 refusals.append(str(error))
-        told["refused"] = refusals
+        reported["refused"] = refusals
         took = []
         for _ in range(REQUESTS):
             began = time.perf_counter()
             whole()
             took.append(time.perf_counter() - began)
-        told["ms a request, median"] = round(1e3 * sorted(took)[REQUESTS // 2], 2)
-    print(json.dumps(told))
+        reported["ms a request, median"] = round(1e3 * sorted(took)[REQUESTS // 2], 2)
+    print(json.dumps(reported))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Edge:
         return found
 
     def auto(self, plan: Any, files: Sequence[str], seconds: float) -> Any:
-        """Requests one after the other for so long, the cut chosen anew for each; ``plan`` as `trace` gathered it.
+        """Requests one after the other for so long, the cut chosen again for each; ``plan`` as `trace` gathered it.
 
         Of each request: start, end, what was chosen, what answered it, its error, and whether its output is exact.
         """

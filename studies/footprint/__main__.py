@@ -34,19 +34,19 @@ def main() -> int:
     options = parser.parse_args()
     if unknown := set(options.parts) - set(PARTS):
         parser.error(f"unknown: {', '.join(unknown)}")
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     if "imports" in options.parts:
-        told["imports"] = _imports(shlex.split(options.python), options.tries, SERVER if options.edge else "")
+        reported["imports"] = _imports(shlex.split(options.python), options.tries, SERVER if options.edge else "")
     if "starts" in options.parts:
-        told["starts"] = _starts(options.tries)
+        reported["starts"] = _starts(options.tries)
     if "installed" in options.parts:
-        told["installed"] = _installed()
+        reported["installed"] = _installed()
     if "heads" in options.parts:
-        told["heads"] = _heads(options.side, options.tries)
+        reported["heads"] = _heads(options.side, options.tries)
     if options.json:
         command = " ".join(["python -m studies.footprint", *map(shlex.quote, sys.argv[1:])])
         about = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": platform.machine()}
-        options.json.write_text(json.dumps({**about, **told}, indent=1) + "\n")
+        options.json.write_text(json.dumps({**about, **reported}, indent=1) + "\n")
     return 0
 
 

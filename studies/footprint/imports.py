@@ -63,8 +63,8 @@ def by_file(python: Sequence[str], name: str, tries: int) -> Counter[str]:
     code = f"import sys, gc, torch; gc.disable(); print('from here', file=sys.stderr, flush=True); {STATEMENTS[name]}"
     found: dict[str, int] = {}
     for _ in range(tries):
-        _, _, told = _run(python, code, "-X", "importtime").stderr.partition("from here\n")
-        for line in told.splitlines():
+        _, _, reported = _run(python, code, "-X", "importtime").stderr.partition("from here\n")
+        for line in reported.splitlines():
             own, _, module = line.removeprefix("import time:").split("|")
             found[module.strip()] = min(int(own), found.get(module.strip(), int(own)))
     return Counter(found)

@@ -37,15 +37,15 @@ def main(arguments: list[str] | None = None) -> int:
         time.sleep(0.1)
         alive = {number for number in working if workers[number].is_alive()}
         while not queue.empty():
-            kind, number, *told = queue.get()
+            kind, number, *reported = queue.get()
             if kind == "round":
-                total.join(told[0])
+                total.join(reported[0])
                 _progress(total, time.monotonic() - began)
             elif kind == "failure":
-                known.append(told[0])
-                _kept(options.results, len(known), told[0])
+                known.append(reported[0])
+                _kept(options.results, len(known), reported[0])
             elif kind == "counted":
-                counted.update(told[0])
+                counted.update(reported[0])
             else:
                 working.discard(number)
         for number in working - alive:
@@ -58,13 +58,13 @@ def main(arguments: list[str] | None = None) -> int:
     for reason, count in total.reasons.most_common(options.reasons):
         print(f"{count:7d}  {reason}")
     for failure in known:
-        print(f"\n{'=' * 100}\n# explains {counted[failure.told]} failing programs\n{failure.told}")
+        print(f"\n{'=' * 100}\n# explains {counted[failure.reported]} failing programs\n{failure.reported}")
     return 1 if known or died else 0
 
 
 def _kept(results: Path, number: int, known: Known) -> None:
     path = results / f"failure-{number:03d}.py"
-    path.write_text(known.told, encoding="utf-8")
+    path.write_text(known.reported, encoding="utf-8")
     print(f"\n{known.verdict.outcome.value}, {known.verdict.kind}: {path}", flush=True)
 
 

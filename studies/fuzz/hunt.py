@@ -1,7 +1,7 @@
 """Many programs judged, in rounds: what fails in a way not seen before is shrunk by hypothesis, the rest is counted.
 
 A failure is *known* when it is of the same kind as one that was shrunk and its program has all features that were left
-of that one. So each mistake is shrunk once, and a run goes on.
+of that one. So each mistake is shrunk once, and a run continues.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Known:
 
     verdict: Verdict
     features: frozenset[str]
-    told: str
+    reported: str
 
     def explains(self, judgement: Judgement) -> bool:
         failure = judgement.failure
@@ -129,7 +129,7 @@ class Hunt:
             return None
         smallest = min(found, key=lambda judgement: (len(judgement.subject.text), judgement.subject.text))
         assert smallest.failure is not None
-        self.known.append(Known(smallest.failure, smallest.subject.features, smallest.told()))
+        self.known.append(Known(smallest.failure, smallest.subject.features, smallest.reported()))
         self.counted[len(self.known) - 1] += 1
         return self.known[-1]
 
@@ -141,7 +141,7 @@ class Hunt:
             if judgement.failure is not None:
                 index = next((i for i, known in enumerate(self.known) if known.explains(judgement)), len(self.known))
                 if index == len(self.known):
-                    self.known.append(Known(judgement.failure, judgement.subject.features, judgement.told()))
+                    self.known.append(Known(judgement.failure, judgement.subject.features, judgement.reported()))
                 self.counted[index] += 1
         self.tally.busy += time.process_time() - began
         return self.known[first:]

@@ -102,7 +102,7 @@ class Judgement:
         """Cuts by outcome."""
         return Counter(verdict.outcome for verdict in self.verdicts)
 
-    def told(self) -> str:
+    def reported(self) -> str:
         """What is printed and kept of a failure: a file that can be run up to the model."""
         failure = self.failure
         said = "" if failure is None else f"{failure.outcome.value} at {failure.where}\n{failure.detail}"

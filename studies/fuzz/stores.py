@@ -11,7 +11,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True)
 class Store:
     """``top``: lines at the module's level. ``init``: lines of ``__init__``. ``shared``: on an object, ``self.box``,
-    that all modules hold (``init`` is of its class then). ``context``: on an object that is made anew in each forward.
+    that all modules hold (``init`` is of its class then). ``context``: on an object that is made again in each forward.
     """
 
     put: str

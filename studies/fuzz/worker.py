@@ -34,7 +34,7 @@ def work(number: int, options: argparse.Namespace, queue: Any) -> None:
             queue.put(("failure", number, found))
         turn += 1
     path.unlink(missing_ok=True)
-    queue.put(("counted", number, Counter({hunt.known[i].told: count for i, count in hunt.counted.items()})))
+    queue.put(("counted", number, Counter({hunt.known[i].reported: count for i, count in hunt.counted.items()})))
     queue.put(("done", number))
 
 

@@ -5,7 +5,7 @@
     python -m studies.generation architectures --only Gemma     classes with that in their name
     python -m studies.generation modes --mode beams --cuts first,last
     python -m studies.generation privacy                        token ids and embeddings in what crosses
-    python -m studies.generation ... --json FILE                a line a class, kept there; goes on where it was
+    python -m studies.generation ... --json FILE                a line a class, kept there; continues where it was
     python -m studies.generation ... --json FILE --report --summary OTHER    what docs/results keeps of it
     python -m studies.generation ... --engine whole             splits nothing: what the harness can judge
 
@@ -124,8 +124,8 @@ def _run(given: argparse.Namespace, records: report.Records) -> None:
         if given.json is not None:
             with given.json.open("a") as file:
                 file.write(json.dumps(record) + "\n")
-        told = report.told(record)
-        print(f"{number}/{len(todo)} {subject.key} {record['status']} {record['seconds']} s {told}", flush=True)
+        reported = report.reported(record)
+        print(f"{number}/{len(todo)} {subject.key} {record['status']} {record['seconds']} s {reported}", flush=True)
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def main() -> int:
             print(
                 f"{cut}  {codec}  perplexity {more:+.3f} %  same byte {100 * same:.2f} %  {sizes[codec]} bytes a step"
             )
-    told = {
+    reported = {
         "date": time.strftime("%Y-%m-%d"),
         "command": " ".join(["python -m studies.generation.codecs", *sys.argv[1:]]),
         "steps": steps,
@@ -141,7 +141,7 @@ def main() -> int:
         "rows": found,
     }
     if options.json:
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 0
 
 

@@ -20,7 +20,7 @@ Mode = Callable[[Any, dict[str, Any]], Any]
 """Of a model and what its ``generate`` is given."""
 
 
-def told(output: Any) -> dict[str, Any]:
+def reported(output: Any) -> dict[str, Any]:
     """An output of ``generate`` without its cache, whose tensors are partly elsewhere."""
     kept = {name: value for name, value in output.items() if name != "past_key_values"}
     return {name: kept[name] for name in sorted(kept)}
@@ -34,7 +34,7 @@ def settings(**given: Any) -> Mode:
 def outputs(**given: Any) -> Mode:
     """All that ``generate`` returns under these settings."""
     made = settings(return_dict_in_generate=True, **given)
-    return lambda model, inputs: told(made(model, inputs))
+    return lambda model, inputs: reported(made(model, inputs))
 
 
 def streamed(model: Any, inputs: dict[str, Any]) -> Any:
@@ -82,7 +82,7 @@ def processed(model: Any, inputs: dict[str, Any]) -> Any:
 
 
 def turns(model: Any, inputs: dict[str, Any]) -> Any:
-    """A second turn that goes on with the cache of the first."""
+    """A second turn that continues with the cache of the first."""
     first = model.generate(**inputs, max_new_tokens=8, do_sample=False, return_dict_in_generate=True)
     return [first.sequences, *_on(model, inputs, first)]
 

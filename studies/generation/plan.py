@@ -159,8 +159,14 @@ def main() -> None:
             moves[what] = move.as_dict()
             print(f"{what}: {move_text(move)}")
     if given.json:
-        told = {"machine": facts(), "rows": rows, "median_error": off, "moves": moves, "overhead": overhead.as_dict()}
-        given.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        reported = {
+            "machine": facts(),
+            "rows": rows,
+            "median_error": off,
+            "moves": moves,
+            "overhead": overhead.as_dict(),
+        }
+        given.json.write_text(json.dumps(reported, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def table(found: dict[str, Any]) -> str:
     heads = ["list", "classes", "built", "counted", *VERDICTS[:-1], "cases"]
     rows = [heads]
     for name, facts in found.items():
-        told = ", ".join(f"{count} {outcome}" for outcome, count in sorted(facts["cases"].items()))
-        rows.append([name, *(str(facts[head]) for head in heads[1:-1]), told])
+        reported = ", ".join(f"{count} {outcome}" for outcome, count in sorted(facts["cases"].items()))
+        rows.append([name, *(str(facts[head]) for head in heads[1:-1]), reported])
     return aligned(rows)
 
 
@@ -111,7 +111,7 @@ def aligned(rows: list[list[str]]) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def told(record: dict[str, Any]) -> str:
+def reported(record: dict[str, Any]) -> str:
     """A record in some words: how many cases came out how."""
     counts = Counter(facts["outcome"] for _, facts in cases(record))
     return ", ".join(f"{count} {outcome}" for outcome, count in counts.items()) or str(record.get("why", ""))[:150]

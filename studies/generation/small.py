@@ -124,9 +124,9 @@ def _width(config: Any) -> int:
 
 
 def _configuration(default: Any, factor: int, mixed: bool, mend: dict[str, Any], causal: bool) -> Any:
-    told = changes(default, factor, {}, mixed=mixed, layers=LAYERS)
+    reported = changes(default, factor, {}, mixed=mixed, layers=LAYERS)
     part = _text(default)
-    text = next((told[name] for name in PARTS if getattr(default, name, None) is part), told)
+    text = next((reported[name] for name in PARTS if getattr(default, name, None) is part), reported)
     for name in WINDOWS:
         value = text.get(name, getattr(part, name, None))
         if isinstance(value, int) and value > WINDOW:
@@ -136,8 +136,8 @@ def _configuration(default: Any, factor: int, mixed: bool, mend: dict[str, Any],
         text["num_hidden_layers"] = LAYERS
     text.update({name: value for name, value in mend.items() if _settable(part, name)})
     if causal and getattr(default, "is_decoder", None) is False and not default.is_encoder_decoder:
-        told["is_decoder"] = True
-    config = type(default)(**told)
+        reported["is_decoder"] = True
+    config = type(default)(**reported)
     for one in [config, *(one for one in vars(config).values() if hasattr(one, "to_dict"))]:
         if getattr(one, "pad_token_id", 0) is None:
             one.pad_token_id = 0

@@ -4,7 +4,7 @@
     python -m studies.library --families timm --models 20       a sample
     python -m studies.library --only swinv2 --cuts 0            all cuts of the models with that in their name
     python -m studies.library --json FILE --report --summary OTHER    what docs/results keeps of it
-    python -m studies.library --json FILE                       keeps the records there, and goes on where it was
+    python -m studies.library --json FILE                       keeps the records there, and continues where it was
 
 All but transformers are no dependencies of the project: `pip install --no-deps timm torchvision diffusers
 torch_geometric segmentation-models-pytorch` into a folder beside (torchvision's release for the installed torch), or
@@ -75,10 +75,10 @@ def chosen(names: list[str], only: str, models: int, seed: int) -> list[Subject]
 def engine() -> str:
     """The commit of the engine that is judged; "" outside of a repository."""
     here = Path(__file__).parent
-    told = subprocess.run(
+    reported = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=here, capture_output=True, text=True, check=False
     )
-    return told.stdout.strip()
+    return reported.stdout.strip()
 
 
 def main() -> int:
@@ -107,8 +107,8 @@ def main() -> int:
         own = replace(sample, cuts=0) if number % 10 == 9 else sample
         record = look(subject, own, int(given.memory_gib * (1 << 30))) | {"engine": commit}
         journal.add(subject.key, record)
-        told = dict(outcomes(record)) or record.get("why", "")[:150]
-        print(f"{number + 1}/{len(todo)} {subject.key} {record['status']} {record['seconds']} s {told}", flush=True)
+        reported = dict(outcomes(record)) or record.get("why", "")[:150]
+        print(f"{number + 1}/{len(todo)} {subject.key} {record['status']} {record['seconds']} s {reported}", flush=True)
     found = summary(journal.records)
     print(table(found))
     for cause, where in causes(journal.records).items():
@@ -116,8 +116,8 @@ def main() -> int:
         for place in where[:4]:
             print(f"    {place}")
     if given.summary is not None:
-        told = {"date": str(datetime.date.today()), **kept(journal.records)}
-        given.summary.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"date": str(datetime.date.today()), **kept(journal.records)}
+        given.summary.write_text(json.dumps(reported, indent=1) + "\n")
     bad = sum(facts["cuts"]["wrong"] + facts["cuts"]["error"] + facts["crash"] for facts in found.values())
     return 1 if bad else 0
 

@@ -95,7 +95,7 @@ def _work(subject: Subject, sample: Sample, memory_bytes: int, writing: int) -> 
 
 
 class Journal:
-    """The records so far, in a file: a sweep that is stopped goes on where it was."""
+    """The records so far, in a file: a sweep that is stopped continues where it was."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path

@@ -57,8 +57,8 @@ def main() -> int:
 
 def _keep(path: Path | None, about: dict[str, Any], cells: list[Cell]) -> None:
     if path is not None:
-        told = {"server": Edge("here", (sys.executable,)).about(), "edges": about}
-        path.write_text(json.dumps({**told, "cells": [one.as_dict() for one in cells]}, indent=1) + "\n")
+        reported = {"server": Edge("here", (sys.executable,)).about(), "edges": about}
+        path.write_text(json.dumps({**reported, "cells": [one.as_dict() for one in cells]}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

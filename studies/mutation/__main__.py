@@ -5,7 +5,7 @@
 
 First the whole suite runs once under coverage: which test runs which line. Then each fault is put into a copy of the
 project, and the tests that run its line are run until one fails, the nearest and quickest first. A run that is repeated
-with the same --json goes on where it was.
+with the same --json continues where it was.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> int:
             for done in as_completed([pool.submit(tried, fault) for fault in waiting]):
                 outcome = done.result()
                 if outcome is not None:
-                    known[outcome.fault.name] = outcome.told()
+                    known[outcome.fault.name] = outcome.reported()
                     print(f"{outcome.result:16} {outcome.seconds:5.0f} s  {outcome.fault.name}", flush=True)
                     _write(options, known)
         shutil.rmtree(name, ignore_errors=True)
@@ -90,7 +90,7 @@ def _write(options: argparse.Namespace, known: dict[str, dict[str, Any]]) -> Non
     commit = subprocess.run(
         ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    told = {
+    reported = {
         "command": "python -m studies." + " ".join(["mutation", *sys.argv[1:]]),
         "date": time.strftime("%Y-%m-%d"),
         "commit": commit.stdout.strip(),
@@ -98,7 +98,7 @@ def _write(options: argparse.Namespace, known: dict[str, dict[str, Any]]) -> Non
         "counted": dict(counted),
         "faults": known,
     }
-    options.json.write_text(json.dumps(told, indent=1) + "\n")
+    options.json.write_text(json.dumps(reported, indent=1) + "\n")
 
 
 def _options() -> argparse.Namespace:

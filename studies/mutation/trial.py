@@ -36,7 +36,7 @@ class Outcome:
     def noticed(self) -> bool:
         return self.result in (NOTICED, HANGS)
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         """As JSON keeps it."""
         return {**asdict(self.fault), "result": self.result, "tests": self.tests, "seconds": round(self.seconds, 1)}
 

@@ -54,13 +54,13 @@ def main() -> int:
     return 1 if any(one.faults for one in (*outcomes, *loads)) else 0
 
 
-def _write(path: Path | None, name: str, told: Any) -> None:
+def _write(path: Path | None, name: str, reported: Any) -> None:
     """One part's result, beside those that are there."""
     if path is None:
         return
     known = json.loads(path.read_text()) if path.exists() else {}
     command = " ".join(["python -m studies.siege", *sys.argv[1:]])
-    known[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, "result": told}
+    known[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, "result": reported}
     path.write_text(json.dumps(known, indent=1) + "\n")
 
 

@@ -127,22 +127,22 @@ def main() -> int:
     askers: list[Asker] = []
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
-        told = json.loads(line)
+        reported = json.loads(line)
         try:
-            if "begin" in told:
-                clients = told.get("clients", [{}])
-                token = told.get("token", "")
+            if "begin" in reported:
+                clients = reported.get("clients", [{}])
+                token = reported.get("token", "")
                 askers = [
-                    Asker(model, told["begin"], 100 * number + k, **{"token": token, **client})
+                    Asker(model, reported["begin"], 100 * number + k, **{"token": token, **client})
                     for k, client in enumerate(clients)
                 ]
                 answer: Any = [asker.begin() for asker in askers]
-            elif "phase" in told:
+            elif "phase" in reported:
                 for asker in askers:
-                    asker.phase = told["phase"]
+                    asker.phase = reported["phase"]
                 answer = "ok"
-            elif "count" in told:
-                answer = sum(asker.count(told["count"]) for asker in askers)
+            elif "count" in reported:
+                answer = sum(asker.count(reported["count"]) for asker in askers)
             else:
                 for asker in askers:
                     asker.stop()

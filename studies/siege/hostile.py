@@ -47,7 +47,7 @@ def main() -> int:
     runs = [CASES[name].run for name in options.cases.split(",")]
     stranger.together(len(runs), lambda number: runs[number](stranger))
     stranger.wait()  # also where it was stopped early: what it left behind stays that long
-    print(json.dumps({"sent": stranger.sent, "told": stranger.told()[:12]}), flush=True)
+    print(json.dumps({"sent": stranger.sent, "told": stranger.reported()[:12]}), flush=True)
     # its threads and channels need not end in order: whoever is hostile does not say goodbye
     os._exit(0)
 

@@ -42,20 +42,20 @@ class Material:
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        told = {
+        reported = {
             name: [one.model_id, *(base64.b64encode(part).decode() for part in (one.crossing, one.header, one.payload))]
             for name, one in self.requests.items()
         }
-        path.write_text(json.dumps({"requests": told, "environment": self.environment}))
+        path.write_text(json.dumps({"requests": reported, "environment": self.environment}))
 
     @classmethod
     def read(cls, path: Path) -> Material:
-        told = json.loads(path.read_text())
+        reported = json.loads(path.read_text())
         requests = {
             name: Recorded(model_id, *(base64.b64decode(part) for part in parts))
-            for name, (model_id, *parts) in told["requests"].items()
+            for name, (model_id, *parts) in reported["requests"].items()
         }
-        return cls(requests, told["environment"])
+        return cls(requests, reported["environment"])
 
 
 def digest_of(crossing: bytes) -> str:

@@ -40,7 +40,7 @@ class Overload:
     each: list[float] = field(default_factory=list)
     offered: float = 0.0
     phases: dict[str, Phase] = field(default_factory=dict)
-    told: list[tuple[str, int]] = field(default_factory=list)
+    reported: list[tuple[str, int]] = field(default_factory=list)
     sent: dict[str, int] = field(default_factory=dict)
     processor: tuple[float, float] = (0.0, 0.0)
     """Processors that the server had, on the mean: alone, beside the hostile one. On a busy machine it gets fewer."""
@@ -75,7 +75,7 @@ class Overload:
                 f"offers {self.offered:.0f}/s they get {self.goodput:.1f}/s: {self.share} ({self.each})",
                 f"their p50 {during.p50} ms, p99 {during.p99} ms; memory {self.before:.0f}, at most {self.peak:.0f}, "
                 f"at last {self.last:.0f} MiB; processors of the server: {self.processor[0]}, then {self.processor[1]}",
-                *(f"    {count:>8} x {text}"[:120] for text, count in self.told[:4]),
+                *(f"    {count:>8} x {text}"[:120] for text, count in self.reported[:4]),
                 *(f"    FALLS: {fault}" for fault in self.faults),
             ]
         )
@@ -108,8 +108,8 @@ def overload(siege: Siege, who: Who = OTHER, seconds: float = 15.0) -> Overload:
         reports = siege.all({"end": True})
         took = time.monotonic() - started
         result.peak, result.last = round(server.peak(started), 1), round(server.resident(), 1)
-        told = hostile.heard()
-        result.sent, result.told = told["sent"], [tuple(each) for each in told["told"]]
+        reported = hostile.heard()
+        result.sent, result.reported = reported["sent"], [tuple(each) for each in reported["told"]]
         flat = [report for each in reports for report in each]
         result.phases = {name: Phase.of([report.get(name, {}) for report in flat]) for name in (BEFORE, DURING)}
         counted = [sum(len(one.get(DURING, {}).get("seconds", ())) for one in each) for each in reports]

@@ -145,9 +145,9 @@ class Child:
             env=environment(),
         )
 
-    def say(self, told: Any) -> None:
+    def say(self, reported: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(told) + "\n")
+        self.process.stdin.write(json.dumps(reported) + "\n")
         self.process.stdin.flush()
 
     def line(self) -> str:
@@ -155,9 +155,9 @@ class Child:
         assert self.process.stdout is not None
         return self.process.stdout.readline()
 
-    def ask(self, told: Any) -> Any:
+    def ask(self, reported: Any) -> Any:
         """Says a line, and reads the answer. Raises RuntimeError for one that says what failed."""
-        self.say(told)
+        self.say(reported)
         return self.heard()
 
     def heard(self) -> Any:

@@ -23,7 +23,7 @@ ANY_SIZE = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_len
 
 
 class Stranger:
-    """One hostile client. ``seconds``: how long it goes on; ``over`` says that this is past."""
+    """One hostile client. ``seconds``: how long it continues; ``over`` says that this is past."""
 
     def __init__(self, address: str, material: Material, seconds: float, token: str = "", victims: Iterable[str] = ()):
         self.address = address
@@ -66,7 +66,7 @@ class Stranger:
             self._told[kind] += 1
             self._example.setdefault(kind, text[:400])
 
-    def told(self) -> list[tuple[str, int]]:
+    def reported(self) -> list[tuple[str, int]]:
         """What was said, an example each, the most frequent first."""
         with self._lock:
             return [(self._example[kind], count) for kind, count in self._told.most_common()]
@@ -267,6 +267,6 @@ def chunks(id: int, payload: bytes, size: int = CHUNK) -> Iterator[split_pb2.Cli
 
 def varied(request: Recorded, number: int) -> bytes:
     """The description of another cut: as valid to the eye, and with a digest of its own."""
-    told = json.loads(request.crossing)
-    told["path"] = f"{number:032x}"
-    return json.dumps(told, separators=(",", ":")).encode()
+    reported = json.loads(request.crossing)
+    reported["path"] = f"{number:032x}"
+    return json.dumps(reported, separators=(",", ":")).encode()

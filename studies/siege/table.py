@@ -30,6 +30,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines += ["", "what was told (times), and what falls short"]
     for one in outcomes:
         lines.append(f"{one.case} ({one.who}): {one.does}")
-        lines += [f"    {count:>8} x {text}"[:WIDTH] for text, count in one.told[:4]]
+        lines += [f"    {count:>8} x {text}"[:WIDTH] for text, count in one.reported[:4]]
         lines += [f"    FALLS: {fault}"[:WIDTH] for fault in one.faults]
     return "\n".join(lines)

@@ -47,15 +47,15 @@ class Phase:
     errors: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Sequence[dict[str, Any]]) -> Phase:
-        seconds = sorted(one for each in told for one in each.get("seconds", ()))
+    def of(cls, reported: Sequence[dict[str, Any]]) -> Phase:
+        seconds = sorted(one for each in reported for one in each.get("seconds", ()))
         errors: Counter[str] = Counter()
-        for each in told:
+        for each in reported:
             errors.update(each.get("errors", {}))
         if not seconds:
             return cls(errors=dict(errors))
         at = [seconds[min(len(seconds) - 1, int(share * len(seconds)))] for share in (0.5, 0.99, 1.0)]
-        wrong = sum(each.get("wrong", 0) for each in told)
+        wrong = sum(each.get("wrong", 0) for each in reported)
         return cls(len(seconds), *(round(1000 * one, 1) for one in at), wrong, dict(errors))
 
 
@@ -70,7 +70,7 @@ class Outcome:
     who: str
     phases: dict[str, Phase] = field(default_factory=dict)
     sent: dict[str, int] = field(default_factory=dict)
-    told: list[tuple[str, int]] = field(default_factory=list)
+    reported: list[tuple[str, int]] = field(default_factory=list)
     rest: float = 0.0
     peak: float = 0.0
     last: float = 0.0
@@ -111,7 +111,7 @@ class Outcome:
             found.append(f"{self.log_bytes} bytes of log")
         if self.forged:
             found.append(f"{len(self.forged)} forged lines, as {self.forged[0][:80]!r}")
-        if self.bound and not any(re.search(self.bound, text) for text, _ in self.told):
+        if self.bound and not any(re.search(self.bound, text) for text, _ in self.reported):
             found.append("no bound was told")
         if not self.killed and (self.health_seconds is None or self.health_seconds > 2):
             found.append(f"health after {self.health_seconds} s")
@@ -181,10 +181,10 @@ class Siege:
         for child in self.honest:
             child.close()
 
-    def all(self, told: Any) -> list[Any]:
+    def all(self, reported: Any) -> list[Any]:
         """Says the same to every honest client, and hears them."""
         for child in self.honest:
-            child.say(told)
+            child.say(reported)
         return [child.heard() for child in self.honest]
 
     def begin(self, address: str, who: Who, clients: list[dict[str, Any]]) -> list[str]:
@@ -215,7 +215,7 @@ class Siege:
         """Without, with and after the attack, ``seconds`` each."""
         began = time.monotonic()
         server = Server(self.folder / case.name, self.tables(who, case.limits), who.options)
-        outcome = Outcome(case.name, case.does, who.name, killed=case.killed, bound=case.told)
+        outcome = Outcome(case.name, case.does, who.name, killed=case.killed, bound=case.reported)
         hostile: Child | None = None
         try:
             victims = self.begin(server.address, who, [{}])
@@ -284,7 +284,7 @@ class Siege:
         hostile.kill()
         thread.join(5)
         if heard:
-            outcome.sent, outcome.told = heard[0]["sent"], [tuple(each) for each in heard[0]["told"]]
+            outcome.sent, outcome.reported = heard[0]["sent"], [tuple(each) for each in heard[0]["told"]]
 
     def _kill(self, hostile: Child, server: Server, outcome: Outcome) -> None:
         hostile.kill()

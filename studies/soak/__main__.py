@@ -29,8 +29,8 @@ def main() -> int:
     print(result)
     if options.json:
         command = " ".join(["python -m studies.soak", *sys.argv[1:]])
-        told = {"date": time.strftime("%Y-%m-%d"), "command": command, **result.json()}
-        options.json.write_text(json.dumps(told, indent=1) + "\n")
+        reported = {"date": time.strftime("%Y-%m-%d"), "command": command, **result.json()}
+        options.json.write_text(json.dumps(reported, indent=1) + "\n")
     return 1 if result.faults else 0
 
 

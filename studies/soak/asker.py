@@ -84,8 +84,8 @@ class Asker:
 
     def tell(self) -> None:
         self._told = time.monotonic()
-        told = {name: value for name, value in vars(self).items() if not name.startswith("_")}
-        print(json.dumps(told), flush=True)
+        reported = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        print(json.dumps(reported), flush=True)
 
 
 def shares(requests: int, clients: int) -> Iterator[int]:

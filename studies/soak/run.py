@@ -1,4 +1,4 @@
-"""A soak: a server, a relay that resets connections, a client that goes on; and what came of it."""
+"""A soak: a server, a relay that resets connections, a client that continues; and what came of it."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class Client:
     def ended(self) -> Exception | None:
         """Waits for the end of the stream; the error that ended it."""
         with self._news:
-            assert self._news.wait_for(lambda: self.over, PATIENCE), "the stream goes on"
+            assert self._news.wait_for(lambda: self.over, PATIENCE), "the stream continues"
             return self.error
 
     def _complete(self, id: int) -> int:

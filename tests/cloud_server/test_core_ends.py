@@ -91,7 +91,7 @@ class TestBounds:
             assert failed is not None and failed.error == "ServerUnavailable" and failed.retry
             bob.ask(1, b"abc")
             bob.ask(2, b"abc")
-            bob.ask(3, b"abc")  # alice has four of six, bob two: her last gives way
+            bob.ask(3, b"abc")  # alice has four of six, bob two: her last is evicted
             error, message = failure(alice, 4)
             assert error == "ServerUnavailable" and "gave way" in message and "max_pending is 6" in message
             bob.ask(4, b"abc")

@@ -150,13 +150,13 @@ def test_everybody_weighs_the_same_unless_said() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
 def test_glibc_is_told_how_many_heaps(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[int, int]] = []
-    monkeypatch.setattr(trim.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: told.append(one)))
+    reported: list[tuple[int, int]] = []
+    monkeypatch.setattr(trim.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=lambda *one: reported.append(one)))
     for name in trim._OPTIONS:
         monkeypatch.delenv(name, raising=False)
     trim.few_heaps()
-    assert told == list(trim._OPTIONS.values())
+    assert reported == list(trim._OPTIONS.values())
     monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
-    told.clear()
+    reported.clear()
     trim.few_heaps()
-    assert (-8, trim.HEAPS) not in told and len(told) == 2
+    assert (-8, trim.HEAPS) not in reported and len(reported) == 2

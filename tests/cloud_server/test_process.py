@@ -182,7 +182,7 @@ def test_an_example_that_the_model_does_not_take(capsys: pytest.CaptureFixture[s
     "start", [["-m", "cloud_server"], ["-c", "from cloud_server.__main__ import main; exit(main())"]]
 )
 def test_ctrl_c_while_torch_is_loaded(tmp_path: Path, start: list[str]) -> None:
-    # As libraries do now and then: whatever is raised meanwhile is dropped, and the start goes on.
+    # As libraries do now and then: whatever is raised meanwhile is dropped, and the start continues.
     swallows = "try: time.sleep(60)\nexcept BaseException: time.sleep(60)\n"
     (tmp_path / "torch.py").write_text(f"import time\nprint('loading', flush=True)\n{swallows}")
     process = subprocess.Popen(

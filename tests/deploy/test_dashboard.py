@@ -19,7 +19,7 @@ ENDINGS = {"counter": ("",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_
 WORDS = re.compile(r"\b(?:isthmus|process)_\w+")
 
 
-def told() -> set[str]:
+def reported() -> set[str]:
     """Names of all that a server's page may hold."""
     registry = CollectorRegistry()
     with Core([]) as core:
@@ -39,12 +39,12 @@ def panels() -> list[dict[str, Any]]:
 def test_each_metric_of_the_dashboard_is_told() -> None:
     asked = {word for panel in panels() for target in panel["targets"] for word in WORDS.findall(target["expr"])}
     assert len(asked) > 30
-    assert asked - told() == set()
+    assert asked - reported() == set()
 
 
 def test_the_dashboard_shows_all_there_is_to_see() -> None:
     asked = BOARD.read_text(encoding="utf-8")
-    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in told() if name.startswith("isthmus_")}
+    families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in reported() if name.startswith("isthmus_")}
     assert {name for name in families if name not in asked} == set()
 
 

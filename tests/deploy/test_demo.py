@@ -79,5 +79,5 @@ def test_a_failing_demo_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    told = capfd.readouterr().err
-    assert "stage9" in told and "demo: the edge client ended with status 2" in told
+    reported = capfd.readouterr().err
+    assert "stage9" in reported and "demo: the edge client ended with status 2" in reported

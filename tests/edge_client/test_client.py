@@ -428,16 +428,16 @@ def test_times_that_no_wait_can_take_are_refused(seconds: float) -> None:
 
 def test_what_may_change_last_bits_is_a_reason_why_they_are_not_promised(caplog: pytest.LogCaptureFixture) -> None:
     """And no note, which has no effect at all."""
-    told = {
+    reported = {
         "notes": ["norm: groups: client 1, server has none"],
         "rounding": ["rope: the table freq: client 1, server 2"],
     }
     model = nn.Linear(2, 2)
     with (
         caplog.at_level("INFO", "edge_client"),
-        FakeServer(fake.tails(model), welcome=told) as server,
+        FakeServer(fake.tails(model), welcome=reported) as server,
         EdgeClient(server.address, ModelChoice(model, model_id="m"), "input") as client,
     ):
-        assert client.notes == tuple(told["notes"]) and client.unlike == tuple(told["rounding"])
+        assert client.notes == tuple(reported["notes"]) and client.unlike == tuple(reported["rounding"])
     assert "without any effect on results: norm: groups" in caplog.text
     assert "without an effect but on last bits: rope: the table freq" in caplog.text

@@ -1,4 +1,4 @@
-"""Whatever form an input comes in, the model gets the same, and two that differ are told apart."""
+"""Whatever form an input comes in, the model gets the same, and two that differ are distinguished."""
 
 from __future__ import annotations
 

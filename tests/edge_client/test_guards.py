@@ -47,16 +47,16 @@ def test_a_codec_is_given_up_when_it_is_surely_worse_and_not_when_it_may_be() ->
 @pytest.mark.parametrize(("sends", "retry", "taught"), [(1, 0.0, 1), (2, 0.0, 0), (1, 0.5, 0)])
 def test_what_was_sent_again_teaches_no_choice_of_codecs(sends: int, retry: float, taught: int) -> None:
     """Its time holds more than the way of these bytes."""
-    told: list[Any] = []
+    reported: list[Any] = []
     arrivals = Arrivals.__new__(Arrivals)
-    arrivals._edge_model = SimpleNamespace(chooser=SimpleNamespace(answered=lambda *args: told.append(args)))  # type: ignore[assignment]
+    arrivals._edge_model = SimpleNamespace(chooser=SimpleNamespace(answered=lambda *args: reported.append(args)))  # type: ignore[assignment]
     running: Any = SimpleNamespace(
         exchange=SimpleNamespace(sends=sends, bytes_up=1, bytes_down=1),
         bytes_ahead=0,
         head=SimpleNamespace(decoding_ns=0.0),
     )
     arrivals._learn(running, SimpleNamespace(retry=retry, send_wait=0.0, network=0.0, server_decode=0.0))  # type: ignore[arg-type]
-    assert len(told) == taught
+    assert len(reported) == taught
 
 
 def test_each_utilisation_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,11 @@ def serialize(frame: headed.HeadedRequest | headed.HeadedReply) -> bytes:
 
 
 @pytest.mark.parametrize(("name", "stock", "header", "made"), KINDS)
-@given(id=ids, told=st.binary(max_size=200), parts=pieces)
-def test_both_ways(name, stock, header, made, id, told, parts) -> None:  # type: ignore[no-untyped-def]
+@given(id=ids, reported=st.binary(max_size=200), parts=pieces)
+def test_both_ways(name, stock, header, made, id, reported, parts) -> None:  # type: ignore[no-untyped-def]
     payload = b"".join(parts)
-    whole = stock(**{name: header(id=id, header=told, payload_bytes=len(payload), payload=payload)})
-    bare = header(id=id, header=told, payload_bytes=len(payload))
+    whole = stock(**{name: header(id=id, header=reported, payload_bytes=len(payload), payload=payload)})
+    bare = header(id=id, header=reported, payload_bytes=len(payload))
     data = serialize(made(bare, tuple(memoryview(part) for part in parts)))
     assert stock.FromString(data) == whole
     parse = frames.parse_client_frame if name == "request" else frames.parse_server_frame

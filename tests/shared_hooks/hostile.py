@@ -162,7 +162,7 @@ class Target:
         with self.case.setting(), guarded():
             return self.server.tail(EarlyOutput.from_bytes(data, max_bytes=LIMIT))
 
-    def told(self, crossing: Any) -> bytes | None:
+    def reported(self, crossing: Any) -> bytes | None:
         """The bytes of a liar whose header and payload fit the description ``crossing``: the honest data where a
         slot is the honest one, else some. None for a description that is refused when it is read.
         """

@@ -34,7 +34,7 @@ class LastByData(Base):
 
 
 class NewList(Base):
-    """As RAFT's pyramid: a list that every run makes anew, and fills bit by bit."""
+    """As RAFT's pyramid: a list that every run makes again, and fills bit by bit."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class MakesSizes(Base):
 
 
 class SetsSizes(MakesSizes):
-    """One that is there before is set anew from data."""
+    """One that is there before is set again from data."""
 
     def __init__(self) -> None:
         super().__init__()

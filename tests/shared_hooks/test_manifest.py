@@ -213,7 +213,7 @@ def of_base(factor: int) -> nn.Module:
                 return x * 2
 
             @property
-            def told(self) -> float:
+            def reported(self) -> float:
                 return 2.0
 
     else:
@@ -229,7 +229,7 @@ def of_base(factor: int) -> nn.Module:
                 return x * 3
 
             @property
-            def told(self) -> float:
+            def reported(self) -> float:
                 return 3.0
 
     return Base()
@@ -254,8 +254,8 @@ def test_what_a_class_inherits_is_its_code(what: str) -> None:
     assert torch.equal(one(x), same(x)) and not torch.equal(one(x), other(x))
     digests = [WrappedModel(model).environment()["model_code"] for model in (one, other, same)]
     assert digests[0] == digests[2] != digests[1]
-    (told,) = compare(WrappedModel(one).manifest(), WrappedModel(other).manifest()).differences
-    assert "code of " in told
+    (reported,) = compare(WrappedModel(one).manifest(), WrappedModel(other).manifest()).differences
+    assert "code of " in reported
 
 
 def slope(factor: float) -> Any:
@@ -302,7 +302,7 @@ def test_a_note_is_what_torchs_own_constructor_keeps_by_default(kind: type[nn.Mo
     before = WrappedModel(nn.Sequential(model)).manifest()
     if isinstance(getattr(model, name, 0), torch.Tensor):
         return
-    without = {fact: told for fact, told in before.items() if fact[1:] != ("0", name)}
+    without = {fact: reported for fact, reported in before.items() if fact[1:] != ("0", name)}
     setattr(model, name, value)
     found = compare(WrappedModel(nn.Sequential(model)).manifest(), without)
     usual = (kind, name, repr(value)) in ((nn.BatchNorm2d, "eps", "1e-05"), (Newer, "groups", "1"))
@@ -325,8 +325,8 @@ def test_no_attribute_goes_missing_in_silence(build: Any) -> None:
     defaults = {name: one.default for name, one in inspect.signature(type(build())).parameters.items()}
     for fact in found:
         if fact[0] in (SET, USUAL):
-            told = compare(found, {other: value for other, value in found.items() if other != fact})
-            assert len(told.notes) == (fact[0] == USUAL) and len(told.differences) == (fact[0] == SET)
+            reported = compare(found, {other: value for other, value in found.items() if other != fact})
+            assert len(reported.notes) == (fact[0] == USUAL) and len(reported.differences) == (fact[0] == SET)
             assert (
                 fact[0] == SET
                 or fact[1] != "0"
@@ -378,7 +378,10 @@ def test_every_difference_has_a_line_and_bytes_come_back(
     assert compare(one, one) == compare({}, {})
 
     def by_place(facts: Mapping[Fact, str]) -> dict[Fact, str]:
-        return {("attribute" if kind in (SET, USUAL) else kind, *place): told for (kind, *place), told in facts.items()}
+        return {
+            ("attribute" if kind in (SET, USUAL) else kind, *place): reported
+            for (kind, *place), reported in facts.items()
+        }
 
     if by_place(one) != by_place(other):
         assert found.differences or found.notes
@@ -410,8 +413,8 @@ def test_what_is_told_has_bounds_before_it_is_made(sort: str, monkeypatch: pytes
 
     monkeypatch.setattr("shared_hooks.modules.manifest.printable", counted)
     found = compare({(sort, f"{number}{'x' * 999}", "y" * 999): "z" * 9999 for number in range(2000)}, {})
-    told = [*found.differences, *found.notes]
-    assert len(told) == len(made) == (MAX_DIFFERENCES + 1 if sort == SET else MAX_NOTES)
+    reported = [*found.differences, *found.notes]
+    assert len(reported) == len(made) == (MAX_DIFFERENCES + 1 if sort == SET else MAX_NOTES)
     assert max(made) <= MAX_LINE
 
 

@@ -1,4 +1,4 @@
-"""Who gives way at a bound: sums that always agree with what is held, and nobody pushed out by who holds more."""
+"""Who is evicted at a bound: sums that always agree with what is held, and nobody pushed out by who holds more."""
 
 from __future__ import annotations
 

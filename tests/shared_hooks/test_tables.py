@@ -71,7 +71,7 @@ class Kept:
         self.table = table
 
 
-def told(table: Any, where: str = "buffer") -> tuple[WrappedModel, Any]:
+def reported(table: Any, where: str = "buffer") -> tuple[WrappedModel, Any]:
     wrapped = WrappedModel(Net(table, where))
     return wrapped, decode(encode(wrapped.manifest()) or b"")
 
@@ -79,7 +79,7 @@ def told(table: Any, where: str = "buffer") -> tuple[WrappedModel, Any]:
 @pytest.mark.parametrize("other", [10.0, 9999.0, 10010.0])
 @pytest.mark.parametrize("what", MADE)
 def test_another_number_in_the_formula_is_refused(what: str, other: float) -> None:
-    (one, mine), (two, theirs) = told(MADE[what](10000.0)), told(MADE[what](other))
+    (one, mine), (two, theirs) = reported(MADE[what](10000.0)), reported(MADE[what](other))
     x = torch.zeros(1, dtype=torch.double)
     if what == "mask":
         assert not torch.equal(one.model.freq, two.model.freq) or other != 10.0
@@ -98,7 +98,9 @@ def test_another_number_in_the_formula_is_refused(what: str, other: float) -> No
 @pytest.mark.parametrize("where", ["buffer", "attribute", "list", "dictionary", "object"])
 @pytest.mark.parametrize("what", ["frequencies", "an array", "truth values"])
 def test_wherever_it_is_kept(what: str, where: str) -> None:
-    (one, mine), (two, theirs), (same, again) = (told(MADE[what](theta), where) for theta in (10000.0, 10.0, 10000.0))
+    (one, mine), (two, theirs), (same, again) = (
+        reported(MADE[what](theta), where) for theta in (10000.0, 10.0, 10000.0)
+    )
     x = torch.zeros(1, dtype=torch.double)
     assert torch.equal(one(x), same(x)) and not torch.equal(one(x), two(x))
     assert compare(mine, again) == compare({}, {}) and one.environment() == same.environment()
@@ -128,7 +130,7 @@ def as_elsewhere(table: Any, ulps: int, seed: int) -> Any:
 def test_other_last_bits_are_named_and_welcome(what: str, theta: float, seed: int) -> None:
     table = MADE[what](theta)
     moved = as_elsewhere(table, 3, seed)
-    (one, mine), (two, theirs) = told(table), told(moved)
+    (one, mine), (two, theirs) = reported(table), reported(moved)
     found = compare(theirs, mine)
     assert found.differences == () and found.notes == ()
     assert len(found.rounding) == (0 if torch.equal(torch.as_tensor(table), moved) else 1)
@@ -143,7 +145,7 @@ def test_sines_of_frequencies_that_another_processor_makes(dtype: torch.dtype) -
     both = frequencies, as_elsewhere(frequencies, 1, 7)
     one, other = (torch.outer(positions, each).cos().to(dtype) for each in both)
     assert not torch.equal(one, other)
-    found = compare(told(other)[1], told(one)[1])
+    found = compare(reported(other)[1], reported(one)[1])
     assert found.differences == () and len(found.rounding) == 1
 
 
@@ -151,8 +153,8 @@ def test_halves_that_are_rounded_to_another_neighbour() -> None:
     one = MADE["frequencies in half the bits"](10000.0)
     few, many = one.clone(), as_elsewhere(one, 1, 3)
     few[5] = torch.nextafter(few[5], torch.tensor(1.0).half())
-    assert compare(told(few)[1], told(one)[1]).rounding
-    assert compare(told(many)[1], told(one)[1]).differences
+    assert compare(reported(few)[1], reported(one)[1]).rounding
+    assert compare(reported(many)[1], reported(one)[1]).differences
 
 
 @pytest.mark.parametrize("size", [WHOLE, WHOLE + 1, 5000])
@@ -162,7 +164,7 @@ def test_one_value_in_a_large_table(size: int) -> None:
     for place in (0, size // 3, size - 1):
         other = one.clone()
         other[place] = 1.1
-        assert len(compare(told(other)[1], told(one)[1]).differences) == 1
+        assert len(compare(reported(other)[1], reported(one)[1]).differences) == 1
 
 
 def test_what_the_state_names_is_no_table() -> None:

@@ -57,8 +57,8 @@ def test_by_hand(family: object, target: Target, recordings: list[Recording]) ->
             continue
         if "2^40" in attack.name or "10^38" in attack.name or time.monotonic() > until:
             continue
-        for told in target.fire(Volley.of(attack, number + 1))[0]:
-            assert told.removeprefix("stream ended: ") in NAMED, (attack.name, told, target.said)
+        for reported in target.fire(Volley.of(attack, number + 1))[0]:
+            assert reported.removeprefix("stream ended: ") in NAMED, (attack.name, reported, target.said)
     check(target, recordings)
 
 
@@ -71,8 +71,8 @@ def test_mutated(target: Target, recordings: list[Recording]) -> None:
         volley = gunner.volley(number)
         if volley.model_id not in target.identities:
             continue  # files are read by a model that is not here
-        for told in target.fire(volley)[0]:
-            assert told.removeprefix("stream ended: ") in NAMED, (number, told, target.said)
+        for reported in target.fire(volley)[0]:
+            assert reported.removeprefix("stream ended: ") in NAMED, (number, reported, target.said)
         if time.monotonic() > until:
             break
     check(target, recordings)

@@ -74,7 +74,7 @@ def test_headers_count_as_memory(target: Target, recording: Recording) -> None:
 
 def test_a_refusal_that_is_kept_holds_on_to_nothing(target: Target, recording: Recording) -> None:
     shot = Shot.of(recording)
-    shot.told = {**shot.told, "path": "another"}
+    shot.reported = {**shot.reported, "path": "another"}
     volley = Volley("", KEEPER)
     volley.add(shot.frames(5), own=True)
     assert target.fire(volley)[0] == ["Disagreement"]
@@ -110,9 +110,9 @@ def test_a_volley_is_made_of_seed_and_number_alone() -> None:
         gunner = Gunner(corpus(), 7)
         print(*(gunner.volley(number).digest for number in reversed(range(12))))
     """
-    told = run([sys.executable, "-c", code])
-    assert told.returncode == 0, told.stderr
-    assert told.stdout.split()[::-1] == [volley.digest for volley in wanted]
+    reported = run([sys.executable, "-c", code])
+    assert reported.returncode == 0, reported.stderr
+    assert reported.stdout.split()[::-1] == [volley.digest for volley in wanted]
 
 
 def test_memory_that_grows_is_told() -> None:

@@ -33,8 +33,8 @@ FAULTS = [
 ]
 
 
-def console(told: dict[str, Any]) -> str:
-    return "[    7.6] vivid-000: a V4L2 device\n" + "".join(f"outcome: {json.dumps(one)}\n" for one in told.items())
+def console(reported: dict[str, Any]) -> str:
+    return "[    7.6] vivid-000: a V4L2 device\n" + "".join(f"outcome: {json.dumps(one)}\n" for one in reported.items())
 
 
 def kept() -> dict[str, Any]:
@@ -59,9 +59,9 @@ def test_what_falls_short_is_noticed(case: str, right: Any, wrong: Any) -> None:
 
 
 def test_so_is_what_was_not_told() -> None:
-    told = kept()
-    del told["1280x720 rgb24"]
-    (none,) = [one for one in outcomes(console(told)) if one.fault]
+    reported = kept()
+    del reported["1280x720 rgb24"]
+    (none,) = [one for one in outcomes(console(reported)) if one.fault]
     assert none.case == "V4L2: 1280x720 rgb24" and none.status == 1
     assert outcomes("")[-1].fault == "the machine did not come to its end" and len(outcomes("")) == len(CASES) + 1
 

@@ -24,8 +24,8 @@ def test_another_machines_python_is_asked_as_ssh_would_pass_it_on(
 
 def test_answers_that_differ_are_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
     mib = {"VmRSS": 1.0, "VmHWM": 1.0}
-    told = iter(["same", "same", "same", "other"])
-    monkeypatch.setattr(heads, "_edge", lambda *_: (mib, next(told)))
+    reported = iter(["same", "same", "same", "other"])
+    monkeypatch.setattr(heads, "_edge", lambda *_: (mib, next(reported)))
     model, spec = nn.Sequential(nn.Linear(1, 1)), Path("spec.toml")
     heads._of(model, "0", "", spec, 64, 1)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="0: the answers differ"):

@@ -25,7 +25,7 @@ EXAMPLES = 120
 def test_every_cut_of_a_random_model_is_exact_or_refused(program: Program) -> None:
     """Requests in a row, the cut moving, on separate instances; an error outside of the tree fails, too."""
     judgement = judge(program)
-    assert judgement.failure is None, "\n" + judgement.told()
+    assert judgement.failure is None, "\n" + judgement.reported()
 
 
 @settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -70,7 +70,7 @@ class Model(nn.Module):
 def test_every_statement_alone_is_exact_or_refused(part: int) -> None:
     """Every second one; `make fuzz` takes all."""
     found = Hunt().alone(alone()[part :: PARTS if ALL else 2 * PARTS])
-    assert not found, "\n".join([f"{len(found)} failures", *(known.told for known in found)])
+    assert not found, "\n".join([f"{len(found)} failures", *(known.reported for known in found)])
 
 
 def test_every_statement_runs() -> None:

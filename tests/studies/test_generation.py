@@ -97,21 +97,21 @@ def test_what_a_model_cannot_do_itself_is_not_judged(gpt2: Built) -> None:
 def test_a_mode_that_splits_nothing_is_equal(gpt2: Built, name: str) -> None:
     """What is compared is the same from one run to the next."""
     inputs = gpt2.inputs(1, 1) | ({"assistant_model": gpt2.build()} if name == "assisted" else {})
-    told = Judge(gpt2, whole).outcome(name, lambda model: MODES[name](model, inputs), gpt2.blocks[1])
-    assert told["outcome"] == "equal", told
+    reported = Judge(gpt2, whole).outcome(name, lambda model: MODES[name](model, inputs), gpt2.blocks[1])
+    assert reported["outcome"] == "equal", reported
 
 
 def test_hidden_states_are_compared_to_the_bit(gpt2: Built) -> None:
     """Tokens are the same, tensors are not."""
     inputs = gpt2.inputs(3, 1)
     judge = Judge(gpt2, _engine(_nudged))
-    told = judge.outcome("hidden", lambda model: MODES["hidden states"](model, inputs), gpt2.blocks[1])
-    assert told["outcome"] == "different"
-    assert "hidden_states" in told["why"]
+    reported = judge.outcome("hidden", lambda model: MODES["hidden states"](model, inputs), gpt2.blocks[1])
+    assert reported["outcome"] == "different"
+    assert "hidden_states" in reported["why"]
 
 
 def test_a_small_model_says_many_things(gpt2: Built) -> None:
-    """Four blocks, the same weights every time, rows of different lengths, text that goes on to its end."""
+    """Four blocks, the same weights every time, rows of different lengths, text that continues to its end."""
     assert len(gpt2.blocks) == 4
     assert gpt2.distinct >= ENOUGH
     first, second = gpt2.build(), gpt2.build()
@@ -250,8 +250,8 @@ def test_an_engine_that_sends_all_is_seen(gpt2: Built) -> None:
 
     facts: list[dict[str, Any]] = []
     privacy(naive, GPT2, facts.append)
-    told = {fact["case"]: fact["outcome"] for fact in facts if "case" in fact}
-    assert told == {"first": "found", "middle": "found", "last": "found", CONTROL: "shown"}
+    reported = {fact["case"]: fact["outcome"] for fact in facts if "case" in fact}
+    assert reported == {"first": "found", "middle": "found", "last": "found", CONTROL: "shown"}
 
 
 def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,13 +50,13 @@ def test_what_a_case_says_of_itself() -> None:
 def test_what_falls_short_is_told() -> None:
     outcome = Outcome("x", "", "", allowed=100.0, peak=90.0, health_seconds=0.1, status=0, bound="QuotaExceeded")
     outcome.phases = {name: Phase(100, 5.0, 10.0, 12.0) for name in (BEFORE, DURING, AFTER)}
-    outcome.told = [("QuotaExceeded: too much", 3)]
+    outcome.reported = [("QuotaExceeded: too much", 3)]
     assert outcome.faults == []
     outcome.phases[DURING] = Phase(100, 5.0, 31.0, 90.0, 2, {"DeadlineExceeded: late": 3})
-    outcome.peak, outcome.told, outcome.status = 121.0, [], 3
-    told = " | ".join(outcome.faults)
+    outcome.peak, outcome.reported, outcome.status = 121.0, [], 3
+    reported = " | ".join(outcome.faults)
     for text in ("2 wrong", "3 honest errors", "3.1 times", "121 MiB", "no bound", "exit status 3"):
-        assert text in told
+        assert text in reported
     assert Crowd.uneven([10, 10, 8, 12]) == 0.2
 
 

@@ -3,7 +3,7 @@
 server       a thread with uvicorn in it
 application  what each path answers
 messages     JSON, and tensors behind it as bytes
-connections  who waits for its client, and who gives way; what is read of whom
+connections  which connections wait for their client, and which are closed; what is read of whom
 encryption   certificates for HTTP, read again when they change
 
 May import inference, access, streams, transport's waiting, guests and credentials.

@@ -67,7 +67,7 @@ async def send_whole(send: Send, peer: Peer, status: int, body: bytes, *headers:
 
 
 class Delivery:
-    """Of one answer, from another thread. ``fetched`` is called, in the loop, when all but its end has gone."""
+    """Delivers one answer, from another thread. ``fetched`` is called, in the loop, when all but its end has gone."""
 
     def __init__(self, send: Send, peer: Peer, fetched: Callable[[], object], seconds: float) -> None:
         """``seconds``: for all of it."""
@@ -237,7 +237,7 @@ STATUS = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-"""Of HTTP, by gRPC's; a quota that is used up is 429."""
+"""HTTP's status for each of gRPC's; a quota that is used up is 429."""
 CHANGE_SECONDS = 5.0
 MAX_CHANGE_BYTES = 64 << 10
 """For the body that asks for a model to be loaded, and of it."""
@@ -252,7 +252,7 @@ class NoSuchPath(IsthmusError):
 
 
 class Application:
-    """Of one server. ``guests``: who is inside, by whatever door."""
+    """The REST application of one server. ``guests``: the active calls, however they came in."""
 
     def __init__(self, inference: Inference, guests: Guests) -> None:
         self._inference = inference
@@ -278,8 +278,10 @@ class Application:
             pace.spent(peer.account, REQUEST_SECONDS)
             peer.account = caller.account
             host, origin, kind = (headers.get(name) for name in (b"host", b"origin", b"content-type"))
-            told = [None if one is None else one.decode("latin-1") for one in (host, origin)]
-            if why := why_not(told[0], (scope.get("server") or ("",))[0], told[1], (kind or b"").decode("latin-1")):
+            reported = [None if one is None else one.decode("latin-1") for one in (host, origin)]
+            if why := why_not(
+                reported[0], (scope.get("server") or ("",))[0], reported[1], (kind or b"").decode("latin-1")
+            ):
                 raise AccessRefused(why)
             path = [unquote(part) for part in scope["raw_path"].decode("ascii", "replace").split("/")[1:]]
             if path[:2] == ["v2", "health"]:

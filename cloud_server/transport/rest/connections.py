@@ -1,7 +1,7 @@
 """Connections of HTTP, each bounded while it waits for its client, and what may be read of it.
 
 Who has a request under way holds one of the server's places (`inference.asking`). All others wait: for the first byte,
-for the rest of a header or body, for who does not fetch what he is told, for the next request. Of those there are
+for the rest of a header or body, for who does not fetch what it is sent, for the next request. Of those there are
 `MAX_WAITING_CONNECTIONS`; where there are more, the address that has most of them loses the one that waits longest
 (`transport.waiting`).
 """

@@ -87,7 +87,7 @@ def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> 
 
 
 def read_change(body: memoryview) -> None:
-    """Of a model that is loaded or unloaded. Raises BadFrame, and InputMismatch for what would change which."""
+    """Read which model is loaded or unloaded. Raises BadFrame, and InputMismatch for what would change which."""
     check_parameters(_parameters(_object(_parsed(bytes(body)), "the body"), "the body") if body.nbytes else {})
 
 

@@ -135,7 +135,7 @@ def _leave_unused(cache: Any) -> None:
 
 
 def _holds_tensors(layer: Any) -> bool:
-    """Of states: a window's length is one without dimensions."""
+    """Whether a state holds tensors: a window's length is one without dimensions."""
     inside = [one for value in vars(layer).values() for one in (value if isinstance(value, list) else [value])]
     return any(isinstance(one, torch.Tensor) and one.dim() > 0 for one in inside)
 
@@ -297,7 +297,7 @@ class Measured:
         return min(best, 2 * self._last + 2)
 
     def rates(self) -> list[float]:
-        """Of each place in a draft: how often it is accepted if those before it are."""
+        """How often each place in a draft is accepted if those before it are."""
         tried, kept = sum(self._tried), sum(self._kept)
         before = (kept + EXPECTED) / (tried + 1.0)
         found = []

@@ -3,7 +3,7 @@
 The earlier cut leaves all but the first block to the server, the later one none. What the server takes less at the
 later one is that of the blocks between, shared out as they share their time on the edge alone; the rest is what comes
 after the blocks, with all that a session does with a step. On the edge it is the other way round. A processor that
-waits for the network between two steps is slower than one that goes on, so this is not what it takes alone.
+waits for the network between two steps is slower than one that continues, so this is not what it takes alone.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def overhead_of(
 
 @dataclass(frozen=True)
 class _Ends:
-    """Of one side, by tokens: what it takes at the cut where that is least, and how much more at the other."""
+    """What one side takes, by tokens: at the cut where that is least, and how much more at the other."""
 
     least: Line
     more: Line
@@ -124,7 +124,7 @@ def _shared(edge: DecodingProfile, steps: Line, prompts: Line, samples: Sequence
 
 
 def _shares(edge: DecodingProfile, cost: Callable[[Part], float]) -> list[float]:
-    """Of each block; those of all but the first add up to 1."""
+    """Each block's share; those of all but the first add up to 1."""
     costs = [cost(block) for block in edge.blocks]
     total = sum(costs[1:])
     return [one / total if total else 1 / max(1, len(costs) - 1) for one in costs]

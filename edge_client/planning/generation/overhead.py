@@ -9,7 +9,7 @@ from shared_hooks.profiling.decoding.line import Line
 from shared_hooks.showing import short
 
 HEADER_BYTES: Final = 200
-"""Of a step's header each way, where none was measured."""
+"""Bytes of a step's header each way, where none was measured."""
 
 
 @short

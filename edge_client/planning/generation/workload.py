@@ -9,9 +9,9 @@ from typing import Final
 from shared_hooks.errors import SpecError
 
 TOKEN_BYTES: Final = 8
-"""Of a word's number, where the answer is the token alone."""
+"""Bytes of a token id, where the answer is the token alone."""
 PLACE_BYTES: Final = 4
-"""Of a word's number beside its logit."""
+"""Bytes of a token id beside its logit."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Workload:
         return self.prompt_tokens + self.new_tokens
 
     def answer_bytes(self, tokens: int, words: int, word_bytes: int) -> float:
-        """Of the logits of so many tokens."""
+        """Bytes of the logits of so many tokens."""
         if self.answer is None:
             return float(tokens * words * word_bytes)
         if len(self.answer) == 2:

@@ -19,7 +19,7 @@ GROUPS: Final = 4
 MAX_CHANNELS: Final = 1 << 14
 MAX_SIDE: Final = 1024
 MAX_BOOK_BYTES: Final = 1 << 20
-"""Of `Book.basis`: as text it is a third more, and the description of a cut has a bound."""
+"""Most bytes of `Book.basis`: as text it is a third more, and the description of a cut has a bound."""
 MAX_COEFFICIENTS: Final = 1 << 23
 """R * H * W of all the books of one cut: a few bytes of text may name as many, and each takes eight in `places`."""
 
@@ -71,7 +71,7 @@ class Book:
 
     @cached_property
     def places(self) -> tuple[torch.Tensor, ...]:
-        """Of each group, the numbers of its coefficients among the R * H * W of one block."""
+        """The numbers of each group's coefficients among the R * H * W of one block."""
         bands = cosine.bands(self.height, self.width)
         group = self.groups[:, bands.long()].reshape(-1)
         return tuple(torch.nonzero(group == number).reshape(-1) for number in range(GROUPS))

@@ -8,7 +8,7 @@ from functools import lru_cache
 import torch
 
 BANDS = 8
-"""Of spatial frequencies: coefficients of one band are of like size."""
+"""Bands of spatial frequencies: coefficients of one band are of like size."""
 
 
 @lru_cache(maxsize=32)

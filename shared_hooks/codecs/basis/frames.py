@@ -31,7 +31,7 @@ class References(Protocol):
         """A sender's: of the frame that is made now."""
 
     def get(self, number: int) -> torch.Tensor | None:
-        """Of that frame, if it is still here."""
+        """The symbols of that frame, if it is still here."""
 
     def put(self, number: int, symbols: torch.Tensor, reference: int) -> None:
         """Keeps a frame's. Those before ``reference`` are not referred to any more."""

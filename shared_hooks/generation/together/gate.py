@@ -161,7 +161,9 @@ def nobodys() -> Iterator[None]:
 
 
 class Gate:
-    """Of one module that writes no state. ``number``: its place in the model; those behind have lower ones."""
+    """Stands for the forward of one module that writes no state. ``number``: its place in the model; later ones have
+    lower ones.
+    """
 
     __slots__ = ("_inside", "_known", "_looks", "_quiet", "forward", "module", "number", "users")
 

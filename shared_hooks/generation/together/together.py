@@ -32,7 +32,7 @@ from shared_hooks.state import PythonState
 
 Result = TypeVar("Result")
 Ended = Callable[[int], BaseException | None]
-"""Of a call by its number: what it is to be ended with, or None while it may go on. Asked at every gate."""
+"""For a call by its number: the error that ends it, or None while it may continue. Asked at every gate."""
 _ALONE: Any = object()
 
 
@@ -57,7 +57,7 @@ class Outcome(Generic[Result]):
 
 
 class Lockstep(Generic[Result]):
-    """Of these calls, once; in the thread that calls `run`."""
+    """Runs these calls once, in the thread that calls `run`."""
 
     def __init__(self, calls: Sequence[Callable[[], Result]], before: PythonState, ended: Ended | None = None) -> None:
         """``before``: the model's Python state, now."""
@@ -200,7 +200,8 @@ def _surroundings() -> tuple[Any, ...]:
 
 
 class Together:
-    """Of one model, on which gates stand until `close`. Safe with several threads, each of which runs calls of its own.
+    """Runs calls of one model in lockstep; gates stand on it until `close`. Any number of threads may run calls of
+    their own.
 
     Sums are added up in another order than alone, so the last bits may differ; an `Outcome` says whether they may.
     """

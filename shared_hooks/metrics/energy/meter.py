@@ -30,7 +30,7 @@ class Meter(Protocol):
     """Counts the energy of one domain. Read by one thread only."""
 
     name: str
-    """Of the backend and the domain: "RAPL package-0"."""
+    """The name of the backend and the domain: "RAPL package-0"."""
     domain: str
     """As the kernel or the driver names it: "package-0", "GPU 0", "VDD_IN"."""
     scope: Scope

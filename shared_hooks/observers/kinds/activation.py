@@ -129,7 +129,7 @@ MOST_EDGES = 32
 
 
 TINY = 1e-15
-"""Of a deviation whose squares may be too small for 32 bits."""
+"""A deviation whose squares may be too small for 32 bits."""
 
 
 def _finite_on_cpu(x: torch.Tensor, bins: int) -> torch.Tensor | None:

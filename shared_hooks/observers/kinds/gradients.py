@@ -30,7 +30,9 @@ Side = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class Gradient(Activation):
-    """Of the loss by one tensor that went into a module or came out of it (``of``); ``step`` is the forward's."""
+    """The gradient of the loss by one tensor that went into a module or came out of it (``of``); ``step`` is the
+    forward's.
+    """
 
     of: Side = "output"
 

@@ -41,13 +41,13 @@ def blocks_of(model: nn.Module, prompt: Prompt) -> list[Named]:
 
 
 def weights_bytes(module: nn.Module) -> int:
-    """Of its parameters and buffers, shared ones once."""
+    """Bytes of its parameters and buffers, shared ones once."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
     return sum(nbytes_of(one) for one in tensors.values())
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Of its elements."""
+    """Bytes of its elements."""
     return tensor.numel() * tensor.element_size()
 
 

@@ -28,9 +28,9 @@ class Seen:
     block_weights: Sequence[int]
     after_weights: int
     state: Sequence[Line]
-    """Of each block, by the tokens so far."""
+    """Bytes of state that each block keeps, by the tokens so far."""
     hidden: Sequence[int]
-    """Of each block, for one token."""
+    """Bytes that each block gives, for one token."""
     words: int
     word_bytes: int
 

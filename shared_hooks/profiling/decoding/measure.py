@@ -43,7 +43,7 @@ class StepTimer:
         self._found: list[Times] = []
 
     def run(self, prompt: Prompt, tokens: int, new: int) -> list[Times]:
-        """Of the prompt's forward, and of ``new - 1`` steps."""
+        """Measure the prompt's forward, and ``new - 1`` steps."""
         inputs = prompt(tokens)
         self._found = []
         with ExitStack() as hooks:
@@ -118,7 +118,7 @@ class Measurement:
             self._found[tokens].append(self._timer.run(self.prompt, tokens, NEW_TOKENS))
 
     def result(self) -> DecodingProfile:
-        """Of each number the median of all rounds."""
+        """Each number's median over all rounds."""
         seen, found = self._seen, self._found
         names = ["before", *self.blocks, "after"]
         weights = [seen.before_weights, *seen.block_weights, seen.after_weights]

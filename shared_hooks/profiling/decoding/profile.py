@@ -8,7 +8,7 @@ from typing import Any
 
 from shared_hooks.profiling.decoding.line import Line
 from shared_hooks.profiling.profile import Side
-from shared_hooks.showing import duration, short, size, told
+from shared_hooks.showing import duration, short, size, summary_of
 
 
 @short
@@ -26,7 +26,7 @@ class Part:
     weights_bytes: int = 0
     state_bytes: Line = field(default_factory=Line)
     hidden_bytes: int = 0
-    """Of what a block gives for one token: what crosses after it."""
+    """Bytes that a block gives for one token: what crosses after it."""
 
     def chunk_ns(self, tokens: int, before: float) -> float:
         """``tokens`` new ones at once: the first costs a step, each further one what it costs in a prompt. Weights and
@@ -52,9 +52,9 @@ class DecodingProfile:
     blocks: Sequence[Part]
     after: Part
     words: int
-    """Of the vocabulary: logits of one token."""
+    """Size of the vocabulary: logits of one token."""
     word_bytes: int
-    """Of one logit."""
+    """Bytes of one logit."""
     lengths: Sequence[int] = ()
     """Tokens of the prompts that were measured."""
     note: str = ""
@@ -65,7 +65,9 @@ class DecodingProfile:
         at = max(self.lengths, default=0)
         weights = sum(part.weights_bytes for part in self.parts)
         takes = f"a token {duration(step.at(at))} after {at}"
-        return told(self, self.side, self.model_id, f"{len(self.blocks)} blocks", takes, f"weights {size(weights)}")
+        return summary_of(
+            self, self.side, self.model_id, f"{len(self.blocks)} blocks", takes, f"weights {size(weights)}"
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:

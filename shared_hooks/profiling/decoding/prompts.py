@@ -17,7 +17,7 @@ LEAST_WORD = 3
 
 
 def words_at_random(model: nn.Module, rows: int = 1) -> Prompt:
-    """Of a model of transformers: ids from its vocabulary, the same ones every time. SpecError for another model."""
+    """Ids from the vocabulary of a model of transformers, the same ones every time. SpecError for another model."""
     check_generates(model)
     words = getattr(_text_config(model), "vocab_size", None)
     if not isinstance(words, int) or words <= LEAST_WORD:

@@ -32,11 +32,11 @@ Family = Callable[[list[Recording]], Iterator[Attack]]
 def changed(recording: Recording, name: str, change: Callable[[dict[str, Any]], Any], *, fit: bool = False) -> Attack:
     """The recording with its description changed; ``fit``: with the payload that the new one asks for."""
     shot = Shot.of(recording)
-    shot.told = json.loads(json.dumps(recording.told))
-    change(shot.told)
+    shot.reported = json.loads(json.dumps(recording.reported))
+    change(shot.reported)
     if fit:
         refit(shot)
-    cut = recording.told["cut"]
+    cut = recording.reported["cut"]
     return Attack(f"{name} at {cut[1]}", recording.model_id, shot)
 
 
@@ -44,11 +44,13 @@ def refit(shot: Shot, byte: bytes = b"\x07") -> None:
     """Give a shot the payload that its slots ask for, all of one byte."""
     sizes = {"float32": 4, "int64": 8, "bool": 1, "uint8": 1, "float64": 8, "int32": 4, "float16": 2, "bfloat16": 2}
     sections = []
-    for dtype, _, _, pieces in shot.told["slots"]:
+    for dtype, _, _, pieces in shot.reported["slots"]:
         for shape, _, _ in pieces:
             count = 1
             for size in shape:
                 count *= size
             sections.append((dtype, shape, byte * (count * sizes.get(dtype, 1))))
-    states = [entry for entry in shot.body["sections"][-len(shot.told["generators"]) :] if shot.told["generators"]]
+    states = [
+        entry for entry in shot.body["sections"][-len(shot.reported["generators"]) :] if shot.reported["generators"]
+    ]
     shot.carry(*padded(sections + [("uint8", entry[2], bytes(entry[4])) for entry in states]))

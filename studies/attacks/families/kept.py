@@ -24,7 +24,7 @@ def attacks(recordings: list[Recording]) -> Iterator[Attack]:
     for name, change in (("left unfinished until they expire", False), ("given up in the line", True)):
         yield Attack(f"uploads {name}", first.model_id, frames=_given_up(first, whole=change))
     for recording in recordings:
-        if recording.told["generators"]:
+        if recording.reported["generators"]:
             yield from _zeros(recording)
         yield from _deep(recording)
     yield from _files()
@@ -60,7 +60,7 @@ def _zeros(recording: Recording) -> Iterator[Attack]:
         ("Python's state of zeros", ["torch", "python"], [honest, python_state]),
     ):
         shot = Shot.of(recording)
-        shot.told = {**shot.told, "generators": generators}
+        shot.reported = {**shot.reported, "generators": generators}
         sections, at = [], 0
         for entry in shot.body["sections"][:-1]:
             sections.append((entry[1], entry[2], shot.payload[at : at + entry[4]]))
@@ -80,9 +80,9 @@ def _deep(recording: Recording) -> Iterator[Attack]:
                 "given": f'[[["",1,0],"add",{deep},[],[]]]',
                 "reads": f'[[["",1,0],"int",{deep}]]',
             }[key]
-            told = json.dumps({**recording.told, key: "HERE"}, separators=(",", ":"))
+            reported = json.dumps({**recording.reported, key: "HERE"}, separators=(",", ":"))
             shot = Shot.of(recording)
-            shot.raw = told.replace('"HERE"', value).encode()
+            shot.raw = reported.replace('"HERE"', value).encode()
             yield Attack(f"{key} of {depth} levels", recording.model_id, shot)
 
 

@@ -36,18 +36,18 @@ def attacks(recordings: list[Recording]) -> Iterator[Attack]:
     for recording in recordings:
         for number, literal in enumerate(_LITERALS):
 
-            def replaced(told: dict[str, Any], literal: Any = literal) -> None:
-                told["inputs"][0][1][0][1][0] = literal
+            def replaced(reported: dict[str, Any], literal: Any = literal) -> None:
+                reported["inputs"][0][1][0][1][0] = literal
 
-            def added(told: dict[str, Any], literal: Any = literal) -> None:
-                told["inputs"][0][1][1][1] = [[["v", "options"], literal]]
+            def added(reported: dict[str, Any], literal: Any = literal) -> None:
+                reported["inputs"][0][1][1][1] = [[["v", "options"], literal]]
 
             yield changed(recording, f"literal {number} as an argument", replaced)
             yield changed(recording, f"literal {number} as options", added)
         for name in ("nobody", "", "self", "\ud800"):
 
-            def unknown(told: dict[str, Any], name: str = name) -> None:
-                told["inputs"][0][1][1][1] = [[["v", name], ["v", 1]]]
+            def unknown(reported: dict[str, Any], name: str = name) -> None:
+                reported["inputs"][0][1][1][1] = [[["v", name], ["v", 1]]]
 
             yield changed(recording, f"an argument called {name!r}", unknown)
         yield from _sizes(recording)
@@ -58,20 +58,20 @@ def _sizes(recording: Recording) -> Iterator[Attack]:
     """Batches of 2^16, 2^31 and 2^39 out of the bytes that were sent, and shapes whose product overflows."""
     for batch in (1 << 16, 1 << 31, 1 << 39):
 
-        def large(told: dict[str, Any], batch: int = batch) -> None:
-            for form in told["inputs"][1]:
+        def large(reported: dict[str, Any], batch: int = batch) -> None:
+            for form in reported["inputs"][1]:
                 form[0][0], form[1][0] = batch, 0
-            for mark in told["marks"]:
+            for mark in reported["marks"]:
                 mark[3][:1], mark[4][:1] = [batch], [0]
 
         yield changed(recording, f"a batch of {batch}", large)
 
-    def overflow(told: dict[str, Any]) -> None:
-        for form in told["inputs"][1]:
+    def overflow(reported: dict[str, Any]) -> None:
+        for form in reported["inputs"][1]:
             form[0], form[1] = [0, 1 << 39, 1 << 39], [0, 1 << 39, 1]
 
-    def rank(told: dict[str, Any]) -> None:
-        for form in told["inputs"][1]:
+    def rank(reported: dict[str, Any]) -> None:
+        for form in reported["inputs"][1]:
             form[0], form[1] = [1] * 32, [1] * 32
 
     yield changed(recording, "no elements of 2^78", overflow)
@@ -81,13 +81,13 @@ def _sizes(recording: Recording) -> Iterator[Attack]:
 def _values(recording: Recording) -> Iterator[Attack]:
     for value in (10**30, -(10**30), 1 << 62, 1 << 33, 100_000_000, -1, 1e308):
         shot = Shot.of(recording)
-        if not recording.told["reads"]:
+        if not recording.reported["reads"]:
             refit(shot, b"\x7e")  # numbers of 10^38: what the tail reads from them
             yield Attack("numbers of 10^38", recording.model_id, shot)
             return
-        shot.body["meta"] = ["", [["v", value] for _ in recording.told["reads"]], []]
-        yield Attack(f"the value {value:g} read before {recording.told['cut'][1]}", recording.model_id, shot)
+        shot.body["meta"] = ["", [["v", value] for _ in recording.reported["reads"]], []]
+        yield Attack(f"the value {value:g} read before {recording.reported['cut'][1]}", recording.model_id, shot)
     if recording.model_id == READER:
         shot = Shot.of(recording)
-        shot.raw = json.dumps({**shot.told, "context": "["}).encode()
+        shot.raw = json.dumps({**shot.reported, "context": "["}).encode()
         yield Attack("a context that is text", recording.model_id, shot)

@@ -14,31 +14,33 @@ def attacks(recordings: list[Recording]) -> Iterator[Attack]:
     for before, recording in zip([recordings[-1], *recordings], recordings, strict=False):
         for key in ("slots", "marks", "fills", "given", "reads", "layouts", "path", "context", "inputs", "cut"):
 
-            def swapped(told: dict[str, Any], key: str = key, other: dict[str, Any] = before.told) -> None:
-                told[key] = other[key]
+            def swapped(reported: dict[str, Any], key: str = key, other: dict[str, Any] = before.reported) -> None:
+                reported[key] = other[key]
 
-            yield changed(recording, f"{key} of {before.model_id} {before.told['cut'][1]}", swapped, fit=key == "slots")
+            yield changed(
+                recording, f"{key} of {before.model_id} {before.reported['cut'][1]}", swapped, fit=key == "slots"
+            )
         for name, change in _CHANGES.items():
             yield changed(recording, name, change)
 
 
-def _swapped_marks(told: dict[str, Any]) -> None:
-    marks = told["marks"]
+def _swapped_marks(reported: dict[str, Any]) -> None:
+    marks = reported["marks"]
     for one, other in zip(marks, reversed(marks), strict=True):
         one[2] = other[2]
 
 
 def _all(key: str, index: int, value: Any) -> Any:
-    def change(told: dict[str, Any]) -> None:
-        for entry in told[key]:
+    def change(reported: dict[str, Any]) -> None:
+        for entry in reported[key]:
             entry[index] = value
 
     return change
 
 
 def _set(key: str, value: Any) -> Any:
-    def change(told: dict[str, Any]) -> None:
-        told[key] = value
+    def change(reported: dict[str, Any]) -> None:
+        reported[key] = value
 
     return change
 

@@ -28,17 +28,17 @@ def attacks(recordings: list[Recording]) -> Iterator[Attack]:
         yield Attack(f"a description that is {data[:12]!r}", recordings[0].model_id, frames=[upload])
     yield from _orders(recordings[0])
     for recording in recordings:
-        if recording.told["generators"]:
+        if recording.reported["generators"]:
             yield from _states(recording)
         for name, body in _BODIES.items():
             for opened in (False, True):
                 shot = Shot.of(recording)
                 shot.body, shot.opened = body(shot.body), opened
                 how = ", opened" if opened else ""
-                yield Attack(f"{name} at {recording.told['cut'][1]}{how}", recording.model_id, shot)
+                yield Attack(f"{name} at {recording.reported['cut'][1]}{how}", recording.model_id, shot)
         shot = Shot.of(recording)
         shot.opened, shot.fields = True, {"payload_bytes": 1 << 62}
-        yield Attack(f"opened for all that there is at {recording.told['cut'][1]}", recording.model_id, shot)
+        yield Attack(f"opened for all that there is at {recording.reported['cut'][1]}", recording.model_id, shot)
 
 
 def _orders(recording: Recording) -> Iterator[Attack]:
@@ -81,7 +81,7 @@ def _states(recording: Recording) -> Iterator[Attack]:
         ("a state of a megabyte", ["torch"], [bytes(1 << 20)]),
     ):
         shot = Shot.of(recording)
-        shot.told = {**shot.told, "generators": generators}
+        shot.reported = {**shot.reported, "generators": generators}
         sections: list[Any] = []
         at = 0
         for entry in shot.body["sections"][:-1]:

@@ -63,7 +63,7 @@ def main() -> int:
             if options.json:
                 known = json.loads(options.json.read_text()) if options.json.exists() else {}
                 command = " ".join(["python -m studies.attacks.http2", *sys.argv[1:]])
-                known[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, **outcome.told()}
+                known[name] = {"date": time.strftime("%Y-%m-%d"), "command": command, **outcome.reported()}
                 options.json.write_text(json.dumps(known, indent=1) + "\n")
     return 0 if good else 1
 

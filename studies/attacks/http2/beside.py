@@ -114,7 +114,7 @@ class Outcome:
             and not any(span["wrong"] or span["lost"] for span in spans)
         )
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         return asdict(self) | {"good": self.good}
 
 
@@ -125,7 +125,7 @@ class _Span:
         self._honest = honest
         self._at = (0, 0, 0)
 
-    def told(self) -> dict[str, Any]:
+    def reported(self) -> dict[str, Any]:
         answers, wrong, lost = self._at
         honest = self._honest
         seconds = sorted(honest.seconds[answers:])
@@ -161,9 +161,9 @@ def beside(name: str, seconds: float, folder: Path, arguments: tuple[str, ...] =
         while len(honest.seconds) < 20 and time.monotonic() < began + START_SECONDS:
             time.sleep(0.05)
         span = _Span(honest)
-        span.told()
+        span.reported()
         time.sleep(quiet)
-        outcome.honest_before = span.told()
+        outcome.honest_before = span.reported()
         outcome.memory_before = server.rss
         threading.Thread(target=newcome, daemon=True).start()
         flood = subprocess.Popen(
@@ -180,7 +180,7 @@ def beside(name: str, seconds: float, folder: Path, arguments: tuple[str, ...] =
         assert flood.stdout is not None
         said = flood.stdout.read()
         outcome.sent = json.loads(said)["sent"] if said else 0
-        outcome.honest = span.told()
+        outcome.honest = span.reported()
         over.set()
         ended = time.monotonic()
         for _ in itertools.takewhile(lambda _: server.alive and time.monotonic() < ended + 60, itertools.count()):
@@ -193,7 +193,7 @@ def beside(name: str, seconds: float, folder: Path, arguments: tuple[str, ...] =
                     outcome.well_after = round(time.monotonic() - ended, 1)
                     break
         time.sleep(1.0)
-        outcome.honest_after = span.told()
+        outcome.honest_after = span.reported()
         outcome.alive = server.alive
         if server.alive:
             outcome.memory_peak, outcome.memory_after = round(max(peak, server.rss)), round(server.rss)

@@ -63,7 +63,7 @@ class EarlyExitByData(EarlyExit):
 
 
 class SwallowsEverything(_Three):
-    """Catches every Exception, and goes on without the layer."""
+    """Catches every Exception, and continues without the layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.a(x)

@@ -16,7 +16,7 @@ STACK: list[float] = []
 
 
 class _Context:
-    """Made anew in each forward."""
+    """Made again in each forward."""
 
     def __init__(self) -> None:
         self.scale: Any = 1.0

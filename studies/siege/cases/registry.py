@@ -19,7 +19,7 @@ class Case:
 
     name: str
     run: Run
-    told: str = ""
+    reported: str = ""
     limits: dict[str, Any] = field(default_factory=dict)
     forged: str = ""
     """What must not begin a line of the server's log."""
@@ -37,12 +37,12 @@ class Case:
 CASES: dict[str, Case] = {}
 
 
-def case(name: str, told: str = "", limits: dict[str, Any] | None = None, **more: Any) -> Callable[[Run], Run]:
+def case(name: str, reported: str = "", limits: dict[str, Any] | None = None, **more: Any) -> Callable[[Run], Run]:
     """Registers a function as a case."""
 
     def register(run: Run) -> Run:
         assert name not in CASES
-        CASES[name] = Case(name, run, told, limits or {}, **more)
+        CASES[name] = Case(name, run, reported, limits or {}, **more)
         return run
 
     return register

@@ -54,10 +54,10 @@ def deep_headers(stranger: Stranger) -> None:
 def cuts_of_lists(stranger: Stranger) -> None:
     """descriptions of cuts, 512 of up to a MiB, that are mostly `[]`: as objects they take 24 times the size"""
     request = stranger.material.requests[f"{DIGITS}/1"]
-    told = json.loads(request.crossing)
+    reported = json.loads(request.crossing)
     stream = stranger.stream()
-    context = {**told["context"], "siege": [[]] * 200_000}
-    text = json.dumps({**told, "context": context, "path": "PATH"}, separators=(",", ":")).encode()
+    context = {**reported["context"], "siege": [[]] * 200_000}
+    text = json.dumps({**reported, "context": context, "path": "PATH"}, separators=(",", ":")).encode()
     for number in range(512):
         data = text.replace(b"PATH", b"%032x" % number)
         stream.put(split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest_of(data), data=data)))

@@ -133,7 +133,7 @@ class TestStreams:
             with cluster({"fake": [second]}) as other:
                 there.ray.replicas["fake"].insert(0, other.ray.replicas["fake"][0])
                 there.front._census.look()
-                answer(connection, 2, b"two")  # and is told to go
+                answer(connection, 2, b"two")  # and is asked to leave
                 eventually(lambda: connection.state.name == "UNOPENED")
                 answer(connection, 3, b"three")
                 assert (first.computed, second.computed) == (2, 1)
@@ -153,7 +153,7 @@ class TestStreams:
                 ray.silent.remove("fake")
                 there.front._census.look()
                 for group in groups:
-                    answer(edges[group], 2, b"two")  # and one is told to go
+                    answer(edges[group], 2, b"two")  # and one is asked to leave
                 eventually(lambda: edges["fake"].state.name == "UNOPENED")
                 assert edges["a"].state.name == "READY"
                 ray.silent.clear()

@@ -97,5 +97,5 @@ def said(client: Client, id: int) -> dict[str, Any]:
 
 def rows(client: Client, id: int) -> tuple[int, float]:
     """How many tensors the tail has, and their sum."""
-    told, (total, *_) = answered(client, id)
-    return told["rows"], float(total)
+    reported, (total, *_) = answered(client, id)
+    return reported["rows"], float(total)

@@ -92,9 +92,9 @@ def test_what_is_computed_together_says_so_and_is_what_it_is_alone_but_for_round
     assert [reply(client, id).company for id in ids] == [3, 3, 3]
     assert [one.reply.company for one in alone if one.reply] == [1, 1, 1]
     for session, id in zip((1, 2, 3), ids, strict=True):
-        told, (found,) = answered(client, id)
+        reported, (found,) = answered(client, id)
         (wanted,) = answered(client, step(client, session, 3, together=False))[1]
-        assert told["steps"] == 3
+        assert reported["steps"] == 3
         torch.testing.assert_close(found, wanted)
 
 

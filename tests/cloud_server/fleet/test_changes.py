@@ -33,7 +33,7 @@ def client_of(port: int, name: str, weights: Path | None = None) -> EdgeClient:
 
 
 def test_unloaded_by_name_and_back(tmp_path: Path) -> None:
-    """A client that stays hears NOT_FOUND by name, and goes on when the model is back, on the stream it has."""
+    """A client that stays hears NOT_FOUND by name, and continues when the model is back, on the stream it has."""
     file = tmp_path / "server.toml"
     file.write_text(entry("one") + entry("two"))
     with fleet_of(file) as (fleet, server), client_of(server.port, "one") as client, edge_of("one") as edge:
@@ -131,7 +131,7 @@ def test_parked_requests_leave_or_go_on() -> None:
     leaves["bob"]()
     version.arrive(loaded)
     assert puts == ["alice"] and not left
-    assert not version.leave("it gives way again", seconds=0.01), "alice needs it"
+    assert not version.leave("it is evicted again", seconds=0.01), "alice needs it"
     leaves["alice"]()
     assert left == ["alice"] and version.leave("now")
 

@@ -1,4 +1,4 @@
-"""Where models are loaded: worker processes for each device, and a server that reads its file anew on SIGHUP."""
+"""Where models are loaded: worker processes for each device, and a server that reads its file again on SIGHUP."""
 
 from __future__ import annotations
 

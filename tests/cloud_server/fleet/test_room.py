@@ -1,4 +1,4 @@
-"""Who gives way where weights do not fit: by a clock of the test's own."""
+"""Who is evicted where weights do not fit: by a clock of the test's own."""
 
 from __future__ import annotations
 

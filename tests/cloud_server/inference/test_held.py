@@ -1,4 +1,4 @@
-"""Memory of messages that arrive and leave in one piece: who gives way."""
+"""Memory of messages that arrive and leave in one piece: who is evicted."""
 
 from __future__ import annotations
 

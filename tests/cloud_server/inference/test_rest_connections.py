@@ -83,19 +83,19 @@ def test_a_request_and_each_piece_of_it_begin_the_wait_anew(server: CloudServer,
 
 def test_a_body_has_its_time_however_steadily_it_comes() -> None:
     with serving(engine(), limits=Limits(deadline_seconds=0.3), rest="127.0.0.1:0") as server:
-        told = threading.Event()
+        reported = threading.Event()
         with connected(server) as steady:
             steady.sendall(f"{HEAD}Content-Length: 900000\r\n\r\n".encode())
 
             def pieces() -> None:
                 with contextlib.suppress(OSError):
-                    while not told.wait(0.02):
+                    while not reported.wait(0.02):
                         steady.sendall(b" ")
 
             sender = threading.Thread(target=pieces)
             sender.start()
             answer = steady.recv(1000)
-            told.set()
+            reported.set()
             sender.join()
         assert answer.startswith(b"HTTP/1.1 504") and b"connection: close" in answer
 
@@ -110,10 +110,10 @@ def test_who_is_refused_before_his_body_came_is_listened_to_no_more(
             (connection,) = standing(server)
             head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
             endless.sendall(head.encode())
-            told = b""
-            while not told.endswith(b"}"):
-                told += endless.recv(1000)
-            assert b"connection: close" in told
+            reported = b""
+            while not reported.endswith(b"}"):
+                reported += endless.recv(1000)
+            assert b"connection: close" in reported
             parsed: list[bytes] = []
             monkeypatch.setattr(connection.conn, "receive_data", parsed.append)
             with contextlib.suppress(ConnectionError):
@@ -143,10 +143,10 @@ def test_who_costs_too_much_is_read_later(
         assert dear not in paid and set(paid) == {"address ipv4:127.0.0.1"}
         pays.set()
         slow.setblocking(True)
-        told = b""
-        while not told.endswith(b"}"):
-            told += slow.recv(1000)
-        assert told.startswith(b"HTTP/1.1 200")
+        reported = b""
+        while not reported.endswith(b"}"):
+            reported += slow.recv(1000)
+        assert reported.startswith(b"HTTP/1.1 200")
         paid.clear()
         chunks = b"1\r\n \r\n" * (4 * connections.MOST_BYTES // 6)
         slow.sendall(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")

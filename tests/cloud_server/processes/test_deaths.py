@@ -20,7 +20,7 @@ from tests.cloud_server.real import ask, value
 from tests.waiting import eventually
 
 
-def told(first: float, rows: int = 2) -> torch.Tensor:
+def reported(first: float, rows: int = 2) -> torch.Tensor:
     x = torch.randn(rows, 8)
     x[0, 0] = first
     return x
@@ -37,7 +37,7 @@ def answered(client: CoreClient, id: int, early: EarlyOutput) -> Result:
 
 
 def exact(client: CoreClient, edge: WrappedModel, id: int) -> None:
-    x = told(0, 3)
+    x = reported(0, 3)
     result = answered(client, id, edge.forward(x, end="second"))
     assert result.reply is not None, result.failed
     found = Parcel.to_value(result.reply.header, result.data)
@@ -48,13 +48,13 @@ def test_a_request_that_ends_two_workers_and_who_sent_it(
     pool: Pool, client: CoreClient, edge: WrappedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = pool.crew.deaths
-    failed = answered(client, 1, edge.forward(told(deadly.EXIT), end="second")).failed
+    failed = answered(client, 1, edge.forward(reported(deadly.EXIT), end="second")).failed
     assert failed is not None and failed.error == "WorkerLost", failed
     assert "2 workers" in failed.message and "ended with status 3" in failed.message
     exact(client, edge, 2)
     eventually(lambda: pool.crew.deaths == before + 2)
     monkeypatch.setattr(pool._crashes, "_most", 2)
-    failed = answered(client, 3, edge.forward(told(0), end="second")).failed
+    failed = answered(client, 3, edge.forward(reported(0), end="second")).failed
     assert failed is not None and failed.error == "QuotaExceeded" and "ended 2 workers" in failed.message
 
 
@@ -84,7 +84,7 @@ def test_one_that_is_stopped_and_one_that_hangs(
     exact(client, edge, 1)
     assert stopped not in pool.crew.pids
     monkeypatch.setattr(pool, "_patience", 0.5)
-    ask(client, 2, edge.forward(told(deadly.NAP), end="second"))
+    ask(client, 2, edge.forward(reported(deadly.NAP), end="second"))
     failed = client.answer(2).failed
     assert failed is not None and failed.error == "TooLarge" and "without coming back to Python" in failed.message
 
@@ -114,11 +114,11 @@ def test_a_payload_that_is_kept_is_nobody_elses(
     pages = 2 * mmap.PAGESIZE  # where workers say what they are at, when none starts in place of another
     eventually(lambda: pool.memory.used_bytes == pages, "somebody has more memory than two workers", STARTS)
     for id in range(1, 5):
-        ask(client, id, edge.forward(told(deadly.KEEP, 1000), end="input"))
+        ask(client, id, edge.forward(reported(deadly.KEEP, 1000), end="input"))
         value(client, id)
     assert pool.memory.used_bytes >= 4 * 32_000
     for id in range(5, 20):
         exact(client, edge, id)
-        ask(client, 100 + id, edge.forward(told(deadly.FORGET), end="input"))
+        ask(client, 100 + id, edge.forward(reported(deadly.FORGET), end="input"))
         value(client, 100 + id)
     eventually(lambda: not any(one._kept for one in pool.crew._workers if one.is_warm) or not exact(client, edge, 200))

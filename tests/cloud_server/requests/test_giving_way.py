@@ -1,4 +1,4 @@
-"""At a bound of the whole server: what is idle, and what belongs to who has most, gives way, and is told by name."""
+"""At a bound of the whole server: what is idle, and what belongs to who has most, is evicted, and is told by name."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def served(client: CoreClient, id: int = 1) -> bool:
     return client.answer(id).reply is not None
 
 
-def told(client: CoreClient, id: int) -> str:
+def reported(client: CoreClient, id: int) -> str:
     failed = client.answer(id).failed
     assert failed is not None and failed.error == "ServerUnavailable" and failed.retry
     return failed.message
@@ -95,7 +95,7 @@ def test_headers_that_announce_all_bytes_and_send_nothing(core: Core, stream: St
     hostile.send(*(header(id, LARGE) for id in range(8)))
     assert core.requests.held_bytes > 8 * 255 * KIB
     assert served(honest)  # at once: it has less
-    assert "max_pending_bytes" in told(hostile, 7)
+    assert "max_pending_bytes" in reported(hostile, 7)
 
 
 def test_half_uploads_that_take_all_places(core: Core, stream: Streams) -> None:
@@ -115,7 +115,7 @@ def test_many_that_hold_as_little_each_wait_no_longer_than_they_are_idle(core: C
     honest = stream("honest")
     honest.send(header(0, SMALL))
     later(core)
-    assert served(honest, 30) and "gave way" in told(hostile[0], 0)  # it has waited the longest
+    assert served(honest, 30) and "gave way" in reported(hostile[0], 0)  # it has waited the longest
 
 
 def test_another_address_is_another_account(core: Core, stream: Streams) -> None:
@@ -163,10 +163,10 @@ def test_an_identitys_own_bounds(core: Core, stream: Streams) -> None:
     assert failed is not None and failed.error == "TooLarge"
     ann.send(header(2, SMALL))
     again.send(header(3, SMALL), header(4, SMALL))
-    assert "max_in_flight of this identity is 2" in told(again, 4)
+    assert "max_in_flight of this identity is 2" in reported(again, 4)
     later(core)
-    again.send(header(5, SMALL))  # its own that waits for it gives way
-    assert "gave way" in told(ann, 2)
+    again.send(header(5, SMALL))  # its own that waits for it is evicted
+    assert "gave way" in reported(ann, 2)
 
 
 def test_an_upload_that_stands_still_does_not_hold_up_a_drain(core: Core, stream: Streams) -> None:
@@ -175,7 +175,7 @@ def test_an_upload_that_stands_still_does_not_hold_up_a_drain(core: Core, stream
     core.drain()
     assert not core.wait_idle(0)
     later(core)
-    assert core.wait_idle(10) and "is draining, and the rest of request 1" in told(client, 1)
+    assert core.wait_idle(10) and "is draining, and the rest of request 1" in reported(client, 1)
 
 
 class Unread:

@@ -116,8 +116,8 @@ def test_nobody_reads_facts_where_the_digests_are_alike() -> None:
 def table(*values: float) -> str:
     model = nn.Module()
     model.register_buffer("freq", torch.tensor(values), persistent=False)
-    (told,) = tables(model).values()
-    return told
+    (reported,) = tables(model).values()
+    return reported
 
 
 class WithTable(FakeEngine):

@@ -32,14 +32,14 @@ def file() -> Iterator[int]:
     os.close(file)
 
 
-def told(file: int, **changes: object) -> split_pb2.Area:
+def reported(file: int, **changes: object) -> split_pb2.Area:
     values = {"pid": os.getpid(), "fd": file, "nbytes": NBYTES, "nonce": NONCE, **changes}
     return split_pb2.Area(**values)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("peer", [HERE, "ipv6:[::1]:7", "unix:"])
 def test_what_lies_there_is_read(file: int, peer: str) -> None:
-    area = Area.opened(told(file), peer)
+    area = Area.opened(reported(file), peer)
     assert area is not None
     os.pwrite(file, b"hello", 4096)
     into = bytearray(5)
@@ -53,12 +53,12 @@ def test_what_lies_there_is_read(file: int, peer: str) -> None:
     [{"nonce": NONCE[::-1]}, {"nonce": b""}, {"nbytes": 0}, {"nbytes": 1 << 63}, {"fd": 1 << 30}, {"pid": 1 << 31}],
 )
 def test_what_is_not_as_told_is_not_used(file: int, changes: dict[str, object]) -> None:
-    assert Area.opened(told(file, **changes), HERE) is None
+    assert Area.opened(reported(file, **changes), HERE) is None
 
 
 @pytest.mark.parametrize("peer", ["ipv4:10.0.0.1:5", "ipv6:[fe80::1]:7", "", "unknown"])
 def test_nobody_elsewhere_is_believed(file: int, peer: str) -> None:
-    assert Area.opened(told(file), peer) is None
+    assert Area.opened(reported(file), peer) is None
 
 
 def test_only_memory_is_opened(tmp_path: Path) -> None:
@@ -68,18 +68,18 @@ def test_only_memory_is_opened(tmp_path: Path) -> None:
     other = os.memfd_create("isthmus")
     os.write(other, NONCE + bytes(NBYTES))
     for one in (plain, reader, writer, other):
-        assert Area.opened(told(one), HERE) is None
+        assert Area.opened(reported(one), HERE) is None
         os.close(one)
 
 
 def test_the_servers_own_memory_is_no_clients() -> None:
     memory = SharedMemory(NBYTES)  # it begins with zeros, which anybody may say
-    assert Area.opened(told(memory.fd, nonce=bytes(len(NONCE))), HERE) is None
+    assert Area.opened(reported(memory.fd, nonce=bytes(len(NONCE))), HERE) is None
     memory.close()
 
 
 def test_it_may_be_smaller_than_told(file: int) -> None:
-    area = Area.opened(told(file), HERE)
+    area = Area.opened(reported(file), HERE)
     assert area is not None
     for offset, nbytes in ((NBYTES - 4, 5), (1 << 63, 1)):
         with pytest.raises(BadFrame, match="of an area of"):
@@ -95,12 +95,12 @@ def test_it_may_be_smaller_than_told(file: int) -> None:
 def test_a_request_is_answered_from_there(core: Core, file: int) -> None:
     os.pwrite(file, b"payload", 5000)
     client = CoreClient(core, greet=False, caller=Caller(HERE))
-    client.send(hello(area=told(file)))
+    client.send(hello(area=reported(file)))
     assert client.other("welcome").welcome.area
     crossing = make_crossing(7)
     client.send(upload(crossing), header(1, crossing, area_offset=5000))
     assert bytes(client.answer(1).data) == b"daolyap"
-    # beyond its end, and said to be in two places: refused by name, and the stream goes on
+    # beyond its end, and said to be in two places: refused by name, and the stream continues
     client.send(header(2, crossing, area_offset=NBYTES))
     failed = client.answer(2).failed
     assert failed is not None
@@ -116,7 +116,7 @@ def test_a_request_is_answered_from_there(core: Core, file: int) -> None:
 
 def test_without_an_area_there_is_none(core: Core, file: int) -> None:
     client = CoreClient(core, greet=False, caller=Caller("ipv4:10.0.0.1:5"))
-    client.send(hello(area=told(file)))
+    client.send(hello(area=reported(file)))
     assert not client.other("welcome").welcome.area
     crossing = make_crossing(7)
     client.send(upload(crossing), header(1, crossing, area_offset=5000))

@@ -85,7 +85,7 @@ def test_announcements_that_are_refused(
     client.send(announced(1, **changes))
     kind, message = failure(client, 1)
     assert kind == error and says in message
-    # what was on its way is skipped, and the stream goes on
+    # what was on its way is skipped, and the stream continues
     client.send(chunk(1, 0, DATA), closing(1))
     client.ask(2, DATA)
     assert bytes(client.answer(2).data) == DATA[::-1]

@@ -49,7 +49,7 @@ from tests.waiting import PATIENCE, eventually
 NOTHING = Reading.unavailable("a test")
 
 
-class Told:
+class CallReports:
     """A controller that does as it is told, and notes what it hears."""
 
     def __init__(self, name: str, network_ms: float = 1.0, probes: int | None = None) -> None:
@@ -95,11 +95,14 @@ class Told:
 
 @contextmanager
 def auto(
-    server: FakeServer, told: Told, make: Callable[[], torch.nn.Module] = small_models.Residual, **options: Any
+    server: FakeServer,
+    reported: CallReports,
+    make: Callable[[], torch.nn.Module] = small_models.Residual,
+    **options: Any,
 ) -> Iterator[AutoClient]:
     with (
         EdgeClient(server.address, ModelChoice(built(make), model_id="m", device="cpu")) as client,
-        AutoClient(client, told, **options) as one,  # type: ignore[arg-type]
+        AutoClient(client, reported, **options) as one,  # type: ignore[arg-type]
     ):
         yield one
 
@@ -121,16 +124,16 @@ def right(answer: Answer | Failure, output: Tensor) -> bool:
 
 
 def test_runs_where_the_controller_says_and_tells_it_what_that_took() -> None:
-    told = Told("body", network_ms=1e6)
-    with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, told) as one:
+    reported = CallReports("body", network_ms=1e6)
+    with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, reported) as one:
         answers = []
         for name in ("body", "edge-only", "input", "cloud-only"):
-            told.name = name
+            reported.name = name
             answers.append(one.infer(image()))
     assert [answer.split for answer in answers] == ["body", "edge-only", "input", "input"]
     assert all(right(answer, expected()) for answer in answers)
     networked = ["observe_edge", "observe_server", "observe_transfer"]
-    assert [name for name in told.heard if name != "observe_slow"] == [*networked, "observe_edge", *networked * 2]
+    assert [name for name in reported.heard if name != "observe_slow"] == [*networked, "observe_edge", *networked * 2]
     assert [entry["candidate"] for entry in one.decisions.all if entry["kind"] == "choice"] == [
         *("body", "edge-only", "input", "cloud-only")
     ]
@@ -139,33 +142,33 @@ def test_runs_where_the_controller_says_and_tells_it_what_that_took() -> None:
 def test_a_cut_that_it_may_not_use_goes_another_way_and_the_server_counts_as_there() -> None:
     """The first request is begun before the server has told; `fail` is asked once only."""
     allowed: list[Any] = []
-    told = Told("body")
-    told.allow = allowed.append  # type: ignore[attr-defined]
+    reported = CallReports("body")
+    reported.allow = allowed.append  # type: ignore[attr-defined]
     welcome = {"cuts": split_pb2.Cuts(names=["input"])}
     choice = ModelChoice(built(small_models.Residual), model_id="m", device="cpu")
     with FakeServer(fake.fail("AccessRefused", "not this cut"), welcome=welcome) as server:
         client = EdgeClient(server.address, choice).prepare()
-        with AutoClient(client, told) as one:  # type: ignore[arg-type]
+        with AutoClient(client, reported) as one:  # type: ignore[arg-type]
             answers = [one.infer(image()), one.infer(image())]
         client.close()
     assert all(right(answer, expected()) and answer.split == "edge-only" for answer in answers)
     assert allowed == [frozenset({"input", "cloud-only"})] and len(server.seen.requests) == 1
-    assert "gone" not in kinds(one) and told.heard.count("gone") == 0
+    assert "gone" not in kinds(one) and reported.heard.count("gone") == 0
 
 
 def test_a_request_that_is_late_is_answered_here() -> None:
-    told = Told("body")
-    with FakeServer(fake.deaf) as server, auto(server, told) as one:
+    reported = CallReports("body")
+    with FakeServer(fake.deaf) as server, auto(server, reported) as one:
         answers = list(one.infer_many([image()] * 3))
         assert all(right(answer, expected()) and answer.split == "edge-only" for answer in answers)
-        assert kinds(one).count("hedge") == 3 and "observe_slow" in told.heard
+        assert kinds(one).count("hedge") == 3 and "observe_slow" in reported.heard
         eventually(lambda: sorted(server.seen.cancelled) == sorted(server.seen.requests))
 
 
 def test_a_server_that_falls_silent_is_not_waited_for() -> None:
     """Long before the request is late, and before the stream is given up."""
-    told = Told("body", network_ms=1e6)
-    with FakeServer(fake.deaf, welcome={"heartbeat_ms": 1000}) as server, auto(server, told) as one:
+    reported = CallReports("body", network_ms=1e6)
+    with FakeServer(fake.deaf, welcome={"heartbeat_ms": 1000}) as server, auto(server, reported) as one:
         assert right(one.infer(image()), expected())
         (why,) = [entry["reason"] for entry in one.decisions.all if entry["kind"] == "hedge"]
         assert "lives" in why and "gone" not in kinds(one)
@@ -189,39 +192,42 @@ def test_an_answer_that_comes_first_counts_and_the_hedge_is_left() -> None:
         assert entered.wait(PATIENCE)
         return 0.0
 
-    told = Told("input", network_ms=0.001)
-    with FakeServer(fake.tails(built(small_models.Residual), delay=delay)) as server, auto(server, told, Slow) as one:
+    reported = CallReports("input", network_ms=0.001)
+    with (
+        FakeServer(fake.tails(built(small_models.Residual), delay=delay)) as server,
+        auto(server, reported, Slow) as one,
+    ):
         answer = one.infer(image())
         assert right(answer, expected()) and answer.split == "input"
         assert kinds(one) == ["choice", "hedge"]
 
 
 def test_a_stream_that_breaks_loses_no_request() -> None:
-    told = Told("body", network_ms=1e6)
-    with FakeServer(fake.break_after(2)) as server, auto(server, told) as one:
+    reported = CallReports("body", network_ms=1e6)
+    with FakeServer(fake.break_after(2)) as server, auto(server, reported) as one:
         for _ in range(3):
-            told.there = True
+            reported.there = True
             assert right(one.infer(image()), expected())
         assert "gone" in kinds(one)
 
 
 def test_without_a_place_for_the_whole_model_the_server_is_waited_for() -> None:
-    told = Told("body")
+    reported = CallReports("body")
     scripts = fake.break_after(2), fake.tails(built(small_models.Residual))
-    with FakeServer(*scripts) as server, auto(server, told, local=False) as one:
+    with FakeServer(*scripts) as server, auto(server, reported, local=False) as one:
         answer = one.infer(image())
         assert right(answer, expected()) and answer.split == "body" and answer.sends == 2
-        told.there = False
+        reported.there = False
         assert one.infer(image()).split == "body"
         assert "hedge" not in kinds(one)
 
 
 def test_what_is_wrong_with_an_input_is_said_and_the_next_goes_on() -> None:
-    told = Told("first", network_ms=1e6)
+    reported = CallReports("first", network_ms=1e6)
     values = [torch.ones(3), torch.full((3,), 200.0), torch.ones(3)]
-    with FakeServer(fake.tails(built(small_models.Moody))) as server, auto(server, told, small_models.Moody) as one:
+    with FakeServer(fake.tails(built(small_models.Moody))) as server, auto(server, reported, small_models.Moody) as one:
         for name in ("first", "edge-only"):
-            told.name = name
+            reported.name = name
             answers = list(one.infer_many(values, failures="return"))
             assert [isinstance(answer, Failure) for answer in answers] == [False, True, False]
             assert isinstance(answers[1], Failure) and isinstance(answers[1].error, ModelFailed)
@@ -238,9 +244,9 @@ def test_leaving_does_not_wait_for_a_first_profile() -> None:
             check()
             time.sleep(0.01)
 
-    told = Told("body")
-    told.there = False
-    with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, told, connect=connect) as one:
+    reported = CallReports("body")
+    reported.there = False
+    with FakeServer(fake.tails(built(small_models.Residual))) as server, auto(server, reported, connect=connect) as one:
         one.monitor._prober.round = lambda *_: None  # type: ignore[method-assign,assignment,return-value]
         assert fetching.wait(PATIENCE)
     assert not one.monitor._thread.is_alive() and kinds(one) == []
@@ -271,13 +277,13 @@ def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, mo
 
 
 def test_a_deadline_holds_where_nothing_runs_here() -> None:
-    told = Told("body", network_ms=1e6)
-    with FakeServer(fake.deaf) as server, auto(server, told, local=False) as one, pytest.raises(DeadlineExceeded):
+    reported = CallReports("body", network_ms=1e6)
+    with FakeServer(fake.deaf) as server, auto(server, reported, local=False) as one, pytest.raises(DeadlineExceeded):
         one.infer(image(), deadline=0.3)
 
 
 def test_requests_are_told_apart_without_comparing_their_tensors() -> None:
-    choice = Told("input").choose(0)
+    choice = CallReports("input").choose(0)
     flights = [
         Flight(call, call, choice, Stamps(), 0.0, Done(Answer.__new__(Answer)))
         for call in (Call((torch.zeros(3),)), Call((torch.zeros(3),)))
@@ -313,7 +319,7 @@ def test_a_hedge_remembers_nothing_and_leaves_nobody_waiting() -> None:
 def test_needs_a_server_to_choose() -> None:
     client = EdgeClient(None, ModelChoice(small_models.Residual(), model_id="m"), "edge-only")
     with client, pytest.raises(SpecError, match="server"):
-        AutoClient(client, Told("body"))  # type: ignore[arg-type]
+        AutoClient(client, CallReports("body"))  # type: ignore[arg-type]
 
 
 class TestHedge:
@@ -359,61 +365,61 @@ class TestProcesses:
         (value,) = spec.preprocess(find_inputs(IMAGES)[0])[0]
         with torch.no_grad():
             output = whole(value)
-        told = Told("stem.0", network_ms=1e6, probes=2000)
+        reported = CallReports("stem.0", network_ms=1e6, probes=2000)
         with (
             cloud("--model", "digits", port=free_port()) as first,
             EdgeClient(first.address, ModelChoice(spec, device="cpu")) as client,
-            AutoClient(client, told) as one,  # type: ignore[arg-type]
+            AutoClient(client, reported) as one,  # type: ignore[arg-type]
         ):
             assert right(one.infer(value), output)
-            eventually(lambda: bool(told.links))
-            link, load = told.links[-1]
+            eventually(lambda: bool(reported.links))
+            link, load = reported.links[-1]
             assert [size for size, _ in link.up.points] == [0, 1000, 2000] and load.workers == 1
             first.end()
-            heard = len(told.heard)
+            heard = len(reported.heard)
             answers = [one.infer(value) for _ in range(5)]
             assert all(right(answer, output) for answer in answers) and answers[-1].split == "edge-only"
             with cloud("--model", "digits", port=first.port):
-                eventually(lambda: "back" in told.heard[heard:])
+                eventually(lambda: "back" in reported.heard[heard:])
                 answer = one.infer(value)
                 assert right(answer, output) and answer.split == "stem.0"
             assert kinds(one).count("gone") >= 1
 
     def test_a_link_that_stands_still_loses_nothing(self) -> None:
         value = torch.randn(1, 1, 32, 32)
-        told = Told("stem.0", network_ms=100.0, probes=2000)
+        reported = CallReports("stem.0", network_ms=100.0, probes=2000)
         with (
             cloud("--model", "digits") as process,
             Relay(("127.0.0.1", process.port), ("127.0.0.1", free_port())) as relay,
             EdgeClient(f"127.0.0.1:{relay.address[1]}", ModelChoice("digits", device="cpu")) as client,
-            AutoClient(client, told) as one,  # type: ignore[arg-type]
+            AutoClient(client, reported) as one,  # type: ignore[arg-type]
         ):
             output = one.infer(value).output
             for stop, go in ((relay.moving.clear, relay.moving.set), (relay.refuse, relay.accept)):
-                heard = len(told.heard)
+                heard = len(reported.heard)
                 stop()
                 assert all(right(one.infer(value), output) for _ in range(3))
-                eventually(lambda heard=heard: "gone" in told.heard[heard:])  # type: ignore[misc]
+                eventually(lambda heard=heard: "gone" in reported.heard[heard:])  # type: ignore[misc]
                 assert one.infer(value).split == "edge-only"
                 go()
-                eventually(lambda heard=heard: "back" in told.heard[heard:])  # type: ignore[misc]
+                eventually(lambda heard=heard: "back" in reported.heard[heard:])  # type: ignore[misc]
                 assert right(one.infer(value), output)
 
     def test_a_server_that_comes_later_is_found(self) -> None:
-        told = Told("stem.0", network_ms=1e6)
-        told.there = False
+        reported = CallReports("stem.0", network_ms=1e6)
+        reported.there = False
         with (
             cloud("--model", "digits") as process,
             EdgeClient(process.address, ModelChoice("digits", device="cpu")) as client,
         ):
             connect: Any = lambda check: ("cloud", "link", "load")  # noqa: E731
-            auto = AutoClient(client, told, connect=connect)  # type: ignore[arg-type]
+            auto = AutoClient(client, reported, connect=connect)  # type: ignore[arg-type]
             value = torch.zeros(1, 1, 32, 32)
             assert auto.infer(value).split == "edge-only"
             with auto:
                 eventually(lambda: "found" in kinds(auto))
                 assert auto.infer(value).split == "stem.0"
-            assert "back" not in told.heard
+            assert "back" not in reported.heard
 
     def test_the_command(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         log = tmp_path / "decisions.jsonl"

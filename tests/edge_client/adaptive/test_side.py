@@ -12,7 +12,7 @@ WHOLE = 50e6
 PARTS = {"whole": WHOLE, "half": WHOLE / 2, "tiny": 0.1e6}
 
 
-def told(part: str, times: float, often: int = 50) -> float:
+def reported(part: str, times: float, often: int = 50) -> float:
     side = Side(WHOLE, PARTS)
     for _ in range(often):
         side.observe(part, times * PARTS[part])
@@ -21,21 +21,21 @@ def told(part: str, times: float, often: int = 50) -> float:
 
 @pytest.mark.parametrize("times", [0.3, 5.0])
 def test_a_tiny_part_says_nothing_of_the_whole_model(times: float) -> None:
-    assert told("tiny", times) == 1.0
+    assert reported("tiny", times) == 1.0
 
 
 def test_a_tiny_part_that_takes_as_long_as_much_of_the_model_does() -> None:
-    assert told("tiny", 100.0) > 3
+    assert reported("tiny", 100.0) > 3
 
 
 @given(times=st.floats(0.2, 20))
 def test_the_whole_model_says_how_slow_it_is(times: float) -> None:
-    assert told("whole", times) == pytest.approx(times, rel=0.01)
+    assert reported("whole", times) == pytest.approx(times, rel=0.01)
 
 
 @given(times=st.floats(0.2, 20))
 def test_half_the_model_says_it_nearly(times: float) -> None:
-    assert told("half", times) == pytest.approx(times, abs=1.01 * UNTOLD_SHARE * max(1.0, times))
+    assert reported("half", times) == pytest.approx(times, abs=1.01 * UNTOLD_SHARE * max(1.0, times))
 
 
 def test_a_tiny_part_as_quick_as_ever_ends_what_was_slow() -> None:

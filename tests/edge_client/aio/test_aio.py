@@ -1,4 +1,4 @@
-"""`edge_client.aio`: the same answers, while the event loop goes on; and what is cancelled here ends on the server."""
+"""`edge_client.aio`: equal answers, while the event loop continues; and what is cancelled here ends on the server."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_client_that_chooses(server: Served, tmp_path: Path) -> None:
 
 
 def test_one_that_is_cancelled_while_it_loads_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread that loads goes on, and nobody else knows what it made."""
+    """The thread that loads continues, and nobody else knows what it made."""
     begun, go_on, closed = threading.Event(), threading.Event(), threading.Event()
 
     class Loads:

@@ -27,11 +27,11 @@ def test_small_tensors_are_read_and_large_ones_are_kept_bit_for_bit(tmp_path: Pa
     output = {"pair": Pair(torch.tensor([[0.1, 2.0]]), large.t()), "list": [odd, None, "word"], "z": torch.ones(1) * 1j}
     kept = Kept(str(tmp_path / "new" / "folder"), load_spec("digits"))
     kept.write(7, InputItem(Path("some/a b.png")), output, [])
-    told = json.loads((kept.folder / "0007_a_b.png.json").read_text())
-    assert told["output"]["pair"]["small"]["values"] == torch.tensor([[0.1, 2.0]]).tolist()
-    assert told["output"]["pair"]["large"] == {"shape": [10, 10], "dtype": "bfloat16", "tensor": "pair.large"}
-    assert told["output"]["list"][1:] == [None, "word"] and told["output"]["z"]["values"] == [[0.0, 1.0]]
-    tensors = load_file(kept.folder / told["tensors"])
+    reported = json.loads((kept.folder / "0007_a_b.png.json").read_text())
+    assert reported["output"]["pair"]["small"]["values"] == torch.tensor([[0.1, 2.0]]).tolist()
+    assert reported["output"]["pair"]["large"] == {"shape": [10, 10], "dtype": "bfloat16", "tensor": "pair.large"}
+    assert reported["output"]["list"][1:] == [None, "word"] and reported["output"]["z"]["values"] == [[0.0, 1.0]]
+    tensors = load_file(kept.folder / reported["tensors"])
     assert torch.equal(tensors["pair.large"], large.t()) and tensors["list.0"].isnan().tolist() == [True, False]
     assert kept.summary() == f"outputs: 1 in {kept.folder}"
 
@@ -44,8 +44,8 @@ def test_a_run_keeps_what_it_answers(tmp_path: Path, capsys: Captured) -> None:
     out = capsys.readouterr().out
     assert "latency: median" in out and "(3 requests, up to 2 in flight)" in out and "throughput: " in out
     assert out.endswith(f"outputs: 3 in {folder}\n") and "first request" not in out
-    told = json.loads((folder / "0001_0011_label1.png.json").read_text())
-    assert told["predictions"][0]["label"] == "1" and len(told["output"]["values"][0]) == 10
+    reported = json.loads((folder / "0001_0011_label1.png.json").read_text())
+    assert reported["predictions"][0]["label"] == "1" and len(reported["output"]["values"][0]) == 10
 
 
 def test_a_folder_that_cannot_be(tmp_path: Path, capsys: Captured) -> None:

@@ -1,4 +1,4 @@
-"""A run that is cut off goes on where it stopped: no input is given twice, and none is left out."""
+"""A run that is cut off continues where it stopped: no input is given twice, and none is left out."""
 
 from __future__ import annotations
 
@@ -65,22 +65,22 @@ def test_a_full_disk_a_kill_and_a_torn_line_lose_nothing(images: Path, tmp_path:
     journal, out = tmp_path / "journal", tmp_path / "out.json"
 
     first = process(words(images, journal), lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)))
-    told = len(entries(journal))
+    reported = len(entries(journal))
     assert first.returncode == 2 and "--journal" in first.stderr and "cannot be written" in first.stderr
-    assert 0 < told < 6 and f"{told} of {told} inputs answered" in first.stdout
+    assert 0 < reported < 6 and f"{reported} of {reported} inputs answered" in first.stdout
     assert journal.stat().st_size <= 3000 and journal.read_bytes().endswith(b"\n")
 
     (tmp_path / "killer.py").write_text(KILLER)
     (tmp_path / "edge.toml").write_text('[lifecycle]\nhooks = ["killer:Killer"]\n')
     second = process([*words(images, journal), "--config", str(tmp_path / "edge.toml")])
     assert second.returncode == -signal.SIGKILL
-    assert len(entries(journal)) == min(told + 2, 6)
+    assert len(entries(journal)) == min(reported + 2, 6)
     with journal.open("a") as file:
         file.write('{"input":["torn')
 
     assert main([*words(images, journal), "--json", str(out)]) == 0
     shown = capsys.readouterr()
-    assert f"{min(told + 2, 6)} inputs are in {journal} already" in shown.err
+    assert f"{min(reported + 2, 6)} inputs are in {journal} already" in shown.err
     paths = [Path(entry["input"][0]).name for entry in entries(journal)]
     assert sorted(paths) == sorted(path.name for path in images.iterdir())  # each once
     result = json.loads(out.read_text())

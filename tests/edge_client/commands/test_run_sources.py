@@ -61,8 +61,8 @@ def test_a_truncated_video_among_others_is_one_line(most: int | None, tmp_path: 
     of_a = sum(name.startswith("a.mkv") for name in names)
     answered = 8 if most is None else most - of_a
     assert 0 < of_a < 12 and names[of_a:] == [f"b.mkv#{index}" for index in range(answered)]
-    (told,) = [line for line in err.splitlines() if line.startswith("edge-client: error:")]
-    assert "a.mkv ends after" in told and "truncated" in told
+    (reported,) = [line for line in err.splitlines() if line.startswith("edge-client: error:")]
+    assert "a.mkv ends after" in reported and "truncated" in reported
 
 
 def test_a_camera_that_dies_is_one_line_after_all_answers(capsys: Captured) -> None:
@@ -70,8 +70,8 @@ def test_a_camera_that_dies_is_one_line_after_all_answers(capsys: Captured) -> N
         assert main([*HERE, "--input", address, "--json", "-"]) == 1
     out, err = capsys.readouterr()
     known = json.loads(out)
-    (told,) = [line for line in err.splitlines() if line.startswith("edge-client: error:")]
-    assert "--input: rtsp://user:***@127.0.0.1" in told and "the stream ended after" in told
+    (reported,) = [line for line in err.splitlines() if line.startswith("edge-client: error:")]
+    assert "--input: rtsp://user:***@127.0.0.1" in reported and "the stream ended after" in reported
     assert known["source"]["taken"] == known["answered"] > 0 and "secret" not in out + err
 
 
@@ -84,7 +84,7 @@ def test_auto_takes_frames(clip: Path, capsys: Captured) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["--input", "/dev/video99"], "no such camera"),
         (["--input", "none.mp4"], "no such input: none.mp4"),
@@ -99,18 +99,18 @@ def test_auto_takes_frames(clip: Path, capsys: Captured) -> None:
         (["--input", "BROKEN"], "it cannot be read as a video"),
     ],
 )
-def test_wrong_words_are_one_line(words: list[str], told: str, clip: Path, capsys: Captured) -> None:
+def test_wrong_words_are_one_line(words: list[str], reported: str, clip: Path, capsys: Captured) -> None:
     (clip.parent / "broken.mp4").write_text("this is text")
     places = {"CLIP": str(clip), "BROKEN": str(clip.parent / "broken.mp4")}
     assert main([*HERE, *(places.get(word, word) for word in words)]) == 2
-    assert told in complaint(capsys)
+    assert reported in complaint(capsys)
 
 
 @pytest.mark.parametrize("word", ["CLIP", "rtsp://me:secret@127.0.0.1:1/"])
 def test_other_commands_say_that_they_take_files(word: str, clip: Path, capsys: Captured) -> None:
     assert main(["layers", "--input", word.replace("CLIP", str(clip))]) == 2
-    told = complaint(capsys)
-    assert "videos and cameras are inputs of run" in told and "secret" not in told
+    reported = complaint(capsys)
+    assert "videos and cameras are inputs of run" in reported and "secret" not in reported
 
 
 def test_ctrl_c_tells_what_was_answered(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_as_text(capsys: Captured) -> None:
 
 
 def test_run_says_once_that_bits_are_not_promised(capsys: Captured) -> None:
-    def told(about: Mapping[str, str], split: str) -> tuple[str, list[str]]:
+    def reported(about: Mapping[str, str], split: str) -> tuple[str, list[str]]:
         with FakeServer(fake.tails(digits()), welcome={"about": dict(about)}) as server:
             command = ["run", "--server", server.address, "--split", split, "--input", str(IMAGE), "--no-progress"]
             assert main(command) == 0
@@ -86,9 +86,9 @@ def test_run_says_once_that_bits_are_not_promised(capsys: Captured) -> None:
             assert main([*command, "--json", "-"]) == 0
         return text, json.loads(capsys.readouterr().out)["unlike"]
 
-    text, unlike = told(UNLIKE, "stage2.0.conv1")
+    text, unlike = reported(UNLIKE, "stage2.0.conv1")
     assert text.count("not promised between these machines") == 1 and "2.4.0 there" in unlike[0]
-    text, unlike = told({}, "stage2.0.conv1")
+    text, unlike = reported({}, "stage2.0.conv1")
     assert "not promised" not in text and unlike == []
 
 

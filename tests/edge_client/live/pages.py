@@ -23,7 +23,7 @@ def asked(port: int, path: str = "/", method: str = "GET", **headers: str) -> tu
         return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
 
 
-def told(port: int) -> Iterator[tuple[str, Any]]:
+def reported(port: int) -> Iterator[tuple[str, Any]]:
     """(event, data) of the stream, as they come, until it ends."""
     with _connection(port) as connection:
         connection.request("GET", "/events")

@@ -12,7 +12,7 @@ from edge_client.live.board import Board
 from edge_client.live.server import MOST_READERS, PageServer, address_of
 from shared_hooks.config import is_own
 from shared_hooks.errors import SpecError
-from tests.edge_client.live.pages import asked, told
+from tests.edge_client.live.pages import asked, reported
 from tests.waiting import eventually
 
 pytest.importorskip("starlette")
@@ -100,7 +100,7 @@ def test_addresses_that_are_taken_or_not_ours_are_told(server: PageServer) -> No
 def test_readers_are_counted_bounded_and_told_the_end() -> None:
     board = Board({})
     server = PageServer(board, "0")
-    streams = [told(server.port) for _ in range(MOST_READERS)]
+    streams = [reported(server.port) for _ in range(MOST_READERS)]
     assert [next(stream)[0] for stream in streams] == ["whole"] * MOST_READERS
     assert server.readers == MOST_READERS
     status, _, body = asked(server.port, "/events")

@@ -78,5 +78,5 @@ def test_work_that_raises_is_told_once_and_the_next_is_done(caplog: pytest.LogCa
         aside.close()
     assert done == [2] and aside.failures == 2
     assert [record.getMessage() for record in caplog.records if "a test" in record.getMessage()] == [
-        "a test failed, and goes on: ZeroDivisionError: integer division or modulo by zero"
+        "a test failed, and continues: ZeroDivisionError: integer division or modulo by zero"
     ]

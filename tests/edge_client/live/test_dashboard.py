@@ -19,7 +19,7 @@ from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading, Track
 from shared_hooks.metrics.series import Words
 from tests.edge_client.live import lag
-from tests.edge_client.live.pages import told
+from tests.edge_client.live.pages import reported
 from tests.waiting import eventually
 
 pytest.importorskip("starlette")
@@ -43,7 +43,7 @@ def test_a_server_alone_is_watched_and_seen_to_go_and_to_come_back(
         monkeypatch.setattr(f"edge_client.live.dashboard.{name}", seconds)
     with Dashboard(served.address) as page:
         assert page.board.since(0)[1].get("link") is None  # nobody looks, and nothing is sent
-        stream = told(int(page.url.rpartition(":")[2].strip("/")))
+        stream = reported(int(page.url.rpartition(":")[2].strip("/")))
         kind, whole = next(stream)
         assert kind == "whole" and whole["about"]["server"] == served.address and not whole["about"]["model"]
         link = until(stream, lambda data: data.get("link") and data["link"][-1]["up"])["link"][-1]

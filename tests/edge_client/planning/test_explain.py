@@ -86,7 +86,7 @@ def test_one_figure_for_the_link_is_told_now_and_at_the_break_even() -> None:
     assert goodput.now == 16 and goodput.at == pytest.approx(16 * 50.2 / 88.4, rel=1e-3)
     unknown = replace(LINK, measured_up=Speed(None, None, None, "noise"))
     goodput = break_evens(decide(again(unknown)), Objective(), unknown, again)[0]
-    assert str(goodput) == "uplink goodput: below 4.543 Mbit/s (now cannot be told)"
+    assert str(goodput) == "uplink goodput: below 4.543 Mbit/s (now cannot be known)"
 
 
 def test_what_nothing_alone_would_change_is_one_line() -> None:

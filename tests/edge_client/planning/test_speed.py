@@ -1,4 +1,4 @@
-"""How fast a link is: near the truth, with an interval that holds it; or it cannot be told, and that is said."""
+"""How fast a link is: near the truth, with an interval that holds it; or it cannot be known, and that is said."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_with_noise_up_to_a_bound_the_figure_is_as_near_as_that_bound_lets_it_be
 @pytest.mark.parametrize("count", [3, 7, 15])
 def test_the_interval_holds_the_truth_nineteen_times_of_twenty_whatever_the_link(count: int, outliers: float) -> None:
     dice = random.Random(count)
-    held = told = near = untold = 0
+    held = reported = near = untold = 0
     for _ in range(200):
         rate, rtt = 10 ** dice.uniform(4, 9), 10 ** dice.uniform(-1, 2) * MS
         scale = 10 ** dice.uniform(-3, 0.5)
@@ -71,12 +71,12 @@ def test_the_interval_holds_the_truth_nineteen_times_of_twenty_whatever_the_link
             untold += 1
             continue
         assert found.low is not None and found.high is not None
-        told += 1
+        reported += 1
         held += found.low <= rate <= found.high
         near += rate / 2 <= found.value <= rate * 2
-    assert told > 50 and untold > 20
-    assert held / told > (0.85 if count == LEAST_ROUNDS else 0.92)
-    assert near / told > (0.93 if count == LEAST_ROUNDS else 0.97)
+    assert reported > 50 and untold > 20
+    assert held / reported > (0.85 if count == LEAST_ROUNDS else 0.92)
+    assert near / reported > (0.93 if count == LEAST_ROUNDS else 0.97)
 
 
 def test_what_a_token_bucket_forgives_is_no_speed() -> None:
@@ -104,14 +104,14 @@ def test_no_rounds_and_few_rounds_tell_nothing() -> None:
 def test_people_read_the_figure_its_spread_or_a_bound() -> None:
     assert str(Speed(5e6, 4.5e6, 5.6e6)) == "40 Mbit/s (36 Mbit/s to 44.8 Mbit/s)"
     assert str(Speed.exactly(625_000)) == "5 Mbit/s"
-    assert str(Speed(None, 1e8, None, "noise")) == "at least 800 Mbit/s; cannot be told closer: noise"
-    assert str(Speed(None, None, None, "noise")) == "cannot be told: noise"
+    assert str(Speed(None, 1e8, None, "noise")) == "at least 800 Mbit/s; cannot be known more closely: noise"
+    assert str(Speed(None, None, None, "noise")) == "cannot be known: noise"
     assert [mbit(value) for value in (None, 1e3, 1e6, 1e9)] == ["-", "8 kbit/s", "8 Mbit/s", "8 Gbit/s"]
 
 
 def test_json_says_null_and_why_where_it_cannot_be_told() -> None:
     link = Link(Curve(((0, 1e6),)), Curve.line(0, 1e6), measured_up=Speed(None, 2e6, None, "noise"))
-    told = json.loads(json.dumps(link.as_dict(), allow_nan=False))
-    assert (told["up_bytes_per_second"], told["up_bytes_per_second_low"]) == (None, 2e6)
-    assert told["up_bytes_per_second_note"] == "noise"
-    assert told["down_bytes_per_second"] == pytest.approx(1e6)
+    reported = json.loads(json.dumps(link.as_dict(), allow_nan=False))
+    assert (reported["up_bytes_per_second"], reported["up_bytes_per_second_low"]) == (None, 2e6)
+    assert reported["up_bytes_per_second_note"] == "noise"
+    assert reported["down_bytes_per_second"] == pytest.approx(1e6)

@@ -197,11 +197,11 @@ def test_what_was_written_after_it_had_left_is_sent_again(
 
     def lies(trace: Any, cutting: Any) -> Any:
         """As if nothing in place came after what a slot is captured from."""
-        told: dict[Any, tuple[int, ...]] = {}
+        reported: dict[Any, tuple[int, ...]] = {}
         for slot, capture in enumerate(cutting.captures):
-            told[capture.where] = (*told.get(capture.where, ()), slot)
-        assert told.keys() != real(trace, cutting).keys()
-        return told
+            reported[capture.where] = (*reported.get(capture.where, ()), slot)
+        assert reported.keys() != real(trace, cutting).keys()
+        return reported
 
     monkeypatch.setattr(planning, "finals", lies)
     with client(server) as one:

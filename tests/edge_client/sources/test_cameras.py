@@ -18,11 +18,11 @@ def test_its_frames_until_it_dies_in_the_middle(rtsp: bool) -> None:
     with streaming(frames=60, rtsp=rtsp) as address, sources.camera(address, queue=100) as source:
         assert source.live and "secret" not in source.name
         seen: list[Frame] = []
-        with pytest.raises(InputMismatch, match=r"the stream ended after \d+ frames: its sender closed it") as told:
+        with pytest.raises(InputMismatch, match=r"the stream ended after \d+ frames: its sender closed it") as reported:
             for item in source:
                 assert isinstance(item, Frame)
                 seen.append(item)
-        assert "secret" not in str(told.value)
+        assert "secret" not in str(reported.value)
     numbers = [number_of(one.pixels) for one in seen]
     first = numbers[0]
     assert len(seen) > 10 and numbers == [(first + step) % 51 for step in range(len(seen))]
@@ -44,7 +44,7 @@ def test_it_can_be_left_in_the_middle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("where", "reported"),
     [
         ("/dev/video99", "no such camera: /dev/video99"),
         ("/dev/null", "/dev/null: "),
@@ -59,14 +59,14 @@ def test_it_can_be_left_in_the_middle() -> None:
         ("tcp://127.0.0.1:1", "Connection refused"),
     ],
 )
-def test_what_is_no_camera(where: str, told: str) -> None:
+def test_what_is_no_camera(where: str, reported: str) -> None:
     with pytest.raises(InputMismatch) as error:
         sources.camera(where, timeout=5)
-    assert told in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
+    assert reported in str(error.value) and "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("pieces", "told"),
+    ("pieces", "reported"),
     [
         ([b"<html><body>It works!</body></html>\n" * 100], "it cannot be read as a video"),
         ([b"#EXTM3U\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"], "it cannot be read as a video"),
@@ -75,8 +75,8 @@ def test_what_is_no_camera(where: str, told: str) -> None:
     ],
     ids=["a page", "a playlist", "nothing", "too little of a stream"],
 )
-def test_a_stream_of_something_else(pieces: list[bytes], told: str) -> None:
-    with streaming(pieces=pieces) as address, pytest.raises(InputMismatch, match=f"^{address}: {told}"):
+def test_a_stream_of_something_else(pieces: list[bytes], reported: str) -> None:
+    with streaming(pieces=pieces) as address, pytest.raises(InputMismatch, match=f"^{address}: {reported}"):
         sources.camera(address, timeout=5)
 
 

@@ -38,7 +38,7 @@ def test_it_holds_the_newest_in_their_order(most: int, steps: list[bool]) -> Non
     left = [queue.take(0) for _ in model]
     assert left == list(model) and len(left) <= most and taken + left == sorted({*taken, *left})
     if came:
-        assert came - 1 in taken + left  # the newest of all is never the one that gives way
+        assert came - 1 in taken + left  # the newest of all is never the one that is evicted
     with pytest.raises(Closed):
         queue.take(0)
 

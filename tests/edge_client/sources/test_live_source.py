@@ -98,9 +98,9 @@ def test_what_is_no_exception_ends_it_too(error: BaseException) -> None:
     with sources.live(frames(), "mine", queue=4, timeout=5) as source:  # it is not the timeout that ends it
         items = iter(source)
         assert number_of(next(items).pixels) == 0  # type: ignore[union-attr]
-        with pytest.raises(InputMismatch, match="mine: its frames ended by") as told:
+        with pytest.raises(InputMismatch, match="mine: its frames ended by") as reported:
             next(items)
-        assert repr(error) in str(told.value) and told.value.__cause__ is error
+        assert repr(error) in str(reported.value) and reported.value.__cause__ is error
 
 
 def test_a_look_at_the_first_of_none() -> None:
@@ -135,9 +135,9 @@ def test_a_camera_without_frames_is_given_up() -> None:
     ],
 )
 def test_frames_are_rgb(array: Any, found: str) -> None:
-    with pytest.raises(InputMismatch) as told:
+    with pytest.raises(InputMismatch) as reported:
         Frame(FrameId("cam", 1), array)
-    assert found in str(told.value) and "cam#1" in str(told.value)
+    assert found in str(reported.value) and "cam#1" in str(reported.value)
 
 
 def test_a_queue_of_none_is_refused() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from edge_client import sources
 from edge_client.sources import Frame
-from edge_client.sources.decoding import told
+from edge_client.sources.decoding import reported
 from edge_client.sources.opening import open_source
 from edge_client.sources.videos import Video
 from shared_hooks.config import Table
@@ -35,7 +35,7 @@ def numbers(source: sources.Source) -> list[int]:
 )
 def test_every_frame_in_the_order_in_which_they_are_shown(tmp_path: Path, name: str, codec: str) -> None:
     with sources.video(make_video(tmp_path / name, codec=codec, rate=25)) as source:
-        assert numbers(source) == numbers(source) == list(range(20)), "nothing is dropped, and it begins anew"
+        assert numbers(source) == numbers(source) == list(range(20)), "nothing is dropped, and it starts again"
         assert (source.taken, source.dropped, source.live) == (40, 0, False)
         first = source.first()
     assert first.id.name == f"{name}#0" and first.pixels.shape == (HEIGHT, WIDTH, 3)
@@ -63,7 +63,7 @@ def test_a_telephones_video_is_turned_as_its_head_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "told"),
+    ("name", "content", "reported"),
     [
         ("text.mp4", b"hello world\n" * 100, "it cannot be read as a video"),
         ("empty.mkv", b"", "it cannot be read as a video"),
@@ -72,9 +72,9 @@ def test_a_telephones_video_is_turned_as_its_head_says(tmp_path: Path) -> None:
         ("join.mp4", b"ffconcat version 1.0\nfile '/etc/passwd'\n", "it cannot be read as a video"),
     ],
 )
-def test_what_is_no_video(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_what_is_no_video(tmp_path: Path, name: str, content: bytes, reported: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(InputMismatch, match=told) as error:
+    with pytest.raises(InputMismatch, match=reported) as error:
         sources.video(tmp_path / name)
     assert name in str(error.value) and "\n" not in str(error.value)
 
@@ -111,12 +111,12 @@ def test_sound_alone(tmp_path: Path) -> None:
 def test_a_truncated_one_gives_what_is_there_and_says_so(tmp_path: Path, options: dict[str, str]) -> None:
     path = cut_in_half(make_video(tmp_path / "cut.mp4", 60, "mjpeg", **options))
     seen = []
-    with pytest.raises(InputMismatch, match="truncated") as told:
+    with pytest.raises(InputMismatch, match="truncated") as reported:
         for item in sources.video(path):
             seen.append(item)
-    assert len(seen) < 60 and "cut.mp4" in str(told.value)
+    assert len(seen) < 60 and "cut.mp4" in str(reported.value)
     if "movflags" in options:  # its head is at the beginning
-        assert len(seen) > 10 and f"after {len(seen)} frames" in str(told.value)
+        assert len(seen) > 10 and f"after {len(seen)} frames" in str(reported.value)
 
 
 @pytest.mark.parametrize(
@@ -161,9 +161,9 @@ def test_an_error_in_the_middle_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_that_is_ended_without_a_timeout_is_told() -> None:
     import av.error
 
-    with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), told("a.mp4"):
+    with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), reported("a.mp4"):
         raise av.error.ExitError(1, "Immediate exit requested")
-    with pytest.raises(InputMismatch, match="cam: nothing came within 2 s"), told("cam", 2):
+    with pytest.raises(InputMismatch, match="cam: nothing came within 2 s"), reported("cam", 2):
         raise av.error.ExitError(1, "Immediate exit requested")
 
 
@@ -199,7 +199,7 @@ def test_one_that_breaks_off_does_not_keep_back_the_others(tmp_path: Path) -> No
     assert [str(one) for one in source.broken] == str(error.value).split("; ")
     for name in ("a.mkv", "c.mkv"):
         make_video(tmp_path / name, frames=1)
-    assert len(list(source)) == 42 and not source.broken, "each iteration begins anew"
+    assert len(list(source)) == 42 and not source.broken, "each iteration starts again"
 
 
 def test_several_files_and_videos_come_one_after_the_other(tmp_path: Path) -> None:

@@ -98,6 +98,6 @@ def test_a_clouds_profile_of_another_machine_than_the_servers_is_marked(measured
 
 def test_a_server_says_on_what_machine_it_runs() -> None:
     with local_server(ModelChoice("digits", threads=1)) as server:
-        told = json.loads(_served(server, "digits", None).machine)
+        reported = json.loads(_served(server, "digits", None).machine)
         assert _served(server, "nothing", None) is None
-    assert told["id"] == describe(torch.device("cpu"))["id"] and told["threads"] == 1
+    assert reported["id"] == describe(torch.device("cpu"))["id"] and reported["threads"] == 1

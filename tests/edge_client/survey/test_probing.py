@@ -124,10 +124,10 @@ def test_a_curve_is_as_its_rounds_and_goes_on_as_told(
     for size in sizes:
         true = 1e6 + size / (mbit * 125_000) * 1e9
         assert 0.999 * true <= up.ns(size) <= 1.001 * (1 + spread) * true + (20e6 if hiccups else 0)
-    last, told = up.points[-1][0], found.speed_up
+    last, reported = up.points[-1][0], found.speed_up
     more = (up.ns(last + (1 << 20)) - up.ns(last)) / (1 << 20)
-    assert more >= 0 and (told.low is None or more <= 1.001e9 / told.low)
-    assert told.high is None or more >= 0.999e9 / told.high
+    assert more >= 0 and (reported.low is None or more <= 1.001e9 / reported.low)
+    assert reported.high is None or more >= 0.999e9 / reported.high
 
 
 def test_few_bytes_that_took_long_once_tell_nothing_of_many(monkeypatch: pytest.MonkeyPatch) -> None:

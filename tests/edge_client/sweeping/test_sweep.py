@@ -254,7 +254,7 @@ def test_an_interrupted_sweep_loses_at_most_one_input(
     kept = inputs_in(out)
     assert 1 <= len(kept) < MANY
     if number == signal.SIGINT:
-        assert first.returncode == 130 and "the same command goes on" in err and "Traceback" not in err
+        assert first.returncode == 130 and "the same command continues" in err and "Traceback" not in err
         assert len(summary(out)["measured_inputs"]) == len(kept)
         assert "Not complete" in (out / "report.html").read_text()
     second = spawn(argv)
@@ -287,7 +287,7 @@ def test_a_lost_server_leaves_what_there_was_and_says_so(many: Path, tmp_path: P
         process.kill()
         process.wait()
     assert process.returncode == 3, err
-    assert "ServerUnavailable" in err and "the same command goes on" in err and "report.html" in text
+    assert "ServerUnavailable" in err and "the same command continues" in err and "report.html" in text
     known = summary(out)
     assert 1 <= len(known["measured_inputs"]) < MANY and "ServerUnavailable" in known["ended"]
     with local_server(ModelChoice("digits", threads=1), listen=address):

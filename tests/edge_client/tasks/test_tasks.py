@@ -84,13 +84,13 @@ def test_a_plan_from_files_measures_nothing(planned: Planned, tmp_path: Path) ->
     for side, profile in (("edge", planned.edge), ("cloud", planned.cloud)):
         files[f"{side}_profile"] = tmp_path / f"{side}.json"
         files[f"{side}_profile"].write_text(json.dumps(to_json(profile)))
-    told: Any = {**files, "uplink": "1mbit", "rtt": "30ms", "progress": False}
-    found = edge_client.plan("none", "digits", objective="bytes", power=(6.0, 2.0), **told)
+    reported: Any = {**files, "uplink": "1mbit", "rtt": "30ms", "progress": False}
+    found = edge_client.plan("none", "digits", objective="bytes", power=(6.0, 2.0), **reported)
     assert found.best == "edge-only" and not found.server_is_ours
     assert str(found.link.speed_up) == "1 Mbit/s" and found.link.rtt_ns == 30e6
     assert found.rows()[0]["edge_energy_j"] > 0
     with pytest.raises(SpecError, match="no candidate satisfies the constraints"):
-        edge_client.plan("none", "digits", max_edge_memory="1kB", **told)
+        edge_client.plan("none", "digits", max_edge_memory="1kB", **reported)
     with pytest.raises(SpecError, match="needs uplink and rtt"):
         edge_client.plan("none", "digits", uplink="1mbit")
 

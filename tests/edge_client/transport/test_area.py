@@ -39,12 +39,12 @@ def test_places_do_not_overlap(steps: list[tuple[int, int | None]]) -> None:
 def test_what_is_written_is_found_by_who_is_told() -> None:
     area = Area.made(NBYTES)
     assert area is not None
-    told = area.told()
+    reported = area.reported()
     start = area.take(1, 7)
     assert start is not None
     area.write(start, [memoryview(b"abc"), memoryview(b""), memoryview(b"defg")])
-    with open(f"/proc/{told.pid}/fd/{told.fd}", "rb") as file:
-        assert os.pread(file.fileno(), NONCE_BYTES, 0) == told.nonce
+    with open(f"/proc/{reported.pid}/fd/{reported.fd}", "rb") as file:
+        assert os.pread(file.fileno(), NONCE_BYTES, 0) == reported.nonce
         assert os.pread(file.fileno(), 7, start) == b"abcdefg"
     area.close()
 

@@ -153,13 +153,13 @@ def test_draining_sends_the_next_request_on_a_new_stream() -> None:
 def test_no_server_is_named_after_the_patience() -> None:
     address = f"127.0.0.1:{free_port()}"
     with connected(address, patience=0.6) as connection:
-        one, told = exchange(1, b"x"), []
-        one._on_settled = lambda: told.append(connection.state)
+        one, reported = exchange(1, b"x"), []
+        one._on_settled = lambda: reported.append(connection.state)
         with pytest.raises(ServerUnavailable, match=rf"no server at {address} .* attempt"):  # and no DeadlineExceeded
             send(connection, one)
         assert connection.counters.attempts >= 1
         # who hears of it finds a connection that starts over; on a busy machine it is in the middle of an attempt
-        assert told in ([State.UNOPENED], [State.CONNECTING])
+        assert reported in ([State.UNOPENED], [State.CONNECTING])
 
 
 def test_a_server_that_starts_late_is_waited_for() -> None:

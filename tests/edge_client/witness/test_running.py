@@ -19,7 +19,7 @@ from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import CutRefused
 from shared_hooks.models import load_spec
 from tests.edge_client import small_models
-from tests.edge_client.adaptive.test_auto import Told
+from tests.edge_client.adaptive.test_auto import CallReports
 from tests.edge_client.adaptive.test_controller import link
 from tests.edge_client.planning.made import Layer, profile
 from tests.edge_client.test_client import image
@@ -28,7 +28,7 @@ from tests.edge_client.witness.made import CUT, pair, whole, wrong
 from tests.shipped import IMAGES
 
 
-class Giving(Told):
+class Giving(CallReports):
     """Gives names in turn, until they are refused."""
 
     def __init__(self, *names: str) -> None:
@@ -47,34 +47,34 @@ class Giving(Told):
 class TestAuto:
     def test_it_goes_on_with_others(self) -> None:
         """Four under way, all wrong: one is found, the others go again, another way; all answers are right."""
-        told = Giving("body", "stem", EDGE_ONLY)
+        reported = Giving("body", "stem", EDGE_ONLY)
         with (
             pair(small_models.Residual, "input", serves=wrong(), witness=1.0) as client,
-            AutoClient(client, told) as auto,  # type: ignore[arg-type]
+            AutoClient(client, reported) as auto,  # type: ignore[arg-type]
         ):
             answers = list(auto.infer_many([image(seed) for seed in range(16)]))
         for seed, answer in enumerate(answers):
             assert isinstance(answer, Answer) and torch.equal(answer.output, whole(seed)), seed
             assert answer.times.end_to_end == answer.measured_ns
-        assert [one for one in told.heard if one.startswith("refused")] == ["refused body", "refused stem"]
+        assert [one for one in reported.heard if one.startswith("refused")] == ["refused body", "refused stem"]
         assert answers[-1].split == EDGE_ONLY  # type: ignore[union-attr]
         refused = [entry for entry in auto.decisions.all if entry["kind"] == "refused"]
         assert [entry["cut"] for entry in refused] == ["body", "stem"] and "witness" in refused[0]["reason"]
 
     def test_with_the_input_goes_the_file(self) -> None:
-        told = Giving(CLOUD_ONLY, CLOUD_FILE, EDGE_ONLY)
+        reported = Giving(CLOUD_ONLY, CLOUD_FILE, EDGE_ONLY)
         with (
             pair(small_models.Residual, "input", serves=wrong(), witness=1.0) as client,
-            AutoClient(client, told) as auto,  # type: ignore[arg-type]
+            AutoClient(client, reported) as auto,  # type: ignore[arg-type]
         ):
             assert auto.infer(image()).split == "input"
             assert auto.infer(image()).split == EDGE_ONLY
 
     def test_a_refusal_that_no_witness_made_is_the_inputs_failure(self) -> None:
-        told = Giving("body", EDGE_ONLY)
+        reported = Giving("body", EDGE_ONLY)
         with (
             pair(small_models.Residual, "input", witness=1.0) as client,
-            AutoClient(client, told) as auto,  # type: ignore[arg-type]
+            AutoClient(client, reported) as auto,  # type: ignore[arg-type]
         ):
             client.wrapped.refuse("body", "a test")
             with pytest.raises(CutRefused, match="a test"):

@@ -61,15 +61,15 @@ class TestAnAnswerThatIsRight:
             assert torch.equal(answer.output, whole(seed))
             assert answer.times.end_to_end == answer.measured_ns and all(ns >= 0 for _, ns in answer.times.rows())
             if answer.witness is not None:
-                told = answer.witness
+                reported = answer.witness
                 assert (
-                    told.same
-                    and told.exact
-                    and told.bits
-                    and (told.largest, told.tolerance, told.top1) == (0.0, 0.0, 1.0)
+                    reported.same
+                    and reported.exact
+                    and reported.bits
+                    and (reported.largest, reported.tolerance, reported.top1) == (0.0, 0.0, 1.0)
                 )
-                assert told.compared == "1 tensor, 10 values" and told.ns > 0
-                assert told.finding == "" and told.received is None
+                assert reported.compared == "1 tensor, 10 values" and reported.ns > 0
+                assert reported.finding == "" and reported.received is None
         assert client.refused == {}
 
     def test_its_time_is_in_no_row_of_its_own_request_or_of_those_that_wait(
@@ -106,22 +106,22 @@ class TestAnAnswerThatIsRight:
     def test_keywords_dataclasses_and_other_paths(self) -> None:
         ids, mask = torch.arange(6).reshape(2, 3), torch.ones(2, 3)
         with pair(small_models.Keywords, "mix", witness=1.0) as client:
-            told = client.infer(ids=ids, mask=mask).witness
-            assert told is not None and told.same and told.compared == "2 tensors, 72 values"
+            reported = client.infer(ids=ids, mask=mask).witness
+            assert reported is not None and reported.same and reported.compared == "2 tensors, 72 values"
         with pair(small_models.Branching, "first", witness=1.0) as client:
             for answer in [client.infer(torch.full((1, 4), value)) for value in (3.0, -3.0, 3.0)]:
                 assert answer.witness is not None and answer.witness.same
                 assert answer.times.end_to_end == answer.measured_ns
 
     def test_threads_share_the_count(self) -> None:
-        told: list[bool | None] = []
+        reported: list[bool | None] = []
         expected = [whole(seed) for seed in range(10)]
 
         def work(client: EdgeClient) -> None:
             for seed in range(10):
                 answer = client.infer(image(seed))
                 assert torch.equal(answer.output, expected[seed])
-                told.append(answer.witness.same if answer.witness else None)
+                reported.append(answer.witness.same if answer.witness else None)
 
         with pair(small_models.Residual, "body", witness=0.25) as client:
             threads = [threading.Thread(target=work, args=(client,)) for _ in range(4)]
@@ -129,7 +129,7 @@ class TestAnAnswerThatIsRight:
                 thread.start()
             for thread in threads:
                 thread.join()
-        assert told.count(True) == 10 and told.count(None) == 30
+        assert reported.count(True) == 10 and reported.count(None) == 30
 
     def test_nobody_sees_it(self) -> None:
         """Observers, stages, layer metrics and banked outputs are those of a run without."""
@@ -151,9 +151,9 @@ class TestAnAnswerThatIsRight:
                     answer = client.infer(image())
                 banked = client.wrapped.banked_output["stem"]
                 layers = [layer.name for layer in client.wrapped.get_layer_metrics()]
-                told = [layer.name for layer in answer.layers_edge], [layer.name for layer in answer.layers_cloud]
+                reported = [layer.name for layer in answer.layers_edge], [layer.name for layer in answer.layers_cloud]
                 during = sorted(stage for stage in stages if "shutdown" not in stage)
-            return during, len(observer.records), layers, told, banked.sum().item(), answer.witness is None
+            return during, len(observer.records), layers, reported, banked.sum().item(), answer.witness is None
 
         assert seen(0.0)[:-1] == seen(1.0)[:-1] and not seen(1.0)[-1]
 
@@ -252,7 +252,7 @@ class TestItBeginsWhereTheHeadBegan:
                 answer = client.infer(values)
                 assert answer.witness is not None and answer.witness.same
                 outputs.append(answer.output)
-            assert not all(torch.equal(output, outputs[0]) for output in outputs)  # and the generator goes on
+            assert not all(torch.equal(output, outputs[0]) for output in outputs)  # and the generator continues
 
     def test_state(self) -> None:
         model = Stateful()
@@ -307,10 +307,10 @@ class TestAnAnswerThatIsWrong:
         lifecycle.on("on_error")(errors.append)
         with pair(small_models.Residual, "body", serves=wrong(), witness=0.1, lifecycle=lifecycle) as client:
             answer = client.infer(image())
-            told = answer.witness
-            assert told is not None and not told.same and told.exact and told.top1 == 1.0
-            assert 0 < told.largest < 1e-6 and told.tolerance == 0.0 and "differs by" in told.finding
-            assert torch.equal(answer.output, whole()) and not torch.equal(told.received, whole())
+            reported = answer.witness
+            assert reported is not None and not reported.same and reported.exact and reported.top1 == 1.0
+            assert 0 < reported.largest < 1e-6 and reported.tolerance == 0.0 and "differs by" in reported.finding
+            assert torch.equal(answer.output, whole()) and not torch.equal(reported.received, whole())
             assert list(client.refused) == ["body"]
             with pytest.raises(CutRefused, match=r"cannot cut after layer 1 \(body\): witness: request 1 differs by"):
                 client.infer(image())
@@ -355,9 +355,9 @@ class TestAnAnswerThatIsWrong:
 
         with pair(small_models.Residual, "body", witness=1.0) as client:
             monkeypatch.setattr(module, "run_plain", fails)
-            told = client.infer(image()).witness
-            assert told is not None and not told.same and told.largest == math.inf
-            assert told.finding == "cannot be computed whole here (RuntimeError: not enough memory)"
+            reported = client.infer(image()).witness
+            assert reported is not None and not reported.same and reported.largest == math.inf
+            assert reported.finding == "cannot be computed whole here (RuntimeError: not enough memory)"
             with pytest.raises(CutRefused, match="not enough memory"):
                 client.infer(image())
 
@@ -368,22 +368,22 @@ class TestUnlikeMachines:
     def test_the_last_bits_may_differ(self) -> None:
         with pair(small_models.Residual, "body", serves=wrong(), witness=1.0, about=self.ABOUT) as client:
             answer = client.infer(image())
-            told = answer.witness
+            reported = answer.witness
             assert (
-                told is not None
-                and told.same
-                and not told.exact
-                and not told.bits
-                and 0 < told.largest < told.tolerance < 1e-3
+                reported is not None
+                and reported.same
+                and not reported.exact
+                and not reported.bits
+                and 0 < reported.largest < reported.tolerance < 1e-3
             )
-            assert told.top1 == 1.0 and not torch.equal(answer.output, whole())  # what came stays the answer
+            assert reported.top1 == 1.0 and not torch.equal(answer.output, whole())  # what came stays the answer
             assert client.refused == {} and client.infer(image()).witness is not None
 
     def test_more_than_that_is_a_difference(self) -> None:
         with pair(small_models.Residual, "body", serves=wrong(0.5), witness=1.0, about=self.ABOUT) as client:
-            told = client.infer(image()).witness
-            assert told is not None and not told.same and told.largest > told.tolerance > 0
-            assert "torch" in told.finding and "0.1 there" in told.finding
+            reported = client.infer(image()).witness
+            assert reported is not None and not reported.same and reported.largest > reported.tolerance > 0
+            assert "torch" in reported.finding and "0.1 there" in reported.finding
             with pytest.raises(CutRefused, match="witness"):
                 client.infer(image())
 

@@ -203,7 +203,7 @@ def test_the_same_cut_gives_the_same_description() -> None:
 
 
 def test_short_lists_are_counted_before_they_are_read() -> None:
-    told = json.loads(EARLY.crossing.to_bytes())
-    lists = json.dumps({**told, "context": {"more": [[]] * 200_000}}, separators=(",", ":")).encode()
+    reported = json.loads(EARLY.crossing.to_bytes())
+    lists = json.dumps({**reported, "context": {"more": [[]] * 200_000}}, separators=(",", ":")).encode()
     with pytest.raises(TooLarge, match="lists"):
         decode(lists)

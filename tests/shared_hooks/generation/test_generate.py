@@ -110,20 +110,20 @@ def test_pictures_and_speech_with_words(rows: int) -> None:
 def test_tokens_are_streamed_as_they_come() -> None:
     from transformers.generation import BaseStreamer
 
-    class Told(BaseStreamer):
+    class CallReports(BaseStreamer):
         def __init__(self) -> None:
-            self.told: list[int] = []
+            self.reported: list[int] = []
 
         def put(self, value: torch.Tensor) -> None:
-            self.told += value.flatten().tolist()
+            self.reported += value.flatten().tolist()
 
         def end(self) -> None:
-            self.told.append(-1)
+            self.reported.append(-1)
 
     def run(model: Any) -> Any:
-        streamer = Told()
+        streamer = CallReports()
         model.generate(**prompt(), max_new_tokens=8, do_sample=False, streamer=streamer)
-        return streamer.told
+        return streamer.reported
 
     whole, split, _ = both("llama", {}, run)
     assert whole == split

@@ -62,9 +62,9 @@ def step(session: TailSession, header: dict[str, Any], tensors: list[torch.Tenso
 def more_inputs(kept: list[Step], forms: list[Any], tensors: list[torch.Tensor]) -> Step:
     """The third step, with inputs that the model takes and does not use."""
     header, own = json.loads(json.dumps(kept[2][0])), kept[2][1]
-    told = next(each["in"] for each, _ in reversed(kept[:3]) if "in" in each)
+    reported = next(each["in"] for each, _ in reversed(kept[:3]) if "in" in each)
     base = next(each["f"] for each, _ in reversed(kept[:3]) if "f" in each)
-    header["in"] = [*told, *([f"unused_{n}", ["t", 0], 1] for n in range(len(forms)))]
+    header["in"] = [*reported, *([f"unused_{n}", ["t", 0], 1] for n in range(len(forms)))]
     header["f"] = [*json.loads(json.dumps(header.get("f", base))), *forms]
     # tensors of the inputs come first; those of the step that there are anyway are the cut's
     return header, [*tensors, *own]
@@ -84,8 +84,11 @@ def test_what_is_unused_in_one_step_hides_nothing_in_the_next(kept: list[Step], 
     header["d"] = [
         [keys, [["layers", 0, "keys"], ["layers", 0, "values"], ["layers", 1, "keys"], ["layers", 1, "values"]]]
     ]
-    told = next(each["in"] for each, _ in reversed(kept[:4]) if "in" in each)
-    header["in"], header["f"] = told, [["p", [1, 1000], [1000, 1], "int64", "input_ids"], *[["="]] * (len(told) - 2)]
+    reported = next(each["in"] for each, _ in reversed(kept[:4]) if "in" in each)
+    header["in"], header["f"] = (
+        reported,
+        [["p", [1, 1000], [1000, 1], "int64", "input_ids"], *[["="]] * (len(reported) - 2)],
+    )
     with Made() as made, pytest.raises((TooLarge, BadFrame, CutRefused)):
         step(session, header, kept[3][1])
     assert made.nbytes < 1.2 * MOST
@@ -94,10 +97,10 @@ def test_what_is_unused_in_one_step_hides_nothing_in_the_next(kept: list[Step], 
 def test_the_order_of_magnitude_of_each_number_counts() -> None:
     seen = Seen()
 
-    def looked(*told: Any, spent: int = 1 << 20) -> bool:
+    def looked(*reported: Any, spent: int = 1 << 20) -> bool:
         extents = Extents(MOST, seen)
         extents.begin()
-        with extents.around(*map(magnitude, told)) as allowance:
+        with extents.around(*map(magnitude, reported)) as allowance:
             if allowance is not None:
                 allowance.spent = spent
         extents.passed()

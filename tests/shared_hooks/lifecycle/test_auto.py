@@ -19,13 +19,13 @@ from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Stage
 from tests.edge_client import fake_server as fake
-from tests.edge_client.adaptive.test_auto import Told
+from tests.edge_client.adaptive.test_auto import CallReports
 from tests.edge_client.fake_server import FakeServer
 from tests.shared_hooks.lifecycle.service import Residual, Spy, image, whole
 from tests.waiting import PATIENCE, eventually
 
 
-class Moving(Told):
+class Moving(CallReports):
     """Says that it moves where the name is another one than before."""
 
     before = ""
@@ -37,23 +37,25 @@ class Moving(Told):
 
 
 @contextmanager
-def auto(server: FakeServer, told: Told, make: type[Residual] = Residual) -> Iterator[tuple[AutoClient, Spy]]:
+def auto(
+    server: FakeServer, reported: CallReports, make: type[Residual] = Residual
+) -> Iterator[tuple[AutoClient, Spy]]:
     spy = Spy("edge")
     example = (image(),), {}
     with (
         EdgeClient(
             server.address, ModelChoice(make().eval(), model_id="m", device="cpu", example=example), lifecycle=spy
         ) as client,
-        AutoClient(client, told) as one,  # type: ignore[arg-type]
+        AutoClient(client, reported) as one,  # type: ignore[arg-type]
     ):
         yield one, spy
 
 
 def test_moves_are_told_once() -> None:
-    told = Moving("body", network_ms=1e6)
-    with FakeServer(fake.tails(Residual().eval())) as server, auto(server, told) as (one, spy):
+    reported = Moving("body", network_ms=1e6)
+    with FakeServer(fake.tails(Residual().eval())) as server, auto(server, reported) as (one, spy):
         for name in ("body", "body", "edge-only", "stem"):
-            told.name = name
+            reported.name = name
             assert torch.equal(one.infer(image()).output, whole())
         moves = [(one.facts["old"], one.facts["new"]) for one in spy.of(Stage.ON_SPLIT_CHANGE)]
         assert moves == [(None, "body"), ("body", "edge-only"), ("edge-only", "stem")]
@@ -62,8 +64,8 @@ def test_moves_are_told_once() -> None:
 
 def test_a_hedge_has_the_place_of_its_request() -> None:
     """The server takes and answers nothing: each input is begun twice, and answered here."""
-    told = Told("body")
-    with FakeServer(fake.deaf) as server, auto(server, told) as (one, spy):
+    reported = CallReports("body")
+    with FakeServer(fake.deaf) as server, auto(server, reported) as (one, spy):
         answers = list(one.infer_many([image(seed) for seed in range(3)]))
         assert all(torch.equal(answer.output, whole(image(seed))) for seed, answer in enumerate(answers))
         eventually(lambda: spy.count(Stage.AFTER_REQUEST) == 6)
@@ -96,8 +98,8 @@ def test_a_hedge_that_is_left_is_cancelled_and_no_error() -> None:
         assert entered.wait(PATIENCE)
         return 0.0
 
-    told = Told("input", network_ms=0.001)
-    with FakeServer(fake.tails(Residual().eval(), delay=delay)) as server, auto(server, told, Slow) as (one, spy):
+    reported = CallReports("input", network_ms=0.001)
+    with FakeServer(fake.tails(Residual().eval(), delay=delay)) as server, auto(server, reported, Slow) as (one, spy):
         assert torch.equal(one.infer(image()).output, whole())
         eventually(lambda: spy.count(Stage.AFTER_REQUEST) == 2)
         assert spy.count(Stage.ON_ERROR) == 0
@@ -106,8 +108,8 @@ def test_a_hedge_that_is_left_is_cancelled_and_no_error() -> None:
 
 
 def test_a_server_that_fails_is_told_and_answered_here() -> None:
-    told = Told("body", network_ms=1e6)
-    with FakeServer(fake.fail("RemoteError", "on purpose")) as server, auto(server, told) as (one, spy):
+    reported = CallReports("body", network_ms=1e6)
+    with FakeServer(fake.fail("RemoteError", "on purpose")) as server, auto(server, reported) as (one, spy):
         assert torch.equal(one.infer(image()).output, whole())
         eventually(lambda: spy.count(Stage.AFTER_REQUEST) == 2)
         errors = [one.facts["error"] for one in spy.of(Stage.ON_ERROR)]
@@ -115,8 +117,8 @@ def test_a_server_that_fails_is_told_and_answered_here() -> None:
 
 
 def test_ctrl_c_gives_the_request_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = Told("body", network_ms=1e6)
-    with FakeServer(fake.tails(Residual().eval())) as server, auto(server, told) as (one, spy):
+    reported = CallReports("body", network_ms=1e6)
+    with FakeServer(fake.tails(Residual().eval())) as server, auto(server, reported) as (one, spy):
         one.infer(image())
 
         def interrupted(*_: Any) -> bool:

@@ -265,7 +265,7 @@ def test_no_hook_is_called_with_a_lock() -> None:
         client._connection._stream.cancel()
         eventually(lambda: both.edge.count(Stage.ON_DISCONNECT) == 1)
         client.infer(image())
-        client.infer(torch.randn(2, 3, 8, 8))  # planned anew
+        client.infer(torch.randn(2, 3, 8, 8))  # planned again
         both.paired()
         both.server.drain()
         client.close()

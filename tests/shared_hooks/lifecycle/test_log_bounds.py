@@ -86,8 +86,8 @@ def test_an_account_has_so_many_lines_a_minute_and_the_rest_is_counted(written: 
     assert written.lines == ["INFO hello"] * 6 + ["WARNING trouble"]
     written.now += 61
     written.log.info("about the server")
-    told, server = written.lines[7:]
-    assert told == "WARNING ... 1,234 more lines like these in the last 61 s, caused by loud"
+    reported, server = written.lines[7:]
+    assert reported == "WARNING ... 1,234 more lines like these in the last 61 s, caused by loud"
     assert server == "INFO about the server"
 
 

@@ -294,7 +294,7 @@ class TestRefusals:
 
 class TestChangesWhileItRuns:
     def test_from_inside_a_hook(self) -> None:
-        """A dispatch that has begun goes on with the hooks it began with."""
+        """A dispatch that has begun continues with the hooks it began with."""
         lifecycle, heard = Lifecycle("edge"), []
 
         @lifecycle.on("after_head", name="once")

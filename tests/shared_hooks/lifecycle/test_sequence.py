@@ -398,8 +398,8 @@ class TestRuns:
         with service() as both, both.client() as client:
             client.split = "body"
             client.split = "stem"
-            told = [one.facts for one in both.edge.of(Stage.ON_SPLIT_CHANGE)]
-            assert told == [{"old": "body", "new": "stem", "reason": "it was set"}]
+            reported = [one.facts for one in both.edge.of(Stage.ON_SPLIT_CHANGE)]
+            assert reported == [{"old": "body", "new": "stem", "reason": "it was set"}]
 
     def test_a_drain(self) -> None:
         go = threading.Event()
@@ -476,13 +476,13 @@ def test_every_stage_and_fact_comes_and_none_other() -> None:
     assert {stage for stage in Stage if stage.edge} == here
     # the command alone knows of a run (tests/shared_hooks/lifecycle/test_processes.py)
     assert {stage for stage in Stage if stage.cloud} - {Stage.BEFORE_RUN, Stage.AFTER_RUN} == there
-    told: dict[Stage, set[str]] = {}
+    reported: dict[Stage, set[str]] = {}
     for one in itertools.chain(both.edge.emitted, both.cloud.emitted):
         assert set(one.facts) <= set(one.stage.facts), one
-        told.setdefault(one.stage, set()).update(one.facts)
+        reported.setdefault(one.stage, set()).update(one.facts)
     only_in_the_command = {"address"}
     for stage in Stage:
-        missing = set(stage.facts) - told.get(stage, set())
+        missing = set(stage.facts) - reported.get(stage, set())
         assert missing <= (only_in_the_command if stage in (Stage.BEFORE_RUN, Stage.AFTER_RUN) else set()), stage
     for spy in (both.edge, both.cloud):
         assert not any(one.failures for one in spy.listing())
@@ -509,8 +509,8 @@ def test_a_profile_belongs_to_no_request() -> None:
         both.paired()
         tails = both.cloud.count(Stage.BEFORE_TAIL)
         fetch_profile(both.address, "m", 1, 2, 1.0)
-        told = both.cloud.of(Stage.BEFORE_TAIL)[tails:]
-        assert told and {one.request for one in told} == {None}
+        reported = both.cloud.of(Stage.BEFORE_TAIL)[tails:]
+        assert reported and {one.request for one in reported} == {None}
         assert both.cloud.count(Stage.BEFORE_REQUEST) == 1
 
 

@@ -181,8 +181,8 @@ def test_grpcs_own_thread_calls_no_hook(core: Core, spy: Spy) -> None:
     assert ended.wait(PATIENCE)
     thread.join(PATIENCE)
     silent.set()
-    (told,) = spy.of(Stage.ON_DISCONNECT)
-    assert told.thread != mine and core.wait_gone(PATIENCE)
+    (reported,) = spy.of(Stage.ON_DISCONNECT)
+    assert reported.thread != mine and core.wait_gone(PATIENCE)
 
 
 def test_streams_are_told(core: Core, spy: Spy) -> None:

@@ -46,7 +46,7 @@ def test_awkward_modules_have_tags_of_their_own() -> None:
     assert tags["first"] == "/Awkward/Block.first" and tags["second"] == "/Awkward/Block.second"
     assert tags["unused"] == "/Awkward/Linear.unused"
     assert tags["rows.0.0"] == "/Awkward/ReLU.0"
-    # the second of the first list and the only one of the second list are told apart, and from nobody else
+    # the second of the first list and the only one of the second list are distinguished, and from nobody else
     assert (tags["rows.0.1"], tags["rows.1.0"]) == ("/Awkward/Tanh.1", "/Awkward/Tanh.0")
     assert tags["heads.a/b"] == "/Awkward/Linear.a%2Fb"
     assert known.by_path["first.layer"].names == ("second.layer",)

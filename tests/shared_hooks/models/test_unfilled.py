@@ -111,7 +111,7 @@ def test_what_is_drawn_is_what_an_ordinary_build_draws(what: str, where: str) ->
                 self.kept = DRAWS[what]()
             FORGOTTEN.append(DRAWS[what]())
 
-    def told(value: Any) -> str:
+    def reported(value: Any) -> str:
         return repr(value() if callable(value) else value)
 
     def everything(build: Callable[[], Any]) -> list[str]:
@@ -120,11 +120,11 @@ def test_what_is_drawn_is_what_an_ordinary_build_draws(what: str, where: str) ->
         random.seed(3)
         model = build()
         return [
-            told(model.kept),
-            told(FORGOTTEN[-1]),
-            told(torch.rand(1)),
-            told(np.random.rand(1)),  # noqa: NPY002
-            told(random.random()),
+            reported(model.kept),
+            reported(FORGOTTEN[-1]),
+            reported(torch.rand(1)),
+            reported(np.random.rand(1)),  # noqa: NPY002
+            reported(random.random()),
         ]
 
     wanted = everything(Draws)

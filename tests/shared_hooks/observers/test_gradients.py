@@ -137,13 +137,13 @@ def test_after_detaching_nothing_is_told_and_nothing_stays() -> None:
 
 
 def test_the_users_own_hooks_stay() -> None:
-    model, told = nn.Sequential(nn.Linear(4, 4)), []
-    handle = model[0].register_full_backward_hook(lambda *given: told.append(1))
+    model, reported = nn.Sequential(nn.Linear(4, 4)), []
+    handle = model[0].register_full_backward_hook(lambda *given: reported.append(1))
     with GradientStats(full=True).attach(model) as stats:
         model(given()).sum().backward()
-    assert told == [1] and len(stats.records) == 2
+    assert reported == [1] and len(stats.records) == 2
     model(given()).sum().backward()
-    assert told == [1, 1] and model[0]._is_full_backward_hook
+    assert reported == [1, 1] and model[0]._is_full_backward_hook
     handle.remove()
     old = nn.Linear(4, 4)
     old.register_backward_hook(lambda *given: None)

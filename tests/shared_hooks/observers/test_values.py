@@ -192,10 +192,10 @@ def test_a_guard_raises_or_calls_if_told(sick: nn.Module) -> None:
     with NonFiniteGuard(action="raise").attach(sick), pytest.raises(NonFiniteFound, match="1 gave 1 NaN") as raised:
         sick(torch.ones(2, 4))
     assert [record.name for record in raised.value.records] == ["1", "2", "3"] and not hooks_left(sick)
-    told: list[Any] = []
-    with NonFiniteGuard(action=told.extend).attach(sick):
+    reported: list[Any] = []
+    with NonFiniteGuard(action=reported.extend).attach(sick):
         sick(torch.ones(2, 4))
-    assert [record.name for record in told] == ["1", "2", "3"]
+    assert [record.name for record in reported] == ["1", "2", "3"]
     with pytest.raises(InputMismatch, match="action"):
         NonFiniteGuard(action="shout")
 

@@ -16,7 +16,7 @@ from tests.zoo.compare import same
 SOME = [case for number, case in enumerate(CASES) if ALL or number % 3 == 0]
 
 
-class Told:
+class CallReports:
     """Keeps copies of what it hears. ``takes``: whether it wants to hear."""
 
     def __init__(self, takes: bool = True) -> None:
@@ -49,14 +49,14 @@ class Told:
 def test_it_is_what_crosses(case: Case) -> None:
     edge = planned(case)
     for cut in some_cuts_of(edge, case):
-        told = Told()
+        reported = CallReports()
         try:
-            with listening(told):
+            with listening(reported):
                 early = head(edge, case, cut, case.inputs())
         except IsthmusError:
             continue
-        if told.crossing is early.crossing:  # else values were read that ask for more
-            assert told.holds(early), cut
+        if reported.crossing is early.crossing:  # else values were read that ask for more
+            assert reported.holds(early), cut
 
 
 class Net(nn.Module):
@@ -76,11 +76,11 @@ class Net(nn.Module):
 
 
 def slots_told(cut: str) -> int:
-    told, x = Told(), torch.randn(2, 8)
-    with listening(told):
+    reported, x = CallReports(), torch.randn(2, 8)
+    with listening(reported):
         early = WrappedModel(Net()).head(cut, x)
-    assert told.holds(early)
-    return len(told.slots)
+    assert reported.holds(early)
+    return len(reported.slots)
 
 
 def test_the_input_and_what_a_layer_in_place_has_left_are_told_and_what_is_still_to_be_written_is_not() -> None:
@@ -92,10 +92,10 @@ def test_the_input_and_what_a_layer_in_place_has_left_are_told_and_what_is_still
 
 
 def test_who_does_not_want_to_hear_is_told_nothing_and_nobody_hears_of_another_thread_or_later() -> None:
-    wrapped, x, told, other = WrappedModel(Net()), torch.randn(2, 8), Told(takes=False), Told()
-    with listening(told):
+    wrapped, x, reported, other = WrappedModel(Net()), torch.randn(2, 8), CallReports(takes=False), CallReports()
+    with listening(reported):
         wrapped.head("c", x)
-    assert told.crossing is not None and not told.slots
+    assert reported.crossing is not None and not reported.slots
     with listening(other):
         pass
     wrapped.head("c", x)

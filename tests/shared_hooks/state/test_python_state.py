@@ -469,7 +469,7 @@ def test_a_held_lock_is_named() -> None:
 
 
 def test_a_counter_that_nobody_reads_does_not_matter() -> None:
-    class Told(Base):
+    class CallReports(Base):
         def set_up(self) -> None:
             self.calls, self.seen = 0, None
 
@@ -478,7 +478,7 @@ def test_a_counter_that_nobody_reads_does_not_matter() -> None:
             self.seen = self.a(x)
             return self.c(self.b(x))
 
-    wrapped = WrappedModel(Told().eval())
+    wrapped = WrappedModel(CallReports().eval())
     wrapped.plan(inputs()[0])
     assert all(layer.can_split for layer in wrapped.layers)
     assert wrapped.model.calls == 0 and wrapped.model.seen is None

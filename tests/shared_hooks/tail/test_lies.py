@@ -113,8 +113,11 @@ def given(victim: Target) -> Iterator[Lie]:
         for leaves in ([0], [1], [2], [form], [[[1 << 14], [1], "float32"]], [[[4], [0], "bool"]]):
             for writes in ([], [0], [1]):
                 for structure in tensors[: 1 if writes else None]:
-                    told = [*victim.json["given"], [place, name, structure, leaves, writes]]
-                    yield f"{name} at {place} gives {structure} of {leaves}, writes {writes}", put("given", value=told)
+                    reported = [*victim.json["given"], [place, name, structure, leaves, writes]]
+                    yield (
+                        f"{name} at {place} gives {structure} of {leaves}, writes {writes}",
+                        put("given", value=reported),
+                    )
         for form_of_value in (["v", "int"], ["v", "bool"], ["list", [["v", "float"]]]):
             reads = [*victim.json["reads"], [place, name, form_of_value]]
             yield f"{name} at {place} reads {form_of_value}", put("reads", value=reads)
@@ -150,8 +153,8 @@ def suffer(victim: Target, lies: list[Lie]) -> Counter[str]:
     for what, change in lies:
         try:
             try:
-                data = victim.told(change(copy.deepcopy(victim.json)))
-            except (ValueError, IndexError):  # no lie that can be told
+                data = victim.reported(change(copy.deepcopy(victim.json)))
+            except (ValueError, IndexError):  # no lie that can be known
                 continue
             found["not read" if data is None else victim.suffers(data)] += 1
         except Exception as error:
@@ -226,7 +229,7 @@ def test_lies_about_weights(kind: Any) -> None:
 def attack(**changes: Any) -> str:
     """What becomes of a description with these fields."""
     victim = weights()
-    data = victim.told({**copy.deepcopy(victim.json), **changes})
+    data = victim.reported({**copy.deepcopy(victim.json), **changes})
     outcome = "not read" if data is None else victim.suffers(data)
     victim.serves()
     return outcome
@@ -249,7 +252,7 @@ def test_a_weight_is_not_handed_through() -> None:
 def test_a_fill_without_pieces_is_zeros() -> None:
     victim = target("preallocated_uninitialised", 1)
     fill = victim.json["fills"][0]
-    data = victim.told(put("slots", fill[2], 3, value=[])(copy.deepcopy(victim.json)))
+    data = victim.reported(put("slots", fill[2], 3, value=[])(copy.deepcopy(victim.json)))
     assert data is not None
     for poison in (1.0, 2.0, float("nan")):
         kept = [torch.full((size,), poison) for size in range(1, 2048)]
@@ -311,7 +314,7 @@ def test_a_slot_without_pieces_is_zeros(monkeypatch: pytest.MonkeyPatch, request
     assert torch.empty(3).isnan().all()
     victim = weights.__wrapped__()  # planned under that setting, which both sides must share
     for number in range(len(victim.json["slots"])):
-        data = victim.told(put("slots", number, 3, value=[])(copy.deepcopy(victim.json)))
+        data = victim.reported(put("slots", number, 3, value=[])(copy.deepcopy(victim.json)))
         assert data is not None
         assert victim.suffers(data) == "other"
         with victim.case.setting():  # without the guard pages that `suffers` has around slots
@@ -337,7 +340,7 @@ def test_two_clients_at_once() -> None:
     chance = random.Random(9)
     lies = [lie for kind in KINDS for lie in kind(victim)]
     for _, change in chance.sample(lies, 60):
-        data = victim.told(change(copy.deepcopy(victim.json)))
+        data = victim.reported(change(copy.deepcopy(victim.json)))
         if data is not None:
             try:
                 victim.answer(data)

@@ -66,15 +66,15 @@ def test_a_constant_number_is_transformers_own_schedule(sampled: bool) -> None:
 def test_the_number_may_change_from_step_to_step_and_be_none() -> None:
     class Turns:
         def __init__(self) -> None:
-            self.told: list[tuple[int, int, int]] = []
+            self.reported: list[tuple[int, int, int]] = []
 
         def choose(self) -> int:
-            return (0, 3, 1, 0, 6)[len(self.told) % 5]
+            return (0, 3, 1, 0, 6)[len(self.reported) % 5]
 
         def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
             assert accepted <= drafted <= asked
-            assert (seconds is None) is (not self.told)
-            self.told.append((asked, drafted, accepted))
+            assert (seconds is None) is (not self.reported)
+            self.reported.append((asked, drafted, accepted))
 
     for name in ("llama", "hybrid", "t5"):
         for kind in SOURCES:
@@ -85,7 +85,7 @@ def test_the_number_may_change_from_step_to_step_and_be_none() -> None:
                 Drafting(model, source_of(kind, name), pace=pace) as drafting,
             ):
                 assert torch.equal(generate(model), plain)
-            assert drafting.tally.drafted == sum(drafted for _, drafted, _ in pace.told)
+            assert drafting.tally.drafted == sum(drafted for _, drafted, _ in pace.reported)
 
 
 def test_the_measured_pace_leaves_greedy_search_as_it_is() -> None:

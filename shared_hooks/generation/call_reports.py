@@ -15,17 +15,17 @@ from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
 MAX_CALLS = 100_000
 GHOST_BYTES = 2048
-"""Of memory that a tensor without data takes, and a call."""
+"""Memory that a tensor without data takes, and a call."""
 
 
 @dataclass(frozen=True)
-class ToldCall:
+class CallReport:
     """One call: its result is rebuilt from ``structure`` and ``sources``, a ghost or the number of an argument each."""
 
     path: str
     structure: Any
     sources: tuple[Ghost | int, ...]
-    inner: tuple[ToldCall, ...]
+    inner: tuple[CallReport, ...]
 
     def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
         """As the module would give it. Raises BadFrame."""
@@ -45,20 +45,20 @@ class ToldCall:
         return unflatten(structure, swapped, find)
 
 
-class Told:
+class CallReports:
     """All calls of a step, by path and count."""
 
     def __init__(self, here: torch.device) -> None:
         self._here = here
         self._left = 0
-        self.calls: dict[tuple[str, int], ToldCall] = {}
+        self.calls: dict[tuple[str, int], CallReport] = {}
         self._sizes: dict[tuple[str, int], tuple[Any, int]] = {}
 
-    def hear(self, told: Any) -> None:
+    def hear(self, reported: Any) -> None:
         """What has changed since the step before. Raises BadFrame."""
         self._left = MAX_CALLS - len(self.calls)
         try:
-            for one in told:
+            for one in reported:
                 key = str(one[0]), int(one[1])
                 self.calls[key] = self._call(one)
                 self._sizes[key] = magnitude(one), 2 * weight(one) + GHOST_BYTES * _count(self.calls[key])
@@ -74,19 +74,19 @@ class Told:
         """See `allowance.magnitude`."""
         return frozenset([(key, found) for key, (found, _) in self._sizes.items()])
 
-    def copied(self) -> Told:
+    def copied(self) -> CallReports:
         """For a step that may fail."""
-        made = Told(self._here)
+        made = CallReports(self._here)
         made.calls, made._sizes = dict(self.calls), dict(self._sizes)
         return made
 
-    def _call(self, told: Any) -> ToldCall:
+    def _call(self, reported: Any) -> CallReport:
         self._left -= 1
         if self._left < 0:
             raise ValueError("too many")
-        path, count, structure, sources, inner = told
+        path, count, structure, sources, inner = reported
         made = [self._source(one, Origin("call", str(path), int(count), n)) for n, one in enumerate(sources)]
-        return ToldCall(str(path), structure, tuple(made), tuple([self._call(one) for one in inner]))
+        return CallReport(str(path), structure, tuple(made), tuple([self._call(one) for one in inner]))
 
     def _source(self, source: Any, origin: Origin) -> Ghost | int:
         if type(source) is int:
@@ -96,5 +96,5 @@ class Told:
         return Ghost(shape, stride, dtype, self._here, origin)
 
 
-def _count(call: ToldCall) -> int:
+def _count(call: CallReport) -> int:
     return 1 + len(call.sources) + sum(map(_count, call.inner))
