@@ -81,7 +81,7 @@ class Core:
         self._workers = Workers(
             workers,
             together=self._turns.several,
-            relatives=self._turns.relatives,
+            compatible_keys=self._turns.compatible_keys,
             most=self.limits.max_batch_size,
             delay=self.limits.max_queue_delay_microseconds / 1e6,
             preferred=self.limits.preferred_batch_size,
@@ -278,10 +278,10 @@ class Core:
         return True
 
     def _put(self, turn: Turn, request: Request) -> Callable[[], None]:
-        kin = self._turns.kin(request)
-        if kin is None:
+        batch_key = self._turns.batch_key(request)
+        if batch_key is None:
             return self._workers.put(turn, request.payer)
-        return self._workers.put(turn, request.payer, kin.key, kin.rows)
+        return self._workers.put(turn, request.payer, batch_key.key, batch_key.rows)
 
     def _check_queue(self, request: Request) -> None:
         """Raises ServerUnavailable where enough of its model wait already; it is counted, too."""

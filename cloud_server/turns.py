@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
-from cloud_server.models import BegunTail, Computed, Kin
+from cloud_server.models import BatchKey, BegunTail, Computed
 from cloud_server.requests import Answer, Request, RequestTable, replies
 from cloud_server.work import Did, Overtime, QueueClocks, Watchdog
 from protos.isthmus.v1 import split_pb2
@@ -76,19 +76,21 @@ class Turns:
             return False
         return self._alone(turn.request) and not self._learns(turn.request)
 
-    def kin(self, request: Request) -> Kin | None:
+    def batch_key(self, request: Request) -> BatchKey | None:
         """What it may be computed together with; None where it goes alone."""
         party, now = request.party, time.monotonic()
         is_apart = any(self._apart.get(key, now) > now for key in (party, party[:1]))
-        return None if is_apart else request.kin
+        return None if is_apart else request.batch_key
 
-    def relatives(self, turn: Any, kin: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
-        """Other kin whose requests are worth computing together with those of a turn's."""
+    def compatible_keys(
+        self, turn: Any, batch_key: Hashable, waiting: Callable[[Hashable], int], most: int
+    ) -> Sequence[Hashable]:
+        """Other batch keys whose requests are worth computing together with those of a turn's."""
         batching = turn.request.batching
-        return () if batching is None else batching.relatives(kin, waiting, most)
+        return () if batching is None else batching.compatible_keys(batch_key, waiting, most)
 
     def several(self, turns: Sequence[Any]) -> list[Did]:
-        """The same of steps or requests of one kin (`Request.kin`), or of related ones, computed together."""
+        """The same of steps or requests of one batch key (`Request.batch_key`), or of related ones, computed at once."""
         started = [turn for turn in turns if self._starts(turn)]
         hurried = self._hurried(started)
         wanted = [turn.request for turn in started if turn.request not in hurried]
@@ -171,7 +173,7 @@ class Turns:
         return [Did(count, part.own_seconds) for part, count in zip(parts, counts, strict=True)]
 
     def _blame(self, parts: list[_Part], counts: list[bool], error: BaseException) -> None:
-        """A batch failed: whose request fails alone, too, goes alone for a while; else all of its kin do."""
+        """A batch failed: whose request fails alone, too, goes alone for a while; else all of its batch key do."""
         spoilt = [part.request.party for part, count in zip(parts, counts, strict=True) if not count]
         now = time.monotonic()
         for party in spoilt:

@@ -1,7 +1,7 @@
 """``make compose``: docker-compose.yml on a real engine. Builds, runs, looks inside, and takes everything down.
 
-Each line it prints is a claim that was checked; exit status 0 only if all hold. Base image, index and torch are told by
-options, so that it also works where the hub or the default index cannot be reached (docs/containers.md).
+Each line it prints is a claim that was checked; exit status 0 only if all hold. Base image, index and torch are given
+by options, so that it also works where the hub or the default index cannot be reached (docs/containers.md).
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Check:
         self.claim(f"{service}: an ordinary user without capabilities ({USER}, 0, none new)", right, shown)
 
     def read_only(self, service: str, wrote: tuple[int, str]) -> None:
-        told = wrote[0] != 0 and "Read-only file system" in wrote[1]
-        self.claim(f"{service}: its file system is read-only", told, wrote[1])
+        reported = wrote[0] != 0 and "Read-only file system" in wrote[1]
+        self.claim(f"{service}: its file system is read-only", reported, wrote[1])
 
     def health(self, service: str) -> str:
         return str(self.engine.inspect(self.engine.container(service))["State"]["Health"]["Status"])
@@ -121,8 +121,8 @@ def server_and_edge(check: Check) -> None:
         weights.chmod(0o600)
         mounted = (*run[:-1], "-v", f"{weights}:/own.safetensors:ro", "edge", "verify", "--weights", "/own.safetensors")
         status, said = engine.attempt_compose(*mounted)
-    told = status == 2 and "/own.safetensors cannot be read: permission" in said
-    check.claim("edge: weights of mode 0600 are told as unreadable, not as missing", told, said)
+    reported = status == 2 and "/own.safetensors cannot be read: permission" in said
+    check.claim("edge: weights of mode 0600 are reported as unreadable, not as missing", reported, said)
 
     engine.docker("kill", "--signal", "STOP", cloud)
     check.becomes("cloud", "unhealthy")
@@ -179,8 +179,8 @@ def demo(check: Check, seconds: float) -> None:
     until("both edges move their cut", DEMO_START_SECONDS, moved, every=2)
     time.sleep(seconds)
     moved()
-    told = [(line, who) for who in ("link-a", *edges, "link-b") for line in log(who)]
-    for line, who in sorted(told):
+    reported = [(line, who) for who in ("link-a", *edges, "link-b") for line in log(who)]
+    for line, who in sorted(reported):
         found = re.fullmatch(
             r"(\S+) (link: .*|.*auto: choice: candidate=(\S+), moved=True, reason=(.*), predicted_ms.*)", line
         )
@@ -213,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--project", default="isthmus-check", help="default isthmus-check")
     options = parser.parse_args(arguments)
     ports = _free_port(), _free_port()
-    told = {
+    reported = {
         "BASE": options.base,
         "LINK_BASE": options.link_base,
         "PIP_FLAGS": options.pip_flags,
@@ -223,7 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "PROMETHEUS_PORT": str(ports[0]),
         "GRAFANA_PORT": str(ports[1]),
     }
-    given = {name: value for name, value in told.items() if value is not None}
+    given = {name: value for name, value in reported.items() if value is not None}
     try:
         engine = Engine(options.compose, options.project, given, options.profile)
         check = Check(engine)

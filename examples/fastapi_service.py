@@ -55,7 +55,7 @@ async def while_wanted(request: Request, work: Awaitable[Answer]) -> Answer:
 async def predict(request: Request) -> dict[str, object]:
     """The body is a picture's file. 400: it is none, or the model fails on it. 503: nobody could answer."""
     if int(request.headers.get("content-length", LARGEST + 1)) > LARGEST:
-        raise HTTPException(413, f"more than {LARGEST} bytes, or of no length that is told")
+        raise HTTPException(413, f"more than {LARGEST} bytes, or of unknown length")
     try:
         picture = await request.body()
         answer = await while_wanted(request, request.app.state.client.infer(picture))

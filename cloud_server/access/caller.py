@@ -1,4 +1,4 @@
-"""Who calls: made at the door, once for each call, and known to all that is done for it."""
+"""Who calls: made by the interceptor, once for each call, and known to all that is done for it."""
 
 from __future__ import annotations
 

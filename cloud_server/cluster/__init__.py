@@ -8,7 +8,7 @@ scaling      how many replicas the work there is wants
 replica      one replica: a core behind a private port
 front        the process that clients connect to
 relay        a client's calls handed on to its replica, as they come
-stays        the calls that are handed on: how many may be, who is to go, who is under way
+proxied_calls  the calls that are handed on: how many may be, who is to go, who is under way
 inference_relay  the Open Inference Protocol's calls, likewise
 census       the replicas that a front knows of
 passport     what a front tells a replica of a caller

@@ -19,12 +19,12 @@ from cloud_server.cluster import metrics
 from cloud_server.cluster.allowed import Uncounted
 from cloud_server.cluster.census import Census, Finder
 from cloud_server.cluster.inference_relay import InferenceRelay
+from cloud_server.cluster.proxied_calls import ProxiedCalls
 from cloud_server.cluster.relay import Relay
-from cloud_server.cluster.stays import Stays
 from cloud_server.config import ServerConfig
 from cloud_server.inference import Held
 from cloud_server.telemetry import MetricsPage, RequestCounts
-from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, Door, Listener
+from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, Listener
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.lifecycle import Lifecycle
 
@@ -50,13 +50,15 @@ class Front:
         self.metrics = page.address if page else ""
         """HOST:PORT of the metrics; empty = none."""
         tls = config.tls
-        self._door = Door(self, Uncounted(config, certificates=tls is not None and tls.client_ca is not None))
+        self._auth = AuthInterceptor(
+            self, Uncounted(config, certificates=tls is not None and tls.client_ca is not None)
+        )
         limits = self.limits
         replicas = config.scale.max_replicas * max(1, len(config.models))
         places = min(MOST_PLACES, replicas * (limits.max_clients + limits.max_probes + limits.max_profiles))
         self._listener = Listener(
             config.listen,
-            self._door,
+            self._auth,
             (SERVICE, INFERENCE),
             # Who has a place, greets, or sends a request in one message holds a thread; so do `MAX_WAITING`.
             places + 2 * limits.max_clients + MAX_WAITING + SPARE_THREADS,
@@ -67,11 +69,11 @@ class Front:
         )
         self.address = f"{config.listen.rpartition(':')[0]}:{self._listener.port}"
         self._census = Census(finder, self._looked)
-        self._stays = Stays(finder, places, limits.idle_seconds)
-        self._relay = Relay(finder, self._census, self._door, limits, self._stays)
+        self._calls = ProxiedCalls(finder, places, limits.idle_seconds)
+        self._relay = Relay(finder, self._census, self._auth, limits, self._calls)
         self._relay.add_to(self._listener.server)
         self._held, health = Held(limits.max_inference_bytes), self._listener.health
-        InferenceRelay(self._relay, self._census, self._door, self._held, lambda: health.serving).add_to(
+        InferenceRelay(self._relay, self._census, self._auth, self._held, lambda: health.serving).add_to(
             self._listener.server
         )
         if page is not None:
@@ -91,7 +93,7 @@ class Front:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What the door asks
+    # What the interceptor asks
 
     def check_open(self) -> None:
         """Raises ServerUnavailable while draining."""
@@ -108,17 +110,17 @@ class Front:
         self._listener.unwell()
         limit = time.monotonic() + self.limits.drain_seconds
         self._listener.server.stop(self.limits.drain_seconds + CLOSE_SECONDS)
-        self._stays.tell_all()
-        while self._stays.under_way() and time.monotonic() < limit:
+        self._calls.tell_all()
+        while self._calls.under_way() and time.monotonic() < limit:
             time.sleep(0.05)
-            self._stays.tell_all()  # who was about to greet, too
+            self._calls.tell_all()  # who was about to greet, too
 
     def close(self) -> None:
         """Ends what is left."""
         self._draining = True
         self._closed.set()
         self._census.close()
-        self._stays.end_all(ServerUnavailable("the front goes away"))
+        self._calls.end_all(ServerUnavailable("the front goes away"))
         self._listener.close(CLOSE_SECONDS)
         self._stack.close()
 
@@ -128,7 +130,7 @@ class Front:
         self._listener.serving(able)
         if moved:
             log.info("replicas have come or gone")
-        self._stays.rebalance(moved=moved)
+        self._calls.rebalance(moved=moved)
 
     def _sweep(self) -> None:
         while not self._closed.wait(SWEEP_SECONDS):

@@ -15,7 +15,7 @@ from cloud_server.cluster.allowed import counted
 from cloud_server.cluster.census import Census
 from cloud_server.cluster.relay import Relay, only
 from cloud_server.inference import Held
-from cloud_server.transport import INFER, INFERENCE, Door
+from cloud_server.transport import INFER, INFERENCE, AuthInterceptor
 from cloud_server.transport.inference_servicer import MAX_ENTRIES
 from protos import fields
 from protos.inference import inference_pb2 as pb
@@ -36,18 +36,20 @@ class InferenceRelay:
     with one when it is here. ``ready``: whether there are any replicas.
     """
 
-    def __init__(self, relay: Relay, census: Census, door: Door, held: Held, ready: Callable[[], bool]) -> None:
+    def __init__(
+        self, relay: Relay, census: Census, auth: AuthInterceptor, held: Held, ready: Callable[[], bool]
+    ) -> None:
         self._relay = relay
         self._census = census
-        self._door = door
+        self._auth = auth
         self._held = held
         self._ready = ready
 
     def infer(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """ModelInfer: one message, one answer."""
         try:
-            caller = self._door.caller(context)
-            data = self._door.message(incoming, context)
+            caller = self._auth.caller(context)
+            data = self._auth.message(incoming, context)
             model = _model_of(data)
             answers = self._hand_on(INFER, model, caller, iter([data]), context)
             del data
@@ -57,7 +59,7 @@ class InferenceRelay:
                     hold.more(len(answer))
                     yield answer
         except IsthmusError as error:
-            self._door.refuse(INFER, context, error)
+            self._auth.refuse(INFER, context, error)
 
     def _hand_on(
         self, method: str, model: str, caller: Caller, frames: Iterator[bytes], context: grpc.ServicerContext
@@ -71,11 +73,11 @@ class InferenceRelay:
 
         def about(asked: Any, context: grpc.ServicerContext) -> bytes:
             try:
-                caller = self._door.caller(context)
+                caller = self._auth.caller(context)
                 model = getattr(asked, "name", "")
                 return only(self._hand_on(method, model, caller, iter([asked.SerializeToString()]), context))
             except IsthmusError as error:
-                self._door.refuse(method, context, error)
+                self._auth.refuse(method, context, error)
 
         return grpc.unary_unary_rpc_method_handler(about, request_deserializer=read)
 
@@ -88,7 +90,7 @@ class InferenceRelay:
                     if one not in found.models:
                         found.models.append(one)
         except IsthmusError as error:
-            self._door.refuse(method, context, error)
+            self._auth.refuse(method, context, error)
         return found.SerializeToString()
 
     def add_to(self, server: grpc.Server) -> None:

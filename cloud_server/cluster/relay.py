@@ -24,10 +24,10 @@ from cloud_server.cluster.allowed import counted
 from cloud_server.cluster.census import Census, Finder, Place
 from cloud_server.cluster.passport import stamp
 from cloud_server.cluster.private_tls import channel
-from cloud_server.cluster.stays import Stay, Stays
+from cloud_server.cluster.proxied_calls import ProxiedCall, ProxiedCalls
 from cloud_server.limits import Limits
 from cloud_server.streams import check_form
-from cloud_server.transport import SERVICE, Door, WaitingCalls
+from cloud_server.transport import SERVICE, AuthInterceptor, WaitingCalls
 from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc  # noqa: F401  (the second registers the descriptors)
 from shared_hooks.errors import BadFrame, IsthmusError, ServerUnavailable
@@ -50,10 +50,12 @@ def key(caller: Caller, client_id: str) -> str:
 class Relay:
     """isthmus.v1.Split, for any replicas. `add_to` registers it."""
 
-    def __init__(self, finder: Finder, census: Census, door: Door, limits: Limits, stays: Stays) -> None:
+    def __init__(
+        self, finder: Finder, census: Census, auth: AuthInterceptor, limits: Limits, stays: ProxiedCalls
+    ) -> None:
         self._finder = finder
         self._census = census
-        self._door = door
+        self._auth = auth
         self._greeting = WaitingCalls(limits.max_clients, limits.hello_seconds)
         self._limits = limits
         self._stays = stays
@@ -63,7 +65,7 @@ class Relay:
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One standing stream."""
         try:
-            caller = self._door.caller(context)
+            caller = self._auth.caller(context)
             first, hello = self._hello(incoming, context)
             group = self._census.group(caller, hello.model_id, hello.weights_hash)
             session, frames = key(caller, hello.client_id), chain([first], _until_broken(incoming))
@@ -71,11 +73,11 @@ class Relay:
             beat = max(wished, self._limits.heartbeat_seconds)
             yield from self.hand_on(SESSION, group, session, caller, frames, context, beat)
         except IsthmusError as error:
-            self._door.refuse(SESSION, context, error)
+            self._auth.refuse(SESSION, context, error)
 
     def _hello(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> tuple[bytes, split_pb2.Hello]:
         """The first frame, as it came and read. Raises BadFrame, and what a waiting call is sent away with."""
-        with self._greeting.place(self._door.caller(context).address, context.cancel) as place:
+        with self._greeting.place(self._auth.caller(context).address, context.cancel) as place:
             try:
                 first = next(incoming, b"")
             except Exception as error:  # gRPC raises a bare Exception here when the stream breaks
@@ -103,15 +105,15 @@ class Relay:
 
         ``beat``: of `Stay`.
         """
-        stay = Stay(group, session, caller, beat, context.cancel)
+        stay = ProxiedCall(group, session, caller, beat, context.cancel)
         with self._stays.place(stay):
-            self._door.when_sent_away(context, stay.end)
+            self._auth.when_sent_away(context, stay.end)
             with self._to(stay, caller) as (place, way):
                 stay.replica = place.replica
                 stay.call = way.stream_stream(method)(frames, metadata=stamp(caller, place.secret))
                 yield from self._answers(stay, context)
 
-    def _answers(self, stay: Stay, context: grpc.ServicerContext) -> Iterator[bytes]:
+    def _answers(self, stay: ProxiedCall, context: grpc.ServicerContext) -> Iterator[bytes]:
         """What the replica says, until either side ends it."""
         if not context.add_callback(stay.call.cancel):
             stay.call.cancel()
@@ -133,7 +135,7 @@ class Relay:
         finally:
             stay.call.cancel()
 
-    def _sent(self, stay: Stay, data: bytes) -> Iterator[bytes]:
+    def _sent(self, stay: ProxiedCall, data: bytes) -> Iterator[bytes]:
         """Who ends it meanwhile sees that it is being sent, or is seen here."""
         stay.since, stay.is_sending = time.monotonic(), True
         if stay.refused is not None:
@@ -144,11 +146,11 @@ class Relay:
     def probe(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """One stream of rounds: the way to a replica, which requests go, too."""
         try:
-            caller = self._door.caller(context)
+            caller = self._auth.caller(context)
             frames = _until_broken(incoming)
             yield from self.hand_on(PROBE, self._census.any(caller), caller.account, caller, frames, context)
         except IsthmusError as error:
-            self._door.refuse(PROBE, context, error)
+            self._auth.refuse(PROBE, context, error)
 
     # Single messages
 
@@ -161,16 +163,16 @@ class Relay:
             for said in self.ask_groups(LIST_MODELS, request, context):
                 reply.models.extend(split_pb2.ListModelsReply.FromString(said).models)
         except IsthmusError as error:
-            self._door.refuse(LIST_MODELS, context, error)
+            self._auth.refuse(LIST_MODELS, context, error)
         return reply
 
     def ask_groups(self, method: str, request: Message, context: grpc.ServicerContext) -> list[bytes]:
         """What a replica says of each group that answers and serves what the caller may use. Raises ServerUnavailable
         where none does.
         """
-        caller, found, error = self._door.caller(context), [], None
+        caller, found, error = self._auth.caller(context), [], None
         for group in self._census.groups(caller):
-            stay = Stay(group, caller.account, caller, None, context.cancel)
+            stay = ProxiedCall(group, caller.account, caller, None, context.cancel)
             try:
                 with self._stays.place(stay), self._to(stay, caller) as (place, way):
                     asked, who = request.SerializeToString(), stamp(caller, place.secret)
@@ -186,16 +188,16 @@ class Relay:
     def one_message(self, method: str, request: Message, context: grpc.ServicerContext) -> Generator[bytes, None, None]:
         """A call of one message that names a model: what comes back, one or many."""
         try:
-            caller = self._door.caller(context)
+            caller = self._auth.caller(context)
             wanted: Any = request
             group = self._census.group(caller, getattr(wanted, "model_id", ""), getattr(wanted, "weights_hash", ""))
             frames = iter([request.SerializeToString()])
             yield from self.hand_on(method, group, caller.account, caller, frames, context)
         except IsthmusError as error:
-            self._door.refuse(method, context, error)
+            self._auth.refuse(method, context, error)
 
     @contextmanager
-    def _to(self, stay: Stay, caller: Caller) -> Iterator[tuple[Place, Any]]:
+    def _to(self, stay: ProxiedCall, caller: Caller) -> Iterator[tuple[Place, Any]]:
         """The replica where the stay's session belongs, and a channel to it that is up; another if it cannot be reached
         and nothing is counted there.
 

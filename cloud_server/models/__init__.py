@@ -7,7 +7,7 @@ admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
 batching       requests of several clients as one batch
 packing        an output as the bytes of an answer
-custody        checks after every request that the model did not change
+weights_guard  checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 layer_metrics  what was measured, into a reply
 
@@ -18,6 +18,7 @@ from cloud_server.models.admission import check_open
 from cloud_server.models.engine import (
     FILE,
     Batching,
+    BatchKey,
     Begun,
     BegunTail,
     Computed,
@@ -25,7 +26,6 @@ from cloud_server.models.engine import (
     EngineSession,
     FileRead,
     Identity,
-    Kin,
     Leave,
     Progress,
     Residence,
@@ -38,6 +38,7 @@ from cloud_server.models.served_model import ServedModel
 
 __all__ = [
     "FILE",
+    "BatchKey",
     "Batching",
     "Begun",
     "BegunTail",
@@ -46,7 +47,6 @@ __all__ = [
     "EngineSession",
     "FileRead",
     "Identity",
-    "Kin",
     "Leave",
     "Profiles",
     "Progress",

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import torch
 
-from cloud_server.models.custody import Custody
-from cloud_server.models.engine import BegunTail, Computed, Kin
+from cloud_server.models.engine import BatchKey, BegunTail, Computed
 from cloud_server.models.packing import packed
+from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made, Ways
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, PlanMismatch
@@ -25,7 +25,7 @@ from shared_hooks.tensors.staging import wait
 log = logging.getLogger("cloud_server")
 
 BATCH = "batch"
-"""In keys of kin."""
+"""What a batch key begins with."""
 Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
 Alone = Callable[[EarlyOutput, int, bool], Computed]
@@ -39,7 +39,7 @@ class BatchedTails:
         self,
         batches: Batches,
         device: torch.device,
-        custody: Custody,
+        guard: WeightsGuard,
         lifecycle: Lifecycle,
         unpack: Unpack,
         alone: Alone,
@@ -50,21 +50,24 @@ class BatchedTails:
         self.unpack = unpack
         self.alone = alone
         self._device = device
-        self._custody = custody
+        self._guard = guard
 
-    def kin(self, crossing: Crossing) -> Kin | None:
+    def batch_key(self, crossing: Crossing) -> BatchKey | None:
         """A look at what is known."""
         found = self.batches.of(crossing)
         if found is None:
             return None
         self.ways.came(found)
-        return Kin((BATCH, found.kin), found.rows)
+        return BatchKey((BATCH, found.batch_key), found.rows)
 
-    def relatives(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> list[Hashable]:
+    def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> list[Hashable]:
         """A look at what was measured."""
         if not isinstance(key, tuple) or key[:1] != (BATCH,):
             return []
-        return [(BATCH, kin) for kin in self.ways.relatives(key[1], lambda kin: waiting((BATCH, kin)), most)]
+        return [
+            (BATCH, batch_key)
+            for batch_key in self.ways.compatible_keys(key[1], lambda batch_key: waiting((BATCH, batch_key)), most)
+        ]
 
     def learn(self, crossing: Crossing) -> bool:
         """Some forty times the work of a row, once for a cut and a form of inputs; or some ten times, for a way from
@@ -75,7 +78,7 @@ class BatchedTails:
             if not looked and (known := self.batches.of(crossing)) is not None:
                 return self.ways.learn(known)
         finally:
-            self._custody.mend()
+            self._guard.mend()
         if looked and (reason := self.batches.reason(crossing)):
             log.info("requests after %s are computed each alone: %s", crossing.layer_name, reason)
         return looked
@@ -102,7 +105,7 @@ class BatchedTails:
         except Exception as error:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         finally:
-            self._custody.check()
+            self._guard.check()
         took = time.perf_counter_ns() - started
         for one, own in zip(parts, made, strict=True):
             one.made, one.took_ns = own, took
@@ -113,8 +116,8 @@ class BatchedTails:
         found = []
         for one in parts:
             assert one.joinable is not None
-            if one.joinable.kin != last.kin:
-                way = self.ways.way(one.joinable, last.kin)
+            if one.joinable.batch_key != last.batch_key:
+                way = self.ways.way(one.joinable, last.batch_key)
                 if way is None:
                     continue
                 started = time.perf_counter_ns()

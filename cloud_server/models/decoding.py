@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 
 from cloud_server.entries import DecodingFactory
-from cloud_server.models.custody import Custody
 from cloud_server.models.engine import Computed, EngineSession, owned
+from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
@@ -63,7 +63,7 @@ class DecodingTails:
         self,
         wrapped: WrappedModel,
         device: torch.device,
-        custody: Custody,
+        guard: WeightsGuard,
         factory: DecodingFactory | None = None,
         step_bytes: int = STEP_BYTES,
     ) -> None:
@@ -72,7 +72,7 @@ class DecodingTails:
         """
         self.wrapped = wrapped
         self.device = device
-        self.custody = custody
+        self.guard = guard
         self._factory = factory or self._own
         self.step_bytes = step_bytes
         self._tails: dict[str, DecodingTail] = {}
@@ -122,7 +122,7 @@ class DecodingTails:
                 self.synchronize()
             return outcomes
         finally:
-            self.custody.mend()
+            self.guard.mend()
 
     def synchronize(self) -> None:
         """On a GPU the kernels are only launched until here."""
@@ -141,7 +141,7 @@ class ModelSession:
         self._tails = tails
         self.cut = cut
         self._session: TailSession | None = session
-        self._mended = tails.custody.mended
+        self._mended = tails.guard.mended
 
     @property
     def lost(self) -> str:
@@ -155,7 +155,7 @@ class ModelSession:
             step.run()
             self._tails.synchronize()
         finally:
-            self._tails.custody.mend()
+            self._tails.guard.mend()
             self.check_model()
         return step.end()
 
@@ -182,7 +182,7 @@ class ModelSession:
 
     def check_model(self) -> None:
         """What was computed with weights that had changed is not to be continued: raises SessionLost."""
-        if self._tails.custody.mended != self._mended:
+        if self._tails.guard.mended != self._mended:
             self.lose("the model had changed in memory and was loaded again")
             raise SessionLost(self._lost)
         if self._tails.closed:

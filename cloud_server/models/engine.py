@@ -207,7 +207,7 @@ class Residence(Protocol):
 
 
 @dataclass(frozen=True)
-class Kin:
+class BatchKey:
     """Requests with an equal ``key`` may be one batch. ``rows``: of this one."""
 
     key: Hashable
@@ -239,7 +239,7 @@ class BegunTail(Protocol):
 class Batching(Protocol):
     """Requests of several clients at one cut of one model, computed as one batch."""
 
-    def kin(self, crossing: Crossing) -> Kin | None:
+    def batch_key(self, crossing: Crossing) -> BatchKey | None:
         """What is known of this cut; quick. None where its requests go alone, or `learn` was not called."""
         ...
 
@@ -249,9 +249,9 @@ class Batching(Protocol):
         """
         ...
 
-    def relatives(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
-        """Keys of other kin that are worth joining with these: requests that were cut earlier run on to the later cut.
-        ``waiting``: rows that there are of a kin; ``most``: of a batch. Quick.
+    def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
+        """Other batch keys that are worth joining with these: requests that were cut earlier run on to the later cut.
+        ``waiting``: rows that there are of a batch_key; ``most``: of a batch. Quick.
         """
         ...
 
@@ -260,8 +260,8 @@ class Batching(Protocol):
         ...
 
     def run(self, begun: Sequence[BegunTail]) -> None:
-        """One tail for several of one kin. After any error none is computed; CutRefused and InputMismatch say that they
-        cannot be joined, others come of computing them.
+        """One tail for several of one batch key. After any error none is computed; CutRefused and InputMismatch say
+        that they cannot be joined, others come of computing them.
         """
         ...
 

@@ -18,7 +18,6 @@ from cloud_server.entries import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.batching import BatchedTails
-from cloud_server.models.custody import Custody
 from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import (
     FILE,
@@ -33,6 +32,7 @@ from cloud_server.models.engine import (
 )
 from cloud_server.models.form import Form, buffers_kept, form_of
 from cloud_server.models.packing import packed
+from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.batching import Batches
 from shared_hooks.codecs.basis import References, Ring
@@ -277,9 +277,9 @@ class ServedModel:
             packages=tuple(sorted({type(one).__module__.partition(".")[0] for one in model.modules()})),
         )
         load = partial(entry.spec.load_model, device)
-        self._custody = Custody(entry.spec.model_id, model, load, self._wrapped.renew)
+        self._guard = WeightsGuard(entry.spec.model_id, model, load, self._wrapped.renew)
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
-        self._decoding = DecodingTails(self._wrapped, device, self._custody, entry.decoding, most)
+        self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most)
         self.compiled: CompiledTails | None = None
         """Tails that torch.compile makes faster; None where nobody asked for them."""
         if entry.compile:
@@ -288,7 +288,7 @@ class ServedModel:
                 self.compiled.add(early)
         self._heads = []
         batches = Batches(self._wrapped, partial(entry.spec.example, device))
-        self.batching = BatchedTails(batches, device, self._custody, self._lifecycle, self._unpacked, self._tail)
+        self.batching = BatchedTails(batches, device, self._guard, self._lifecycle, self._unpacked, self._tail)
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -366,7 +366,7 @@ class ServedModel:
         """Compiled modules for this request's tail, if it allows other last bits; inside of one nothing is measured."""
         if self.compiled is None or want_metrics or not inexact.get():
             return None
-        if self._custody.mended:
+        if self._guard.mended:
             self.compiled.give_up("the model had changed in memory")
         return self.compiled.of(crossing, header, payload)
 
@@ -480,7 +480,7 @@ class ServedModel:
             returned = time.perf_counter_ns()
             wait(self._device)  # the kernels are only launched until here
         except PlanMismatch:
-            self._custody.mend()  # it may say that this very request has written: the client is to plan again
+            self._guard.mend()  # it may say that this very request has written: the client is to plan again
             raise
         except IsthmusError:
             raise
@@ -488,7 +488,7 @@ class ServedModel:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
         finally:
             self._wrapped.measure(True)
-            self._custody.check()
+            self._guard.check()
         computed = time.perf_counter_ns()
         durations = self._wrapped.durations()  # before more hooks, which may run the model
         layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from cloud_server import wire
 from cloud_server.decoding import Turn
-from cloud_server.models import FILE, Batching, Computed, Engine, FileRead, Kin, inexact
+from cloud_server.models import FILE, Batching, BatchKey, Computed, Engine, FileRead, inexact
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
 from cloud_server.work import Payer
@@ -229,7 +229,7 @@ class Request:
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)
 
     @property
-    def kin(self) -> Kin | None:
+    def batch_key(self) -> BatchKey | None:
         """A batch key, equal for requests that may be computed together, which their clients allow: those of one cut
         that is known to take batches, and small steps behind one cut.
         """
@@ -237,13 +237,13 @@ class Request:
             return None
         if self.turn is None:
             batching = self.batching
-            return None if batching is None or self.crossing is None else batching.kin(self.crossing)
+            return None if batching is None or self.crossing is None else batching.batch_key(self.crossing)
         step = self.turn.step
         if self.engine.company is None or not step.together or step.close or step.number == 0:
             return None
         if not self.header or max(self.payload_bytes, read_header(self.header)[1].raw_bytes) > wire.INLINE_BYTES:
             return None
-        return Kin((self.engine.identity.model_id, step.cut), 1)
+        return BatchKey((self.engine.identity.model_id, step.cut), 1)
 
     @property
     def batching(self) -> Batching | None:

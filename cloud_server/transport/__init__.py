@@ -1,7 +1,7 @@
 """The core behind gRPC.
 
-door       who calls, and may this call be served? for every RPC
-guests     who is inside, and has to go when credentials no longer hold
+authentication  who calls, and may this call be served? for every RPC
+active_calls  calls that are served, and end when credentials no longer hold
 waiting    calls that hold a thread and wait, and which of them are ended
 health     the standard health service
 credentials  certificates as gRPC takes them, read again when they change
@@ -13,7 +13,7 @@ rest       the same protocol by HTTP
 May import core, inference, access, streams, models, wire, limits.
 """
 
-from cloud_server.transport.door import INFER, INFERENCE, MAX_WAITING, SERVICE, Door
+from cloud_server.transport.authentication import INFER, INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor
 from cloud_server.transport.server import CloudServer, Listener, check_free
 from cloud_server.transport.waiting import WaitingCalls
 
@@ -22,8 +22,8 @@ __all__ = [
     "INFERENCE",
     "MAX_WAITING",
     "SERVICE",
+    "AuthInterceptor",
     "CloudServer",
-    "Door",
     "Listener",
     "WaitingCalls",
     "check_free",

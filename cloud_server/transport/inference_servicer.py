@@ -29,7 +29,7 @@ from cloud_server.inference import (
     pack,
     unpack,
 )
-from cloud_server.transport.door import INFER, INFERENCE, Door
+from cloud_server.transport.authentication import INFER, INFERENCE, AuthInterceptor
 from protos.chunks import varint
 from protos.inference import inference_pb2 as pb
 from shared_hooks.errors import BadFrame, InputMismatch, IsthmusError
@@ -53,23 +53,23 @@ _RAW = bytes((pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2,))
 class InferenceServicer:
     """inference.GRPCInferenceService. `add_to` registers it by hand, for its requests are read by hand."""
 
-    def __init__(self, inference: Inference, door: Door) -> None:
+    def __init__(self, inference: Inference, auth: AuthInterceptor) -> None:
         self._inference = inference
-        self._door = door
+        self._auth = auth
 
     def infer(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         """ModelInfer: one message, one answer."""
         try:
-            caller = self._door.caller(context)
+            caller = self._auth.caller(context)
             with on_behalf_of(caller.account):
                 yield from self._infer(caller, incoming, context)
         except IsthmusError as error:
-            self._door.refuse(INFER, context, error)
+            self._auth.refuse(INFER, context, error)
 
     def _infer(self, caller: Caller, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        data = self._door.message(incoming, context)
+        data = self._auth.message(incoming, context)
         with self._inference.asking(caller, context.cancel) as asking:
-            self._door.when_sent_away(context, asking.refuse)
+            self._auth.when_sent_away(context, asking.refuse)
             if not context.add_callback(asking.gone):
                 asking.gone()
             query, raw = asking.read(partial(read, data))
@@ -169,9 +169,9 @@ class InferenceServicer:
         def answering(asked: Any, context: grpc.ServicerContext) -> Any:
             full = f"/{INFERENCE}/{name}"
             try:
-                return method(asked, Caller(context.peer()) if self._door.is_open(full) else self._door.caller(context))
+                return method(asked, Caller(context.peer()) if self._auth.is_open(full) else self._auth.caller(context))
             except IsthmusError as error:
-                self._door.refuse(full, context, error)
+                self._auth.refuse(full, context, error)
 
         return answering
 

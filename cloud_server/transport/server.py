@@ -19,8 +19,8 @@ from cloud_server.access import Register, Tls
 from cloud_server.core import Core
 from cloud_server.inference import Inference
 from cloud_server.transport import health
+from cloud_server.transport.authentication import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor
 from cloud_server.transport.credentials import server_credentials
-from cloud_server.transport.door import INFERENCE, MAX_WAITING, SERVICE, Door
 from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.rest import RestServer
 from cloud_server.transport.servicer import SplitServicer
@@ -65,7 +65,7 @@ def check_free(address: str, reuse_port: bool = False) -> None:
     raise SpecError(f"listen: {address} {why}") from refused
 
 
-# A gRPC server with a door: bound to an address, with health, and reflection on request.
+# A gRPC server with authentication: bound to an address, with health, and reflection on request.
 
 CALLS_PER_THREAD = 4
 """At a time, before gRPC refuses calls: whatever stays is bounded below the number of threads, so the rest has its turn
@@ -104,7 +104,7 @@ class Listener:
     def __init__(
         self,
         address: str,
-        door: Door,
+        auth: AuthInterceptor,
         services: Iterable[str],
         threads: int,
         max_message_bytes: int,
@@ -113,7 +113,7 @@ class Listener:
         reflection: bool = False,
         reuse_port: bool = False,
     ) -> None:
-        self._door = door
+        self._auth = auth
         self.server = grpc.server(
             futures.ThreadPoolExecutor(threads, thread_name_prefix="isthmus-grpc"),
             options=[
@@ -122,7 +122,7 @@ class Listener:
                 ("grpc.so_reuseport", int(reuse_port)),
             ],
             maximum_concurrent_rpcs=CALLS_PER_THREAD * threads,
-            interceptors=[door],
+            interceptors=[auth],
         )
         self.health = health.Health(("", *services))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
@@ -141,7 +141,7 @@ class Listener:
 
     def start(self) -> None:
         self.server.start()
-        self._door.open()
+        self._auth.open()
         self.serving(True)
 
     def serving(self, able: bool) -> None:
@@ -155,7 +155,7 @@ class Listener:
     def close(self, grace: float | None) -> None:
         """Ends what is left; frames under way have ``grace`` seconds."""
         self.server.stop(grace).wait(grace)
-        self._door.close()
+        self._auth.close()
 
 
 SPARE_THREADS = 8
@@ -197,10 +197,10 @@ class CloudServer:
         threads = 2 * limits.max_clients + limits.max_probes + limits.max_profiles + MAX_WAITING + SPARE_THREADS
         if register is None:
             register = Register(identities, certificates=tls is not None and tls.client_ca is not None)
-        self._door = door = Door(core, register)
+        self._auth = auth = AuthInterceptor(core, register)
         self._listener = Listener(
             address,
-            door,
+            auth,
             (SERVICE, INFERENCE),
             threads,
             limits.max_message_bytes,
@@ -209,10 +209,10 @@ class CloudServer:
             reuse_port=reuse_port,
         )
         self.inference = Inference(core, lambda: self._listener.health.serving)
-        InferenceServicer(self.inference, door).add_to(self._listener.server)
-        SplitServicer(core, door).add_to(self._listener.server)
+        InferenceServicer(self.inference, auth).add_to(self._listener.server)
+        SplitServicer(core, auth).add_to(self._listener.server)
         self.port = self._listener.port
-        self.rest = RestServer(self.inference, door.guests, rest, tls, reuse_port) if rest else None
+        self.rest = RestServer(self.inference, auth.active_calls, rest, tls, reuse_port) if rest else None
 
     def start(self) -> None:
         self._listener.start()

@@ -16,7 +16,7 @@ from cloud_server import wire
 from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.streams import InFrame, Probe, StreamSession
-from cloud_server.transport.door import SERVICE, Door, abort
+from cloud_server.transport.authentication import SERVICE, AuthInterceptor, abort
 from protos import frames, padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError
@@ -58,9 +58,9 @@ def parse_probe(data: bytes) -> padding.Padding | Malformed:
 class SplitServicer:
     """isthmus.v1.Split. `add_to` registers it by hand, because chunks are serialized by hand (`protos.frames`)."""
 
-    def __init__(self, core: Core, door: Door) -> None:
+    def __init__(self, core: Core, auth: AuthInterceptor) -> None:
         self._core = core
-        self._door = door
+        self._auth = auth
 
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
         """One standing stream."""
@@ -74,8 +74,8 @@ class SplitServicer:
         try:
             session = self._core.open(caller)
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/Session", context, error)
-        self._door.when_sent_away(context, session.broke)
+            self._auth.refuse(f"/{SERVICE}/Session", context, error)
+        self._auth.when_sent_away(context, session.broke)
         session.on_drop = context.cancel
         if not context.add_callback(session.gone):
             session.gone()  # the client went away before this line
@@ -92,22 +92,22 @@ class SplitServicer:
     ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
         """One stream of rounds."""
         try:
-            with self._core.probing(self._door.caller(context)) as probe:
-                self._door.when_sent_away(context, probe.end)
+            with self._core.probing(self._auth.caller(context)) as probe:
+                self._auth.when_sent_away(context, probe.end)
                 threading.Thread(target=_take_rounds, args=(probe, incoming), name="isthmus-probe", daemon=True).start()
                 yield from probe.frames()
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/Probe", context, error)
+            self._auth.refuse(f"/{SERVICE}/Probe", context, error)
 
     def profile(
         self, request: split_pb2.ProfileRequest, context: grpc.ServicerContext
     ) -> Iterator[split_pb2.ProfileReply]:
         """Progress, then the profile."""
         try:
-            wanted = partial(self._door.may_stay, context)
-            yield from self._core.profiles.stream(request, self._door.caller(context), wanted)
+            wanted = partial(self._auth.may_stay, context)
+            yield from self._core.profiles.stream(request, self._auth.caller(context), wanted)
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/Profile", context, error)
+            self._auth.refuse(f"/{SERVICE}/Profile", context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
         """What is served to this caller."""
@@ -116,9 +116,9 @@ class SplitServicer:
 
     def _caller(self, name: str, context: grpc.ServicerContext) -> Caller:
         try:
-            return self._door.caller(context)
+            return self._auth.caller(context)
         except IsthmusError as error:
-            self._door.refuse(f"/{SERVICE}/{name}", context, error)
+            self._auth.refuse(f"/{SERVICE}/{name}", context, error)
 
     def add_to(self, server: grpc.Server) -> None:
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {

@@ -75,15 +75,17 @@ class Forecast:
 class Place(Generic[Job]):
     """A job in the line, or one that a worker has."""
 
-    __slots__ = ("guess", "job", "kin", "number", "payer", "rows")
+    __slots__ = ("batch_key", "guess", "job", "number", "payer", "rows")
 
-    def __init__(self, number: int, job: Job, payer: Payer, guess: float, kin: Hashable = None, rows: int = 1) -> None:
+    def __init__(
+        self, number: int, job: Job, payer: Payer, guess: float, batch_key: Hashable = None, rows: int = 1
+    ) -> None:
         self.number = number
         self.job = job
         self.payer = payer
         self.guess = guess
         """Seconds that it is thought to take."""
-        self.kin = kin
+        self.batch_key = batch_key
         """What it shares with jobs that may be done together with it; None: it is done alone."""
         self.rows = rows
         """How much it is of what is done together."""
@@ -113,7 +115,7 @@ class _Account(Generic[Job]):
 
 
 class Line(Generic[Job]):
-    """Every call costs O(log n), `kin` as much as there are clients that wait. One thread at a time."""
+    """Every call costs O(log n), `take_alike` as much as there are clients that wait. One thread at a time."""
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
@@ -122,7 +124,7 @@ class Line(Generic[Job]):
         self._accounts: dict[str, _Account[Job]] = {}
         """Those with a job that waits or runs, and those whose clients' flows are still remembered."""
         self._costs = Costs()
-        self._kin: Counter[Hashable] = Counter()
+        self._batch_keys: Counter[Hashable] = Counter()
         """Rows that wait of each."""
         self._seconds = 0.0
         self._length = 0
@@ -131,9 +133,11 @@ class Line(Generic[Job]):
         """Jobs that wait."""
         return self._length
 
-    def put(self, job: Job, payer: Payer, kin: Hashable = None, rows: int = 1) -> Place[Job]:
-        """The job waits behind the others of its client. ``kin``: equal ones may be done together; it has ``rows``."""
-        place = Place(next(self._numbers), job, payer, self.cost(payer), kin, rows)
+    def put(self, job: Job, payer: Payer, batch_key: Hashable = None, rows: int = 1) -> Place[Job]:
+        """The job waits behind the others of its client. ``batch_key``: equal ones may be done together; it has
+        ``rows``.
+        """
+        place = Place(next(self._numbers), job, payer, self.cost(payer), batch_key, rows)
         account = self._accounts.get(payer.account)
         if account is None:
             account = self._accounts[payer.account] = _Account()
@@ -143,8 +147,8 @@ class Line(Generic[Job]):
         waiting.places[place.number] = place
         account.flows.wait(payer.client)
         self._flows.wait(payer.account, payer.weight)
-        if kin is not None:
-            self._kin[kin] += rows
+        if batch_key is not None:
+            self._batch_keys[batch_key] += rows
         self._length += 1
         self._weigh(account, waiting, place.guess)
         return place
@@ -167,17 +171,17 @@ class Line(Generic[Job]):
         assert client is not None, "an account waits without a client that does"
         return self._taken(name, client)
 
-    def kin(self, kin: Collection[Hashable], most: int) -> list[Place[Job]]:
-        """Jobs of up to ``most`` rows of these kin, for a worker that has one of them: each is the next of its client,
-        and who has had least is asked first.
+    def take_alike(self, keys: Collection[Hashable], most: int) -> list[Place[Job]]:
+        """Jobs of up to ``most`` rows of these batch keys, for a worker that has one of them: each is the next of its
+        client, and who has had least is asked first.
         """
         found: list[Place[Job]] = []
-        while any(self._kin.get(one) for one in kin) and most > 0:
+        while any(self._batch_keys.get(one) for one in keys) and most > 0:
             candidates = [
                 (self._flows.place(name), account.flows.place(client), name, client)
                 for name, account in self._accounts.items()
                 for client, waiting in account.clients.items()
-                if (first := next(iter(waiting.places.values()))).kin in kin and first.rows <= most
+                if (first := next(iter(waiting.places.values()))).batch_key in keys and first.rows <= most
             ]
             if not candidates:
                 break
@@ -186,9 +190,9 @@ class Line(Generic[Job]):
             most -= found[-1].rows
         return found
 
-    def waiting(self, kin: Hashable) -> int:
-        """Rows that wait of this kin."""
-        return self._kin.get(kin, 0)
+    def waiting(self, batch_key: Hashable) -> int:
+        """Rows that wait with this batch key."""
+        return self._batch_keys.get(batch_key, 0)
 
     def _taken(self, name: str, client: str) -> Place[Job]:
         """A worker has the next job of this client."""
@@ -267,10 +271,10 @@ class Line(Generic[Job]):
     def _left(self, account: _Account[Job], waiting: _Waiting[Job], place: Place[Job]) -> None:
         """One job fewer waits; it was taken out of its client's already."""
         self._length -= 1
-        if place.kin is not None:
-            self._kin[place.kin] -= place.rows
-            if not self._kin[place.kin]:
-                del self._kin[place.kin]
+        if place.batch_key is not None:
+            self._batch_keys[place.batch_key] -= place.rows
+            if not self._batch_keys[place.batch_key]:
+                del self._batch_keys[place.batch_key]
         self._weigh(account, waiting, -place.guess)
         if waiting.places:
             return

@@ -24,7 +24,7 @@ class Did(NamedTuple):
 
 Together = Callable[[Sequence[Job]], Sequence[Did]]
 """Does several jobs at once. Raises nothing."""
-Relatives = Callable[[Job, Hashable, Callable[[Hashable], int], int], Collection[Hashable]]
+CompatibleKeys = Callable[[Job, Hashable, Callable[[Hashable], int], int], Collection[Hashable]]
 """Other batch keys to do with a job: given the job, its key, how many rows there are of any key, and the most of a
 batch.
 """
@@ -38,7 +38,7 @@ class _Doing:
 
 
 class Workers:
-    """``count`` threads that run one job after the other, or several of one kin at once.
+    """``count`` threads that run one job after the other, or several of one batch key at once.
 
     The line has no bound of its own: the core admits no more requests than `Limits.max_pending`, and few profiles. A
     request that is given up leaves it.
@@ -53,13 +53,13 @@ class Workers:
         most: int = 1,
         delay: float = 0.0,
         preferred: Sequence[int] = (),
-        relatives: Relatives = lambda job, kin, waiting, most: (),
+        compatible_keys: CompatibleKeys = lambda job, batch_key, waiting, most: (),
     ) -> None:
         """``clock`` (seconds) says what a job took.
 
-        ``together`` does jobs of one kin, and of its ``relatives``, up to ``most`` rows; where enough wait, as many as
-        the largest of ``preferred`` that they fill. For more of them a worker waits ``delay`` seconds at the longest,
-        and only while nobody else waits for it, nor once they are as many as one of ``preferred``.
+        ``together`` does jobs of one batch_key, and of its ``compatible_keys``, up to ``most`` rows; where enough wait,
+        as many as the largest of ``preferred`` that they fill. For more of them a worker waits ``delay`` seconds at the
+        longest, and only while nobody else waits for it, nor once they are as many as one of ``preferred``.
         """
         self.count = count
         self._clock = clock
@@ -67,7 +67,7 @@ class Workers:
         self._most = most if together is not None else 1
         self._delay = delay
         self._preferred = sorted(preferred)
-        self._relatives = relatives
+        self._compatible_keys = compatible_keys
         self._line: Line[Job] = Line(count)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -81,12 +81,12 @@ class Workers:
         for thread in self._threads:
             thread.start()
 
-    def put(self, job: Job, payer: Payer, kin: Hashable = None, rows: int = 1) -> Callable[[], None]:
+    def put(self, job: Job, payer: Payer, batch_key: Hashable = None, rows: int = 1) -> Callable[[], None]:
         """The job waits behind the others of its client; what is given takes it out again, if no thread has it yet.
-        Jobs of one ``kin`` may be done together; this one has ``rows`` of what is bounded then.
+        Jobs of one ``batch_key`` may be done together; this one has ``rows`` of what is bounded then.
         """
         with self._lock:
-            place = self._line.put(job, payer, kin, rows)
+            place = self._line.put(job, payer, batch_key, rows)
             self._changed.notify()
 
         def leave() -> None:
@@ -137,33 +137,36 @@ class Workers:
     def _taken(self) -> list[Place[Job]]:
         """The next job, and those that are done with it; none where nobody waits. The caller holds the lock."""
         place = self._line.take()
-        if place is None or place.kin is None:
+        if place is None or place.batch_key is None:
             return [] if place is None else [place]
-        kin = {place.kin, *self._relatives(place.job, place.kin, partial(self._rows_of, place), self._most)}
-        there = place.rows + sum(map(self._line.waiting, kin))
+        batch_key = {
+            place.batch_key,
+            *self._compatible_keys(place.job, place.batch_key, partial(self._rows_of, place), self._most),
+        }
+        there = place.rows + sum(map(self._line.waiting, batch_key))
         most = max((size for size in self._preferred if place.rows < size <= there), default=self._most)
-        return [place, *self._line.kin(kin, most - place.rows)]
+        return [place, *self._line.take_alike(batch_key, most - place.rows)]
 
-    def _rows_of(self, taken: Place[Job], kin: Hashable) -> int:
+    def _rows_of(self, taken: Place[Job], batch_key: Hashable) -> int:
         """Those that wait, and those that a worker has just taken."""
-        return self._line.waiting(kin) + (taken.rows if taken.kin == kin else 0)
+        return self._line.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
 
     def _next(self) -> list[Place[Job]]:
         with self._lock:
             self._changed.wait_for(lambda: self._line or self._stopped)
             places = self._taken()
-            if places and places[0].kin is not None and self._delay:
-                self._wait_for_kin(places)
+            if places and places[0].batch_key is not None and self._delay:
+                self._wait_for_batch(places)
             return places
 
-    def _wait_for_kin(self, places: list[Place[Job]]) -> None:
+    def _wait_for_batch(self, places: list[Place[Job]]) -> None:
         until = time.monotonic() + self._delay
         while (rows := _rows(places)) < self._most and rows not in self._preferred:
             left = until - time.monotonic()
             if left <= 0 or self._line or self._stopped:
                 break
             self._changed.wait(left)
-            places += self._line.kin({place.kin for place in places}, self._most - rows)
+            places += self._line.take_alike({place.batch_key for place in places}, self._most - rows)
         if self._line:
             self._changed.notify()  # what was said to this thread may be for another one that does nothing
 

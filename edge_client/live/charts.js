@@ -1,4 +1,4 @@
-// Charts as plain SVG: bars of requests, and a line over time. Everything is drawn anew each time; there is not much.
+// Charts as plain SVG: bars of requests, and a line over time. Everything is redrawn each time; there is not much.
 
 const SVG = "http://www.w3.org/2000/svg", GAP = 12; // seconds
 

@@ -1,4 +1,4 @@
-// The page: takes what the stream tells, and draws it. All text goes in as text; nothing that is told becomes markup.
+// The page: takes what the stream sends, and draws it. All text goes in as text; nothing that is sent becomes markup.
 
 import { bars, line, short, tail } from "/charts.js";
 
@@ -201,9 +201,9 @@ function machines(now) {
     if (age > OLD) facts.push(["heard", `${age.toFixed(0)} s ago`, side === "cloud" ? "answers bring it, and none came" : ""]);
     if (!facts.length) facts.push(["", "nothing heard yet", ""]);
     box.querySelector("dl").replaceChildren(...facts.flatMap(([name, value, why]) => {
-      const told = make("dd", value);
-      if (why) told.append(make("small", why));
-      return [make("dt", name), told];
+      const shown = make("dd", value);
+      if (why) shown.append(make("small", why));
+      return [make("dt", name), shown];
     }));
   }
 }

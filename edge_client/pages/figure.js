@@ -1,4 +1,4 @@
-// -- a figure: a chart that can be saved, its numbers as a table, drawn anew when its width changes or it is printed ----
+// -- a figure: a chart that can be saved, its numbers as a table, redrawn when its width changes or it is printed ----
 const PAPER = 700; // pixels of an A4 page between its margins (chart.css and @page agree), less a little
 const SAVED = 960;
 const figures = [];

@@ -45,7 +45,7 @@ const wide = (text, bold) => {
   ruler.font = `${bold ? "700 " : ""}12px ${getComputedStyle(document.body).fontFamily}`;
   return ruler.measureText(text).width;
 };
-const fit = (text, width, bold) => { // names differ at their ends: a long one gives way in the middle
+const fit = (text, width, bold) => { // names differ at their ends: a long one is shortened in the middle
   if (wide(text, bold) <= width) return text;
   let keep = Math.max(2, Math.floor((text.length * width) / wide(text, bold)));
   const cut = () => `${keep > 24 ? text.slice(0, 6) : ""}…${text.slice(text.length - (keep > 24 ? keep - 6 : keep)).replace(/^\./, "")}`;
@@ -55,10 +55,10 @@ const fit = (text, width, bold) => { // names differ at their ends: a long one g
 
 // -- what a mark tells: by the pointer, and by the keyboard --------------------------------------------------------
 const tip = find("#tip");
-const told = new WeakMap(); // element -> {title, lines: [[label, value]]}
+const tips = new WeakMap(); // element -> {title, lines: [[label, value]]}
 let lit = null;
 const tell = (element, title, lines, role) => {
-  told.set(element, { title, lines });
+  tips.set(element, { title, lines });
   element.setAttribute("role", role || "img");
   element.setAttribute("aria-label", `${title}. ${lines.map(([label, value]) => `${label}: ${value}`).join("; ")}`);
   element.setAttribute("tabindex", "-1");
@@ -70,7 +70,7 @@ const hide = () => {
 };
 const teller = (target) => {
   let element = target instanceof Element ? target : null;
-  while (element && !told.has(element)) element = element.parentElement;
+  while (element && !tips.has(element)) element = element.parentElement;
   return element;
 };
 const show = (element, x, y) => {
@@ -78,7 +78,7 @@ const show = (element, x, y) => {
     hide();
     lit = element;
     lit.classList.add("on");
-    const { title, lines } = told.get(element);
+    const { title, lines } = tips.get(element);
     tip.replaceChildren();
     html("b", tip, "", title);
     for (const [label, value] of lines) {
@@ -114,9 +114,9 @@ document.addEventListener("focusin", (event) => {
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") return hide();
   const at = event.target instanceof Element ? event.target : null;
-  const box = at && told.has(at) ? at.closest(".chart") : null;
+  const box = at && tips.has(at) ? at.closest(".chart") : null;
   if (!box) return undefined;
-  const all = [...box.querySelectorAll("[tabindex]")].filter((one) => told.has(one));
+  const all = [...box.querySelectorAll("[tabindex]")].filter((one) => tips.has(one));
   const place = all.indexOf(at);
   const next = { ArrowDown: place + 1, ArrowRight: place + 1, ArrowUp: place - 1, ArrowLeft: place - 1, Home: 0, End: all.length - 1 }[event.key];
   if (next !== undefined) {
@@ -132,7 +132,7 @@ document.addEventListener("keydown", (event) => {
   return undefined;
 });
 const reachable = (box) => { // one stop of the Tab key a chart; the arrows go on from there
-  const all = [...box.querySelectorAll("[tabindex]")].filter((one) => told.has(one));
+  const all = [...box.querySelectorAll("[tabindex]")].filter((one) => tips.has(one));
   if (all.length) all[0].setAttribute("tabindex", "0");
 };
 

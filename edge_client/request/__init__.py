@@ -1,7 +1,7 @@
 """One request: head, transport, answer; or everything here.
 
 requests   begun, finished, cancelled
-departures one attempt: a place, the head, the frontier goes
+sending    one attempt: a place, the head, the frontier goes
 running    one on its way
 reports    numbers, and what hooks hear
 edge_model the model on this side: its heads, or all of it

@@ -11,11 +11,11 @@ from typing import Any, Final
 from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.modes import EDGE_ONLY
-from edge_client.request.departures import Departures
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.many import Position
 from edge_client.request.reports import Reports
 from edge_client.request.running import NOT_SERVED, Done, Running, restarted, settle
+from edge_client.request.sending import Sender
 from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, layer_metrics, now_ns, wire
 from edge_client.witness import INPUT, Witness, Witnesses
 from shared_hooks.codecs import CODECS
@@ -28,11 +28,11 @@ from shared_hooks.lifecycle import About, Stage
 class Steps:
     """One client's generation steps. ``at_once``: requests between head and answer, at most. Any thread may call."""
 
-    def __init__(self, edge_model: EdgeModel, reports: Reports, departures: Departures, at_once: int) -> None:
+    def __init__(self, edge_model: EdgeModel, reports: Reports, sender: Sender, at_once: int) -> None:
         self._edge_model = edge_model
         self._reports = reports
         self._lifecycle = reports.lifecycle
-        self._departures = departures
+        self._sender = sender
         self._at_once = at_once
 
     def ask(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
@@ -46,15 +46,15 @@ class Steps:
         return self._reports.ending(about, answer)
 
     def _answer(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About) -> Answer:
-        connection = self._departures.connect()
-        place = self._departures.place(split, self._at_once, until)
+        connection = self._sender.connect()
+        place = self._sender.place(split, self._at_once, until)
         try:
             stamps.admitted = stamps.computed = now_ns()
             self._lifecycle.emit(Stage.BEFORE_ENCODE, value=None)
             outgoing = pack()
             self._lifecycle.emit(Stage.AFTER_ENCODE, nbytes=outgoing.nbytes)
             stamps.packed = now_ns()
-            exchange = self._departures.exchange(about.id, outgoing, stamps, until, about, place)
+            exchange = self._sender.exchange(about.id, outgoing, stamps, until, about, place)
         except BaseException:
             place.leave()
             raise
@@ -89,10 +89,10 @@ class Steps:
         )
 
 
-# `Here`: the whole model, on this side.
+# `Local`: the whole model, on this side.
 
 
-class Here:
+class Local:
     """One model's answers without a server. ``postprocess``: output -> result."""
 
     def __init__(self, edge_model: EdgeModel, reports: Reports, postprocess: Callable[[Any], Any] | None) -> None:
@@ -138,13 +138,13 @@ class Here:
         )
 
 
-# `Arrivals`: what came back becomes an answer.
+# `Receiver`: what came back becomes an answer.
 
 SENDING_SECONDS: Final = 0.001
 """For the connection's threads, which need the interpreter to send a request; then its records are made."""
 
 
-class Arrivals:
+class Receiver:
     """Receives the answers of one client. ``postprocess``: output -> result. Any thread may call."""
 
     def __init__(
@@ -264,8 +264,8 @@ class Requests:
         self._reports = reports = Reports(edge_model, client_id)
         self.lifecycle = reports.lifecycle
         self.witnesses = Witnesses(edge_model.wrapped, witness, edge_model.find)
-        self._here = Here(edge_model, reports, postprocess)
-        self._departures = Departures(
+        self._local = Local(edge_model, reports, postprocess)
+        self._sender = Sender(
             edge_model,
             connect,
             reports,
@@ -274,10 +274,10 @@ class Requests:
             metrics=metrics,
             max_answer_bytes=max_answer_bytes,
         )
-        self._arrivals = Arrivals(edge_model, reports, self.witnesses, postprocess)
-        self.places = self._departures.places
-        self.local = self._here.answer
-        self.ask = Steps(edge_model, reports, self._departures, at_once).ask
+        self._receiver = Receiver(edge_model, reports, self.witnesses, postprocess)
+        self.places = self._sender.places
+        self.local = self._local.answer
+        self.ask = Steps(edge_model, reports, self._sender, at_once).ask
 
     def begin(
         self,
@@ -304,11 +304,11 @@ class Requests:
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut, began_ns=stamps.called)
                 if (lost := self._lost()) is None:
                     most = self._at_once if position is None else self._of_a_run
-                    return self._departures.attempt(work, cut, stamps, until, about, most, exact, codec)
+                    return self._sender.attempt(work, cut, stamps, until, about, most, exact, codec)
         except BaseException as error:
             self._reports.over(about, error)
             raise
-        return Done(self._reports.ending(about, partial(self._here.instead, work, stamps, about, lost)))
+        return Done(self._reports.ending(about, partial(self._local.instead, work, stamps, about, lost)))
 
     def finish(self, running: Running | Done) -> Answer:
         """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more; so is a
@@ -332,7 +332,7 @@ class Requests:
 
     def _lost(self) -> str | None:
         """Why there is nobody to ask, where this side may answer itself."""
-        connection = self._departures.connect() if self._fallback else None
+        connection = self._sender.connect() if self._fallback else None
         if connection is None or not connection.gone:
             return None
         connection.nudge()
@@ -345,11 +345,11 @@ class Requests:
             if not self._fallback:
                 raise
             stamps = restarted(running.exchange.stamps)
-            return self._here.instead(running.work, stamps, running.about, f"{type(error).__name__}: {error}")
+            return self._local.instead(running.work, stamps, running.about, f"{type(error).__name__}: {error}")
 
     def _finish(self, running: Running) -> Answer:
         try:
-            return self._arrivals.collect(running)
+            return self._receiver.collect(running)
         except (PlanMismatch, ReferenceLost) as error:
             if running.exchange.error is not error or isinstance(running.work, Path):
                 raise
@@ -358,7 +358,7 @@ class Requests:
             self._edge_model.plan(running.work)
         elif running.head.frame is not None:
             self._edge_model.frames.lost(running.head.frame)
-        running.again = self._departures.attempt(
+        running.again = self._sender.attempt(
             running.work,
             running.cut,
             restarted(running.exchange.stamps),
@@ -369,4 +369,4 @@ class Requests:
             running.codec,
             before=running,
         )
-        return self._arrivals.collect(running.again)
+        return self._receiver.collect(running.again)

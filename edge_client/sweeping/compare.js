@@ -41,7 +41,7 @@ const ratios = (rows, width, narrow) => {
     const name = VERDICTS[one.verdict];
     if (one.low !== null) draw("path", group, { class: "interval", d: `M ${x(one.low)} ${middle} H ${x(one.high)}`, style: `stroke:${color(name)};stroke-width:3` });
     if (one.ratio !== null) {
-      // told by its form, too, not by colour alone
+      // shown by its form, too, not by colour alone
       const at = x(one.ratio), forms = { slower: `M ${at - 6} ${middle - 6} l 11 6 l -11 6 z`, faster: `M ${at + 6} ${middle - 6} l -11 6 l 11 6 z` };
       draw("path", group, { class: "dot", style: `fill:${color(name)}`, d: forms[one.verdict] || `M ${at - 5} ${middle} a 5 5 0 1 0 10 0 a 5 5 0 1 0 -10 0` });
     }

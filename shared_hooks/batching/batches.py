@@ -48,11 +48,11 @@ SPOT = 64
 
 @dataclass(frozen=True)
 class Joinable:
-    """A cut whose requests may join others with an equal ``kin``; a request of it has ``rows``. Cuts of one ``form``
-    are of inputs that differ in their rows alone.
+    """A cut whose requests may join others with an equal ``batch_key``; a request of it has ``rows``. Cuts of one
+    ``form`` are of inputs that differ in their rows alone.
     """
 
-    kin: int
+    batch_key: int
     rows: int
     proof: Proof
     form: Hashable
@@ -64,7 +64,7 @@ class Joinable:
 
 
 @dataclass(frozen=True)
-class _Kin:
+class _BatchKey:
     """A batch key of a cut that is known: where its proof is kept, and its rows."""
 
     key: tuple[Hashable, int | None]
@@ -99,7 +99,7 @@ class Batches:
         self._find = classes_of(holder_modules(wrapped.model))
         self._families: SharedCache[Hashable, Family | Doubt] = SharedCache(MAX_FAMILIES, math.inf)
         self._proofs: SharedCache[Hashable, tuple[int, Proof] | Doubt] = SharedCache(MAX_PROOFS, MAX_PROOF_BYTES)
-        self._known: OrderedDict[str, _Kin | Doubt] = OrderedDict()
+        self._known: OrderedDict[str, _BatchKey | Doubt] = OrderedDict()
         self._max_bytes = max_bytes
         self._seconds = seconds_a_minute
         self._spent: deque[tuple[float, float, str]] = deque()
@@ -129,7 +129,7 @@ class Batches:
     def _look_up(self, crossing: Crossing) -> Joinable | Doubt | None:
         with self._lock:
             found = self._known.get(crossing.digest)
-            if isinstance(found, _Kin):
+            if isinstance(found, _BatchKey):
                 kept = self._proofs.get(found.key, payer.get())
                 if kept is None or isinstance(kept, Doubt):
                     return None
@@ -158,12 +158,13 @@ class Batches:
         joinable.proof.doubt = Doubt(reason)
 
     def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[Made]:
-        """The model's outputs for several frontiers of one kin, from one tail, or a few where one would be too large.
+        """The model's outputs for several frontiers of one batch key, from one tail, or a few where one would be too
+        large.
 
         Raises CutRefused, InputMismatch where they do not join, and what a tail raises; then none is computed.
         """
         proof, rows = joinable[0].proof, [one.rows for one in joinable]
-        if len({one.kin for one in joinable}) > 1:
+        if len({one.batch_key for one in joinable}) > 1:
             raise InputMismatch("frontiers of several cuts, or forms of inputs, are no batch")
         if len(earlies) == 1:
             return [Made(self.wrapped.tail(earlies[0]), 1)]
@@ -239,7 +240,7 @@ class Batches:
 
     def _look_at(self, crossing: Crossing) -> None:
         started = time.monotonic()
-        found: _Kin | Doubt | None = Doubt("finding out took too long")
+        found: _BatchKey | Doubt | None = Doubt("finding out took too long")
         try:
             with self.wrapped.turn(), context.restored(crossing.context):
                 found = self._found(crossing)
@@ -250,14 +251,14 @@ class Batches:
             if found is not None:
                 self._remember(crossing, found)
 
-    def _remember(self, crossing: Crossing, found: _Kin | Doubt) -> None:
+    def _remember(self, crossing: Crossing, found: _BatchKey | Doubt) -> None:
         with self._lock:
             self._known[crossing.digest] = found
             self._known.move_to_end(crossing.digest)
             while len(self._known) > MAX_DIGESTS:
                 self._known.popitem(last=False)
 
-    def _found(self, crossing: Crossing) -> _Kin | Doubt:
+    def _found(self, crossing: Crossing) -> _BatchKey | Doubt:
         reasons = []
         try:
             context.check(crossing.context, self.wrapped.modules, {})
@@ -265,7 +266,7 @@ class Batches:
                 try:
                     proof = self._proof(crossing, rows, crossing.layer_id)
                     if proof.cut.is_at(crossing, rows.count):
-                        return _Kin(_key(crossing, rows, crossing.layer_id), rows.count)
+                        return _BatchKey(_key(crossing, rows, crossing.layer_id), rows.count)
                     reasons.append("this side's plans describe another cut")
                 except CutRefused as error:
                     reasons.append(f"dimension {rows.axis}: {error}")

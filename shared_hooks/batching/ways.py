@@ -35,14 +35,14 @@ GAIN: Final = 0.05
 class Cut:
     """One that has batches; its proof is others' to keep."""
 
-    kin: int
+    batch_key: int
     form: Hashable
     layer: int
     proof: ReferenceType[Proof]
 
     @classmethod
     def of(cls, joinable: Joinable) -> Cut:
-        return cls(joinable.kin, joinable.form, joinable.layer, ref(joinable.proof))
+        return cls(joinable.batch_key, joinable.form, joinable.layer, ref(joinable.proof))
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,15 @@ class Ways:
         self._batches = batches
         self._lock = threading.Lock()
         self._cuts: OrderedDict[int, Cut] = OrderedDict()
-        """By its kin, whose requests came last."""
+        """By its batch key, whose requests came last."""
         self._ways: OrderedDict[tuple[int, int, int], Way | Doubt] = OrderedDict()
-        """By kin, rows, and the later kin."""
+        """By batch key, rows, and the later key."""
 
     def came(self, joinable: Joinable) -> None:
         """A request of this cut."""
         with self._lock:
-            self._cuts[joinable.kin] = Cut.of(joinable)
-            self._cuts.move_to_end(joinable.kin)
+            self._cuts[joinable.batch_key] = Cut.of(joinable)
+            self._cuts.move_to_end(joinable.batch_key)
             while len(self._cuts) > MAX_CUTS:
                 self._cuts.popitem(last=False)
 
@@ -80,7 +80,7 @@ class Ways:
         """
         with self._lock:
             later = [one for one in self._cuts.values() if one.form == joinable.form and one.layer > joinable.layer]
-            unknown = [one for one in later if self._known(joinable, one.kin) is None]
+            unknown = [one for one in later if self._known(joinable, one.batch_key) is None]
         if not unknown:
             return False
         last = unknown[-1]
@@ -89,13 +89,13 @@ class Ways:
         except IsthmusError as error:
             found = Doubt(str(error))
         with self._lock:
-            self._ways[joinable.kin, joinable.rows, last.kin] = found
+            self._ways[joinable.batch_key, joinable.rows, last.batch_key] = found
             while len(self._ways) > MAX_WAYS:
                 self._ways.popitem(last=False)
         return True
 
     def _known(self, joinable: Joinable, last: int) -> Way | Doubt | None:
-        found = self._ways.get((joinable.kin, joinable.rows, last))
+        found = self._ways.get((joinable.batch_key, joinable.rows, last))
         return None if isinstance(found, Doubt) and found.is_over else found
 
     def _tried(self, joinable: Joinable, last: Cut) -> Way:
@@ -124,25 +124,25 @@ class Ways:
         return found
 
     def way(self, joinable: Joinable, last: int) -> Way | None:
-        """From where a request was cut to the cut of another kin."""
+        """From where a request was cut to the cut of another batch key."""
         with self._lock:
             found = self._known(joinable, last)
         return found if isinstance(found, Way) else None
 
-    def relatives(self, kin: int, waiting: Callable[[int], int], most: int) -> list[int]:
-        """The kins whose requests are worth joining with those of ``kin``: ``waiting`` tells how many rows of a kin
-        wait, or are taken, and a batch has ``most`` at the most.
+    def compatible_keys(self, batch_key: int, waiting: Callable[[int], int], most: int) -> list[int]:
+        """The batch keys whose requests are worth joining with those of ``batch_key``: ``waiting`` gives the rows of a
+        key that wait, or are taken, and a batch has ``most`` at the most.
         """
         with self._lock:
             pairs = [
                 (first, rows, last, way)
                 for (first, rows, last), way in self._ways.items()
-                if isinstance(way, Way) and kin in (first, last) and first in self._cuts and last in self._cuts
+                if isinstance(way, Way) and batch_key in (first, last) and first in self._cuts and last in self._cuts
             ]
             cuts = dict(self._cuts)
         found = []
         for first, rows, last, way in pairs:
-            other = last if first == kin else first
+            other = last if first == batch_key else first
             if other not in found and self._pays(cuts[first], cuts[last], way, rows, waiting, most):
                 found.append(other)
         return found
@@ -150,7 +150,7 @@ class Ways:
     def _pays(self, first: Cut, last: Cut, way: Way, rows: int, waiting: Callable[[int], int], most: int) -> bool:
         """Whether rows take less as one batch at the later cut than in the batches that each cut would have."""
         here, there = first.proof(), last.proof()
-        ones, others = min(waiting(first.kin), most), min(waiting(last.kin), most)
+        ones, others = min(waiting(first.batch_key), most), min(waiting(last.batch_key), most)
         if not ones or not others or here is None or there is None:
             return False
         fits = min(1.0, most / (ones + others))  # of each; full batches have nothing to gain

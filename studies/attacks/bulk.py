@@ -75,7 +75,7 @@ class Target:
         """The last failure's message."""
         self.reply: Answer | None = None
 
-    def _put(self, job: Job, payer: Payer, kin: object = None) -> Callable[[], None]:
+    def _put(self, job: Job, payer: Payer, batch_key: object = None) -> Callable[[], None]:
         self.jobs.append(job)
         return lambda: self.jobs.remove(job) if job in self.jobs else None
 

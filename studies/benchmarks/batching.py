@@ -126,7 +126,7 @@ def _two_cuts(build: Callable[[], nn.Module], first: str, last: str, repeats: in
             ways.came(found)
         here, there = known
         ways.learn(here)
-        way = ways.way(here, there.kin)
+        way = ways.way(here, there.batch_key)
         assert way is not None, "the middle part was refused"
 
         def joined() -> list[Made]:
@@ -138,7 +138,7 @@ def _two_cuts(build: Callable[[], nn.Module], first: str, last: str, repeats: in
         for one, other in zip(joined(), apart(), strict=True):
             torch.testing.assert_close(flatten(one.output)[1], flatten(other.output)[1])
         took = interleave({"joined": joined, "apart": apart}, repeats, cpu_ns, burst=2)
-        chosen = bool(ways.relatives(there.kin, lambda kin: half, CLIENTS))
+        chosen = bool(ways.compatible_keys(there.batch_key, lambda batch_key: half, CLIENTS))
         batches.close()
     return took["joined"], took["apart"], chosen
 

@@ -22,12 +22,12 @@ GUARDS: Final = (
     "cloud_server/requests/*.py",
     "cloud_server/work/*.py",
     "cloud_server/fleet/room.py",
-    "edge_client/request/departures.py",
+    "edge_client/request/sending.py",
     # state
     "shared_hooks/purity/*.py",
     "shared_hooks/state/*.py",
     "shared_hooks/generation/settled.py",
-    "cloud_server/models/custody.py",
+    "cloud_server/models/weights_guard.py",
     # identity
     "cloud_server/access/*.py",
     "shared_hooks/config/hosts.py",

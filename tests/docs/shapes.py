@@ -14,6 +14,8 @@ from itertools import pairwise
 NUMBER = r"-?\d[\d.,]*(?:e[+-]?\d+)?"
 UNITS = r"ns|us|µs|ms|s|%|[kMG]?bit/s|[mµ]?[JW]|/s|requests/s|x"
 TIME = re.compile(rf"(?<![\w.]){NUMBER} ?({UNITS})(?!\w)")
+SHORT = re.compile(r"# (?:ns|us|µs)\b")
+"""One and the same duration is shown in one of two units."""
 PORT = re.compile(r"(127\.0\.0\.1|localhost):\d+|(process) \d+")
 TIMED = re.compile(r"\b(ms|s|us|share|cpu|mJ|J|W|Mbit)\b|/s|%")
 """Of a column's heading: its numbers are times, or made of times."""
@@ -29,9 +31,9 @@ def plain(text: str, varies: str) -> list[str]:
     if varies == "names":
         lines = [SIZE.sub("#", CUT.sub("@", line.replace("* ", ""))) for line in lines]
     if varies in ("names", "numbers"):
-        return [_narrow(re.sub(NUMBER, "#", line)) for line in lines]
+        return [_narrow(SHORT.sub("# ms", re.sub(NUMBER, "#", line))) for line in lines]
     if varies == "times":
-        lines = [TIME.sub(r"# \1", PORT.sub(r"\1\2 #", line)) for line in _columns(lines)]
+        lines = [SHORT.sub("# ms", TIME.sub(r"# \1", PORT.sub(r"\1\2 #", line))) for line in _columns(lines)]
     return [_narrow(line) if varies else line.rstrip() for line in lines]
 
 

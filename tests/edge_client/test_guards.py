@@ -16,7 +16,7 @@ from edge_client.doctor import agree
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.link_estimate import LinkEstimate
 from edge_client.planning.tracker import Tracker
-from edge_client.request.requests import Arrivals
+from edge_client.request.requests import Receiver
 from edge_client.transport import wire
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import SpecError, TooLarge
@@ -48,14 +48,14 @@ def test_a_codec_is_given_up_when_it_is_surely_worse_and_not_when_it_may_be() ->
 def test_what_was_sent_again_teaches_no_choice_of_codecs(sends: int, retry: float, taught: int) -> None:
     """Its time holds more than the way of these bytes."""
     reported: list[Any] = []
-    arrivals = Arrivals.__new__(Arrivals)
-    arrivals._edge_model = SimpleNamespace(chooser=SimpleNamespace(answered=lambda *args: reported.append(args)))  # type: ignore[assignment]
+    receiver = Receiver.__new__(Receiver)
+    receiver._edge_model = SimpleNamespace(chooser=SimpleNamespace(answered=lambda *args: reported.append(args)))  # type: ignore[assignment]
     running: Any = SimpleNamespace(
         exchange=SimpleNamespace(sends=sends, bytes_up=1, bytes_down=1),
         bytes_ahead=0,
         head=SimpleNamespace(decoding_ns=0.0),
     )
-    arrivals._learn(running, SimpleNamespace(retry=retry, send_wait=0.0, network=0.0, server_decode=0.0))  # type: ignore[arg-type]
+    receiver._learn(running, SimpleNamespace(retry=retry, send_wait=0.0, network=0.0, server_decode=0.0))  # type: ignore[arg-type]
     assert len(reported) == taught
 
 

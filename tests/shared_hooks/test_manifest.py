@@ -235,7 +235,7 @@ def of_base(factor: int) -> nn.Module:
     return Base()
 
 
-@pytest.mark.parametrize("what", ["factor", "helper", "alone", "told"])
+@pytest.mark.parametrize("what", ["factor", "helper", "alone", "reported"])
 def test_what_a_class_inherits_is_its_code(what: str) -> None:
     def made(factor: int) -> nn.Module:
         base: Any = type(of_base(factor))

@@ -27,7 +27,7 @@ from cloud_server import wire
 from cloud_server.access import Caller, Credentials, token_in
 from cloud_server.inference import VERSION, Asking, Inference, ModelInfo, TensorInfo
 from cloud_server.inference.held import Hold
-from cloud_server.transport.guests import Guests
+from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.rest import messages
 from cloud_server.transport.rest.connections import PEER, Peer
 from shared_hooks.config import why_not
@@ -128,9 +128,11 @@ Deliver = Callable[[list[bytes], list[memoryview]], object]
 class Work:
     """``request``: by what `Guests` knows it."""
 
-    def __init__(self, inference: Inference, guests: Guests, request: Hashable, caller: Caller, peer: Peer) -> None:
+    def __init__(
+        self, inference: Inference, active_calls: ActiveCalls, request: Hashable, caller: Caller, peer: Peer
+    ) -> None:
         self._inference = inference
-        self._guests = guests
+        self._active_calls = active_calls
         self._request = request
         self._caller = caller
         self._peer = peer
@@ -154,7 +156,7 @@ class Work:
                 self._asking = asking
                 if self._gone:
                     asking.gone()
-            self._guests.when_sent_away(self._request, asking.refuse)
+            self._active_calls.when_sent_away(self._request, asking.refuse)
             query, wanted = asking.read(partial(messages.read, model, version, body, json_bytes))
             result = inference.infer(asking, query)
             del body, query
@@ -252,11 +254,11 @@ class NoSuchPath(IsthmusError):
 
 
 class Application:
-    """The REST application of one server. ``guests``: the active calls, however they came in."""
+    """The REST application of one server. ``active_calls``: the active calls, however they came in."""
 
-    def __init__(self, inference: Inference, guests: Guests) -> None:
+    def __init__(self, inference: Inference, active_calls: ActiveCalls) -> None:
         self._inference = inference
-        self._guests = guests
+        self._active_calls = active_calls
         # As by gRPC: as many as there are places, and as many that are asked for one, or had to give theirs up.
         threads = 2 * inference.core.limits.max_clients
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="isthmus-rest")
@@ -294,14 +296,14 @@ class Application:
             peer.waits(request)
             await self._refuse(scope, caller, peer, error, send)
         finally:
-            self._guests.left(request)
+            self._active_calls.left(request)
             peer.waits(request)
 
     def _enter(self, request: object, headers: Sequence[tuple[bytes, bytes]], peer: Peer) -> Caller:
         """Raises NotAuthenticated."""
         shown = [(name.decode("latin-1"), value) for name, value in headers]
-        names = peer.names if self._guests.register.certificates else ()
-        return self._guests.enter(request, peer.name, Credentials(token_in(shown), names), peer.leave)
+        names = peer.names if self._active_calls.register.certificates else ()
+        return self._active_calls.enter(request, peer.name, Credentials(token_in(shown), names), peer.leave)
 
     async def _health(self, path: list[str], send: Send, peer: Peer) -> None:
         """For everybody: what asks has no credentials (an orchestrator)."""
@@ -400,7 +402,7 @@ class Application:
             except asyncio.TimeoutError:
                 raise DeadlineExceeded(f"the body did not come within {seconds:g} s (deadline_seconds)") from None
             hold.more(messages.MEMORY * (body.nbytes if length is None else length))
-            work = Work(inference, self._guests, request, caller, peer)
+            work = Work(inference, self._active_calls, request, caller, peer)
             watch = loop.create_task(_watch(receive, work.gone))
             # uvicorn says of an answer's end, too, that the client has gone
             deliver = Delivery(send, peer, watch.cancel, limits.answer_seconds)

@@ -10,7 +10,7 @@ from functools import partial
 
 from cloud_server.access import Tls
 from cloud_server.inference import Inference
-from cloud_server.transport.guests import Guests
+from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.waiting import WaitingCalls
 from shared_hooks.errors import SpecError
 
@@ -30,7 +30,7 @@ class RestServer:
     def __init__(
         self,
         inference: Inference,
-        guests: Guests,
+        active_calls: ActiveCalls,
         address: str,
         tls: Tls | None = None,
         reuse_port: bool = False,
@@ -51,7 +51,7 @@ class RestServer:
             text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
             raise SpecError(text) from error
         self._waiting = WaitingCalls(MAX_WAITING_CONNECTIONS, IDLE_SECONDS)
-        self._application = Application(inference, guests)
+        self._application = Application(inference, active_calls)
         self._sweep_seconds = SWEEP_SECONDS
         config = uvicorn.Config(
             self._application,  # type: ignore[arg-type, unused-ignore]

@@ -1,4 +1,4 @@
-"""The power chip of the Raspberry Pi 5 and its kin, by ``vcgencmd pmic_read_adc``.
+"""The power chip of the Raspberry Pi 5 and similar ones, by ``vcgencmd pmic_read_adc``.
 
 It prints a line for each rail's current, ``VDD_CORE_A current(7)=1.42880000A``, and one for its voltage, ``VDD_CORE_V
 volt(15)=0.90659250V``. Rails with both are multiplied and added up. That is what the chip's own rails deliver: the

@@ -331,7 +331,7 @@ class TestWhoMay:
             assert not refusal()
             file.write_text(entry("alice", hash_of(TOKEN), None) + "\n[identities.alice]\nmax_in_flight = 2\n")
             os.utime(file, (1, 1))  # nobody is in the middle of writing it
-            there.front._door._register.refresh()  # as it does every second
+            there.front._auth._register.refresh()  # as it does every second
             assert "alice" in refusal() and "max_in_flight, and 2 models are served" in refusal()
 
     def test_between_machines_the_way_is_encrypted_and_the_replica_known(self, tmp_path: Path) -> None:

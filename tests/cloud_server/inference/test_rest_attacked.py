@@ -27,7 +27,7 @@ from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.inference import Named, Result
 from cloud_server.inference.datatypes import AT_ONCE
 from cloud_server.limits import MIB, Limits
-from cloud_server.transport import CloudServer, door, guests
+from cloud_server.transport import CloudServer, active_calls, authentication
 from cloud_server.transport.rest import messages
 from deploy import certs
 from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
@@ -218,8 +218,8 @@ class TestHooks:
 
 
 def test_who_is_revoked_is_sent_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(guests, "LEAVE_SECONDS", 0.1)
+    monkeypatch.setattr(authentication, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(active_calls, "LEAVE_SECONDS", 0.1)
     alice, opened, entered = new_token(), threading.Event(), threading.Event()
     path = tmp_path / "identities.toml"
     path.write_text(identity("alice", hash_of(alice), None))

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from cloud_server.config import ModelEntry
-from cloud_server.models.custody import Custody
 from cloud_server.models.engine import Computed
 from cloud_server.models.served_model import ServedModel
+from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from shared_hooks.errors import IsthmusError, ModelChanged, ServerUnavailable
 from shared_hooks.models import Table, spec_from_table
@@ -236,27 +236,27 @@ class TestCustody:
     def test_a_model_that_changes_is_loaded_again(self) -> None:
         model, again = nn.Linear(2, 2), nn.Linear(2, 2)
         again.load_state_dict(model.state_dict())
-        custody = Custody("m", model, lambda: again)
-        custody.check()
+        guard = WeightsGuard("m", model, lambda: again)
+        guard.check()
         with torch.no_grad():
             model.weight.add_(1)
         with pytest.raises(ServerUnavailable, match="had changed in memory and was loaded again"):
-            custody.check()
-        assert torch.equal(model.weight, again.weight) and custody.mended == 1
-        custody.check()
+            guard.check()
+        assert torch.equal(model.weight, again.weight) and guard.mended == 1
+        guard.check()
 
     def test_other_memory_is_a_change(self) -> None:
         model, again = nn.Linear(2, 2), nn.Linear(2, 2)
         again.load_state_dict(model.state_dict())
-        custody = Custody("m", model, lambda: again)
+        guard = WeightsGuard("m", model, lambda: again)
         model.weight.data = model.weight.data * 2
-        assert custody.mend() and torch.equal(model.weight, again.weight)
+        assert guard.mend() and torch.equal(model.weight, again.weight)
 
     def test_other_weights_than_were_announced_serve_nobody(self) -> None:
         model = nn.Linear(2, 2)
-        custody = Custody("m", model, lambda: nn.Linear(2, 2))  # drawn: others
+        guard = WeightsGuard("m", model, lambda: nn.Linear(2, 2))  # drawn: others
         with torch.no_grad():
             model.weight.add_(1)
         for _ in range(3):
             with pytest.raises(ServerUnavailable):
-                custody.check()
+                guard.check()

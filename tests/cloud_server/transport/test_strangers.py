@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cloud_server.core import Core
 from cloud_server.limits import Limits
-from cloud_server.transport import CloudServer, door
-from cloud_server.transport.door import MAX_WAITING
+from cloud_server.transport import CloudServer, authentication
+from cloud_server.transport.authentication import MAX_WAITING
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from studies.attacks.http2.frames import DATA, END_HEADERS, END_STREAM, HEADERS, Connection, frame, headers, message
 from tests.cloud_server.fakes import FakeEngine, GrpcClient, hello
@@ -65,7 +65,7 @@ def test_200_calls_whose_message_never_comes(server: CloudServer, address: str, 
             stack.callback(connection.close)
             block = headers(method)
             connection.send(b"".join(frame(HEADERS, END_HEADERS, 2 * n + 1, block) for n in range(50)))
-        eventually(lambda: len(server._door._waiting) == MAX_WAITING)
+        eventually(lambda: len(server._auth._waiting) == MAX_WAITING)
         still_serves(address)
 
 
@@ -85,7 +85,7 @@ def test_answers_that_nobody_reads(server: CloudServer, address: str, method: st
 
 
 def test_a_message_that_does_not_come_is_waited_for_some_seconds(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(door, "MESSAGE_SECONDS", 0.1)
+    monkeypatch.setattr(authentication, "MESSAGE_SECONDS", 0.1)
     over = threading.Event()
 
     def never() -> Iterator[bytes]:
@@ -134,7 +134,7 @@ def test_a_probe_whose_answer_nobody_fetches(
     server: CloudServer, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would keep its place as long as it likes; a profile, everybody's turn."""
-    monkeypatch.setattr(door, "FETCH_SECONDS", 0.1)
+    monkeypatch.setattr(authentication, "FETCH_SECONDS", 0.1)
     with ExitStack() as stack:
         connection = Connection(address, settings=UNREAD)
         stack.callback(connection.close)

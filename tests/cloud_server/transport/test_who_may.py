@@ -22,7 +22,7 @@ from cloud_server.access.token_command import entry
 from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
-from cloud_server.transport.door import Door
+from cloud_server.transport.authentication import AuthInterceptor
 from edge_client.credentials import Credentials
 from edge_client.dial import _Bearer
 from edge_client.survey.prober import LinkProber
@@ -44,7 +44,7 @@ from tests.cloud_server.fakes import (
     make_crossing,
     upload,
 )
-from tests.cloud_server.transport.test_door import CALLS
+from tests.cloud_server.transport.test_authentication import CALLS
 from tests.ports import free_port
 from tests.waiting import PATIENCE, eventually
 
@@ -467,10 +467,10 @@ def test_who_left_already_is_nobody(tmp_path: Path) -> None:
     path = tmp_path / "identities.toml"
     path.write_text(TOKENS)
     with Core([FakeEngine()]) as core:
-        door = Door(core, Register(path))
+        auth = AuthInterceptor(core, Register(path))
         with pytest.raises(NotAuthenticated):
-            door.caller(Left())  # type: ignore[arg-type]
-        assert Door(core).caller(Left()).identity == ""  # type: ignore[arg-type]
+            auth.caller(Left())  # type: ignore[arg-type]
+        assert AuthInterceptor(core).caller(Left()).identity == ""  # type: ignore[arg-type]
 
 
 class Left:

@@ -31,7 +31,9 @@ def ended_at(target: Target, number: int) -> Iterator[list[str]]:
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left
-        swallows = frame.f_code.co_name in ("__del__", "_free_weak_ref")
+        swallows = frame.f_code.co_name in ("__del__", "_free_weak_ref") or frame.f_code.co_filename.endswith(
+            "_dynamo/utils.py"
+        )
         if swallows or frame.f_code.co_filename.endswith(("weakref.py", "_weakrefset.py")):
             return None  # Python swallows what is raised there; in earnest it is raised again
         if frame.f_code.co_filename.endswith(WATCH):

@@ -261,6 +261,12 @@ def test_it_is_left_alone_where_it_gains_nothing(server: Served, spy: Spy) -> No
             assert torch.equal(each.infer(image()).output, answer(image()))
     assert not spy.announced
     with client(server) as one:
-        for number, found in enumerate(one.infer_many([image(seed) for seed in range(6)])):
-            assert torch.equal(found.output, answer(image(number)))
-    assert spy.announced == spy.closed and spy.closed < 6
+        for _ in range(5):  # a busy machine may answer each before the next begins
+            before = spy.closed
+            for number, found in enumerate(one.infer_many([image(seed) for seed in range(6)])):
+                assert torch.equal(found.output, answer(image(number)))
+            assert spy.announced == spy.closed
+            if spy.closed < before + 6:
+                break
+        else:
+            pytest.fail("each of several requests was announced ahead")

@@ -6,7 +6,7 @@ import threading
 import time
 
 from edge_client import ConnectionOptions
-from edge_client.request.departures import Place, Places
+from edge_client.request.sending import Place, Places
 from tests.edge_client import small_models
 from tests.edge_client.test_client import image, pair
 

@@ -16,7 +16,7 @@ import torch
 
 from edge_client import sources
 from edge_client.sources import Frame
-from edge_client.sources.decoding import reported
+from edge_client.sources.decoding import naming_errors
 from edge_client.sources.opening import open_source
 from edge_client.sources.videos import Video
 from shared_hooks.config import Table
@@ -161,9 +161,9 @@ def test_an_error_in_the_middle_is_told(tmp_path: Path, monkeypatch: pytest.Monk
 def test_one_that_is_ended_without_a_timeout_is_told() -> None:
     import av.error
 
-    with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), reported("a.mp4"):
+    with pytest.raises(InputMismatch, match="a.mp4: Immediate exit requested"), naming_errors("a.mp4"):
         raise av.error.ExitError(1, "Immediate exit requested")
-    with pytest.raises(InputMismatch, match="cam: nothing came within 2 s"), reported("cam", 2):
+    with pytest.raises(InputMismatch, match="cam: nothing came within 2 s"), naming_errors("cam", 2):
         raise av.error.ExitError(1, "Immediate exit requested")
 
 

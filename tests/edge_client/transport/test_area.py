@@ -36,10 +36,10 @@ def test_places_do_not_overlap(steps: list[tuple[int, int | None]]) -> None:
     area.close()
 
 
-def test_what_is_written_is_found_by_who_is_told() -> None:
+def test_what_is_written_is_found_by_the_one_who_gets_its_description() -> None:
     area = Area.made(NBYTES)
     assert area is not None
-    reported = area.reported()
+    reported = area.description()
     start = area.take(1, 7)
     assert start is not None
     area.write(start, [memoryview(b"abc"), memoryview(b""), memoryview(b"defg")])

@@ -28,10 +28,10 @@ def known(sides: Sides, ways: Ways, early: EarlyOutput) -> Joinable:
 def learnt(sides: Sides, first: EarlyOutput, last: EarlyOutput) -> tuple[Ways, Joinable, Joinable, Way]:
     ways = Ways(sides.batches)
     a, b = known(sides, ways, first), known(sides, ways, last)
-    assert ways.way(a, b.kin) is None
+    assert ways.way(a, b.batch_key) is None
     assert ways.learn(a) and not ways.learn(a) and not ways.learn(b)
-    way = ways.way(a, b.kin)
-    assert way is not None and ways.way(b, a.kin) is None
+    way = ways.way(a, b.batch_key)
+    assert way is not None and ways.way(b, a.batch_key) is None
     return ways, a, b, way
 
 
@@ -59,7 +59,7 @@ def test_more_rows_than_were_tried_have_no_way() -> None:
     a = known(sides, ways, sides.head("a", torch.randn(4, 3, 8, 8)))
     b = known(sides, ways, sides.head("b", torch.randn(1, 3, 8, 8)))
     assert ways.learn(a) and not ways.learn(a), "it is tried once"
-    assert ways.way(a, b.kin) is None
+    assert ways.way(a, b.batch_key) is None
 
 
 class Fixed(Seconds):
@@ -90,10 +90,10 @@ def test_they_join_where_it_pays(once: float, middle: float, waiting: tuple[int,
     ways, a, b, way = learnt(sides, sides.head("a", x), sides.head("b", x))
     a.proof.seconds, b.proof.seconds = Fixed(1.0 + 1.0, once), Fixed(1.0, once)
     object.__setattr__(way, "seconds", Fixed(0.0, middle))
-    rows = dict(zip((a.kin, b.kin), waiting, strict=True))
-    assert ways.relatives(a.kin, rows.__getitem__, 8) == [b.kin] * joins
-    assert ways.relatives(b.kin, rows.__getitem__, 8) == [a.kin] * joins
-    assert ways.relatives(-1, rows.__getitem__, 8) == []
+    rows = dict(zip((a.batch_key, b.batch_key), waiting, strict=True))
+    assert ways.compatible_keys(a.batch_key, rows.__getitem__, 8) == [b.batch_key] * joins
+    assert ways.compatible_keys(b.batch_key, rows.__getitem__, 8) == [a.batch_key] * joins
+    assert ways.compatible_keys(-1, rows.__getitem__, 8) == []
 
 
 def test_without_measurements_nothing_joins() -> None:
@@ -102,18 +102,18 @@ def test_without_measurements_nothing_joins() -> None:
     ways, a, b, _ = learnt(sides, sides.head("a", x), sides.head("b", x))
     assert a.proof.seconds.of(5) is not None, "it was timed where it was proven"
     a.proof.seconds = Seconds()
-    assert ways.relatives(b.kin, lambda kin: 2, 8) == []
+    assert ways.compatible_keys(b.batch_key, lambda batch_key: 2, 8) == []
 
 
 def test_proofs_are_not_kept_for_a_way() -> None:
     sides = Sides(*INDEPENDENT["convolutions"][:2])
     x = torch.randn(1, 3, 8, 8)
     ways, a, b, _ = learnt(sides, sides.head("a", x), sides.head("b", x))
-    gone, kin = weakref.ref(b.proof), a.kin
+    gone, batch_key = weakref.ref(b.proof), a.batch_key
     sides.batches._proofs = SharedCache(1, 0)
     del a, b
     gc.collect()
-    assert gone() is None and ways.relatives(kin, lambda kin: 3, 8) == []
+    assert gone() is None and ways.compatible_keys(batch_key, lambda batch_key: 3, 8) == []
 
 
 def test_a_way_to_another_cut_than_the_batch_is_of_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.limits import Limits
-from cloud_server.transport.door import Door
+from cloud_server.transport.authentication import AuthInterceptor
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import BadFrame, Cancelled, ServerUnavailable
 from shared_hooks.lifecycle import Event, Stage
@@ -166,7 +166,7 @@ def test_grpcs_own_thread_calls_no_hook(core: Core, spy: Spy) -> None:
     silent = threading.Event()
     incoming = iter(lambda: silent.wait(PATIENCE) and None, None)  # says nothing until the test is over
     context, ended = Context(), threading.Event()
-    stream: Any = SplitServicer(core, Door(core)).session(incoming, context)  # type: ignore[arg-type]
+    stream: Any = SplitServicer(core, AuthInterceptor(core)).session(incoming, context)  # type: ignore[arg-type]
 
     def serve() -> None:
         for _ in stream:

@@ -20,7 +20,7 @@ TELL_BEATS: Final = 3
 """Heartbeats in which a client hears, with the next frame it gets, that it is to go."""
 
 
-class Stay:
+class ProxiedCall:
     """One call that is handed on, from before a replica is looked for until its client has all that came back."""
 
     def __init__(self, group: str, session: str, caller: Caller, beat: float | None, cancel: Callable[[], Any]) -> None:
@@ -56,7 +56,7 @@ class Stay:
             return True
         return time.monotonic() < self.leave + TELL_BEATS * self.beat
 
-    def holding(self, idle_seconds: float) -> Holding[Stay]:
+    def holding(self, idle_seconds: float) -> Holding[ProxiedCall]:
         """The least useful: those whose client does not fetch what came, the longest first."""
         is_idle = self.is_sending and time.monotonic() - self.since > idle_seconds
         return Holding(self, self.party, 1, (not self.is_sending, self.since), is_idle)
@@ -74,7 +74,7 @@ class Stay:
             self._cancel()
 
 
-class Stays:
+class ProxiedCalls:
     """The proxied calls of one front. Any thread may call."""
 
     def __init__(self, finder: Finder, places: int, idle_seconds: float) -> None:
@@ -84,17 +84,17 @@ class Stays:
         self._finder = finder
         self._idle_seconds = idle_seconds
         self._lock = threading.Lock()
-        self._stays: set[Stay] = set()
+        self._stays: set[ProxiedCall] = set()
         self._places = Shares(places)
 
     def __len__(self) -> int:
         return len(self._stays)
 
     @contextmanager
-    def place(self, stay: Stay) -> Iterator[None]:
+    def place(self, stay: ProxiedCall) -> Iterator[None]:
         """One of those there are. Raises ServerUnavailable."""
         with self._lock:
-            gone: list[Stay] | None = []
+            gone: list[ProxiedCall] | None = []
             if not self._places.has_room(1):
                 holdings = [one.holding(self._idle_seconds) for one in self._stays]
                 gone = giving_way(self._places, stay.party, 1, holdings)
@@ -115,7 +115,7 @@ class Stays:
             with self._lock:
                 self._forget(stay)
 
-    def _forget(self, stay: Stay) -> None:
+    def _forget(self, stay: ProxiedCall) -> None:
         """Its place is free; the caller holds the lock."""
         if stay in self._stays:
             self._stays.remove(stay)

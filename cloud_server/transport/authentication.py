@@ -1,4 +1,4 @@
-"""The one door: who calls, and whether the call may be served, asked for every RPC of every service.
+"""Who calls, and whether the call may be served: looked at once, for every RPC of every service.
 
 A token is looked at before anything of the call is read, a certificate as soon as gRPC tells it. Whoever is let in is
 known here until the call ends, and sent away when the credentials no longer hold.
@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, Register, names_in, passport_in, token_in
 from cloud_server.limits import Limits
-from cloud_server.transport.guests import Guests
+from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.waiting import Place, WaitingCalls
 from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2
@@ -59,7 +59,7 @@ class Call:
 
 
 class House(Protocol):
-    """What the door leads into; `core.Core` is one."""
+    """What serves the calls; `core.Core` does."""
 
     @property
     def limits(self) -> Limits: ...
@@ -72,13 +72,13 @@ class House(Protocol):
         ...
 
 
-class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Authenticates every call of one server. ``register``: who is let in; None = all."""
 
     def __init__(self, house: House, register: Register | None = None) -> None:
         self._house = house
         self._register = register or Register()
-        self.guests = Guests(self._register)
+        self.active_calls = ActiveCalls(self._register)
         """Calls that were let in: here, and by whom else it is lent to; here they are watched."""
         self._sending: dict[grpc.ServicerContext, float] = {}
         """When each began to send what it sends."""
@@ -231,7 +231,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         abort(context, error)
 
     def _heard(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> None:
-        caller = self.guests.caller(context) or Caller(context.peer())
+        caller = self.active_calls.caller(context) or Caller(context.peer())
         with on_behalf_of(caller.account):
             self._house.lifecycle.emit(Stage.ON_ERROR, where=f"{method} of {context.peer()}", error=error)
 
@@ -239,9 +239,9 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         names = names_in(context.auth_context()) if self._register.certificates else ()
         metadata = context.invocation_metadata() or ()
         shown = Credentials(token_in(metadata), names, passport_in(metadata))
-        self.guests.enter(context, context.peer(), shown, context.cancel)
-        if not context.add_callback(lambda: self.guests.left(context)):
-            self.guests.left(context)
+        self.active_calls.enter(context, context.peer(), shown, context.cancel)
+        if not context.add_callback(lambda: self.active_calls.left(context)):
+            self.active_calls.left(context)
 
     # Whoever is inside
 
@@ -249,7 +249,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
         """Who is at the other end of a call that was let in. Raises NotAuthenticated where callers have to prove who
         they are, and this one is not inside (any more): nobody becomes a stranger with all rights by leaving early.
         """
-        caller = self.guests.caller(context)
+        caller = self.active_calls.caller(context)
         if caller is not None:
             return caller
         if self._register.asks:
@@ -258,18 +258,18 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
 
     def when_sent_away(self, context: grpc.ServicerContext, tell: Callable[[IsthmusError], object]) -> None:
         """``tell`` ends the call with an error, from any thread: for who may no longer stay."""
-        self.guests.when_sent_away(context, tell)
+        self.active_calls.when_sent_away(context, tell)
 
     def may_stay(self, context: grpc.ServicerContext) -> bool:
         """Whether the other end still listens. Raises what it is sent away with."""
-        refused = self.guests.refused(context)
+        refused = self.active_calls.refused(context)
         if refused is not None:
             raise refused
         return bool(context.is_active())
 
     def open(self) -> None:
         """Begins to watch whether credentials still hold, and whether messages come."""
-        threading.Thread(target=self._watch, name="isthmus-door", daemon=True).start()
+        threading.Thread(target=self._watch, name="isthmus-auth", daemon=True).start()
 
     def close(self) -> None:
         self._closed.set()
@@ -280,7 +280,7 @@ class Door(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
             self._uploading.sweep()
             self._cut_unfetched()
             if self._register.refresh():
-                self.guests.look_again()
+                self.active_calls.look_again()
 
 
 def _by(context: grpc.ServicerContext) -> dict[str, str]:

@@ -14,7 +14,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
-from cloud_server.transport.door import Caller, Door
+from cloud_server.transport.authentication import AuthInterceptor, Caller
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import HookRefused
 from shared_hooks.lifecycle import Stage
@@ -25,14 +25,14 @@ from tests.cloud_server.fakes import FakeEngine
 PASS = (("authorization", "Bearer pass"),)
 
 
-def check(door: Door, caller: Caller) -> None:
+def check(auth: AuthInterceptor, caller: Caller) -> None:
     if PASS[0] not in caller.metadata:
         raise HookRefused("no pass")
 
 
 @pytest.fixture
 def channel(monkeypatch: pytest.MonkeyPatch) -> Iterator[grpc.Channel]:
-    monkeypatch.setattr(Door, "check", check)
+    monkeypatch.setattr(AuthInterceptor, "check", check)
     server = CloudServer(Core([FakeEngine()]), "127.0.0.1:0", reflection=True)
     server.start()
     with grpc.insecure_channel(f"127.0.0.1:{server.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
@@ -81,7 +81,7 @@ def test_with_a_pass_the_call_is_answered_or_refused_for_what_it_says(channel: g
 
 
 def test_refused_calls_are_heard_by_hooks_and_bounded_in_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Door, "check", check)
+    monkeypatch.setattr(AuthInterceptor, "check", check)
     written, heard, lifecycle = io.StringIO(), [], default("cloud")
     handler = logging.StreamHandler(written)
     handler.addFilter(LogBounds(handler, each=3))

@@ -18,7 +18,7 @@ KIN = "a model and a cut"
 
 def group(line: Line[str], most: int) -> list[Place[str]]:
     first = line.take()
-    return [] if first is None else [first, *line.kin({first.kin}, most - 1)]
+    return [] if first is None else [first, *line.take_alike({first.batch_key}, most - 1)]
 
 
 def served(line: Line[str], most: int, seconds: float = 1.0) -> list[str]:
@@ -32,8 +32,8 @@ def served(line: Line[str], most: int, seconds: float = 1.0) -> list[str]:
 class TestWhoIsTakenAlong:
     def test_jobs_of_one_kin_of_all_clients(self) -> None:
         line: Line[str] = Line()
-        for number, kin in enumerate((KIN, "another cut", KIN, None, KIN)):
-            line.put(f"{number}", Payer(f"{number}"), kin)
+        for number, batch_key in enumerate((KIN, "another cut", KIN, None, KIN)):
+            line.put(f"{number}", Payer(f"{number}"), batch_key)
         assert [served(line, 16) for _ in range(4)] == [["0", "2", "4"], ["1"], ["3"], []]
 
     def test_jobs_without_kin_are_never_together(self) -> None:
@@ -44,8 +44,8 @@ class TestWhoIsTakenAlong:
 
     def test_a_clients_jobs_are_done_in_their_order(self) -> None:
         line: Line[str] = Line()
-        for job, kin in (("a1", KIN), ("a2", KIN), ("a3", None), ("a4", KIN)):
-            line.put(job, Payer("a"), kin)
+        for job, batch_key in (("a1", KIN), ("a2", KIN), ("a3", None), ("a4", KIN)):
+            line.put(job, Payer("a"), batch_key)
         line.put("b1", Payer("b"), KIN)
         assert [served(line, 16) for _ in range(3)] == [["a1", "a2", "b1"], ["a3"], ["a4"]]
 
@@ -55,14 +55,14 @@ class TestWhoIsTakenAlong:
             line.put(job, Payer(job), KIN, rows)
         first = line.take()
         assert first is not None and line.waiting(KIN) == 6
-        assert [place.job for place in line.kin({first.kin}, 3 - first.rows)] == ["c"]
+        assert [place.job for place in line.take_alike({first.batch_key}, 3 - first.rows)] == ["c"]
         assert line.waiting(KIN) == 5
 
     def test_one_that_has_left_is_not_taken(self) -> None:
         line: Line[str] = Line()
         places = [line.put(f"{number}", Payer(f"{number}"), KIN) for number in range(3)]
         line.remove(places[1])
-        assert served(line, 16) == ["0", "2"] and not line._kin
+        assert served(line, 16) == ["0", "2"] and not line._batch_keys
 
 
 class TestFairness:

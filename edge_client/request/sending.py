@@ -1,4 +1,4 @@
-"""`Departures`: one attempt at a request. It waits for a place, the head runs, the frontier goes."""
+"""`Sender`: one attempt at a request. It waits for a place, the head runs, the frontier goes."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Place:
         self._places.leave(self)
 
 
-class Departures:
+class Sender:
     """Sends the requests of one client; ``connect`` gives the connection. Any thread may call."""
 
     def __init__(

@@ -20,7 +20,7 @@ from shared_hooks.state import PythonState
 log = logging.getLogger("cloud_server")
 
 
-class Custody:
+class WeightsGuard:
     """Watches one model; safe with several workers. ``load`` builds it again, after which ``mended`` is called."""
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Who is inside: calls that were let in by any door, sent away when their credentials no longer hold."""
+"""The calls that are being served, by gRPC or REST, ended when their credentials no longer hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Guest:
         self.tell: Callable[[IsthmusError], object] | None = None
 
 
-class Guests:
+class ActiveCalls:
     """The active calls of one server. ``register``: who is let in. Any thread may call."""
 
     def __init__(self, register: Register) -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cloud_server.access import Caller
-from cloud_server.cluster import stays
-from cloud_server.cluster.stays import Stay, Stays
+from cloud_server.cluster import proxied_calls
+from cloud_server.cluster.proxied_calls import ProxiedCall, ProxiedCalls
 from cloud_server.limits import Limits
 from cloud_server.transport import INFER
 from protos.inference import inference_pb2 as pb
@@ -51,10 +51,10 @@ def test_calls_whose_answers_nobody_fetches_give_way(method: str) -> None:
     with cluster(models, limits=limits) as there, ExitStack() as stack:
         for _ in range(3):
             unread(there, stack, method, 3)
-            eventually(lambda: there.front._stays)
+            eventually(lambda: there.front._calls)
             connection = edge(there)
             answer(connection, 1, b"x")
-            assert len(there.front._stays) <= 4
+            assert len(there.front._calls) <= 4
             connection.close()
 
 
@@ -68,10 +68,10 @@ def test_answers_that_nobody_fetches_are_held_within_a_bound() -> None:
 
 
 def test_the_account_that_has_the_most_gives_way_first_with_what_it_does_not_fetch() -> None:
-    known, ended = Stays(FakeRay(), 4, idle_seconds=9.0), []
+    known, ended = ProxiedCalls(FakeRay(), 4, idle_seconds=9.0), []
 
-    def stay(name: str, number: int) -> Stay:
-        made = Stay("", "", Caller("", name), 1.0, lambda: ended.append(f"{name} {number} cut off"))
+    def stay(name: str, number: int) -> ProxiedCall:
+        made = ProxiedCall("", "", Caller("", name), 1.0, lambda: ended.append(f"{name} {number} cut off"))
         made.call = SimpleNamespace(cancel=lambda: ended.append(f"{name} {number} told"))
         return made
 
@@ -96,7 +96,7 @@ class TestDraining:
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(stays, "TELL_BEATS", 1e-9)
+        monkeypatch.setattr(proxied_calls, "TELL_BEATS", 1e-9)
 
     @pytest.mark.parametrize("is_session", [True, False], ids=["a session without heartbeats", "one message"])
     def test_what_is_under_way_is_waited_for(self, is_session: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,5 +142,5 @@ class TestDraining:
             connection = edge(there)
             answer(connection, 1, b"x")
             there.front.drain()
-            assert len(there.front._stays) == 1
+            assert len(there.front._calls) == 1
             connection.close()
