@@ -90,7 +90,7 @@ class Turns:
         return () if batching is None else batching.compatible_keys(batch_key, waiting, most)
 
     def several(self, turns: Sequence[Any]) -> list[Did]:
-        """The same of steps or requests of one batch key (`Request.batch_key`), or of related ones, computed at once."""
+        """The same for steps or requests with equal or related batch keys (`Request.batch_key`), computed at once."""
         started = [turn for turn in turns if self._starts(turn)]
         hurried = self._hurried(started)
         wanted = [turn.request for turn in started if turn.request not in hurried]

@@ -16,7 +16,7 @@ from edge_client.screen.text import printable
 from edge_client.settings import NONE
 from edge_client.survey.verified import Verified
 from edge_client.tasks.verify import verify
-from edge_client.witness.comparison import Comparison
+from edge_client.witness import Comparison
 
 WIDTH: Final = 80
 """Width of sentences; a table is as wide as its cells."""

@@ -11,7 +11,7 @@ from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.screen.text import milliseconds, one_line, printable
 from shared_hooks.errors import SpecError
 
-LOGGER: Final = "edge_client.witness.witness"
+LOGGER: Final = "edge_client.witness"
 
 
 def check(share: float, split: str, log_level: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from edge_client.client import EdgeClient
 from edge_client.modes import EDGE_ONLY
-from edge_client.witness.comparison import Comparison, compare, tolerance_between
+from edge_client.witness import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError
 from shared_hooks.modules import holder_modules
 from shared_hooks.showing import short

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.process_collector import ProcessCollector
 
 from cloud_server.core import Core
-from cloud_server.telemetry.served import TOTALS, RequestCounts, ServerState
+from cloud_server.telemetry import TOTALS, RequestCounts, ServerState
 
 ROOT = Path(__file__).parents[2]
 BOARD = ROOT / "deploy" / "grafana" / "dashboards" / "isthmus.json"

@@ -12,7 +12,7 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
-from cloud_server.telemetry.served import counted
+from cloud_server.telemetry import counted
 from shared_hooks.lifecycle import Event, Lifecycle
 from shared_hooks.models import ModelSpec, load_spec
 from tests.waiting import PATIENCE

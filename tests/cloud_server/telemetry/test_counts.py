@@ -13,7 +13,7 @@ from cloud_server.core import Core
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.limits import Limits
 from cloud_server.models import Computed
-from cloud_server.telemetry.served import BUCKETS, MAX_IDENTITIES, Histogram, RequestCounts, ServerState, bound
+from cloud_server.telemetry import BUCKETS, MAX_IDENTITIES, Histogram, RequestCounts, ServerState, bound
 from shared_hooks import ForwardMetrics
 from shared_hooks.errors import IsthmusError, QuotaExceeded, ServerUnavailable
 from shared_hooks.lifecycle import About, Lifecycle, Stage

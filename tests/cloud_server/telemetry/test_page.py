@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from cloud_server.telemetry import page as page_module
-from cloud_server.telemetry.page import MAX_READERS, MetricsPage
+from cloud_server import telemetry as page_module
+from cloud_server.telemetry import MAX_READERS, MetricsPage
 from shared_hooks.errors import SpecError
 from tests.waiting import eventually
 

@@ -18,8 +18,7 @@ from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY
 from edge_client.transport.options import ConnectionOptions
-from edge_client.witness.comparison import compare, tolerance
-from edge_client.witness.witness import Kept, Share
+from edge_client.witness import Kept, Share, compare, tolerance
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.lifecycle import Event, Lifecycle, Stage
 from shared_hooks.observers import ActivationStats
@@ -75,7 +74,7 @@ class TestAnAnswerThatIsRight:
     def test_its_time_is_in_no_row_of_its_own_request_or_of_those_that_wait(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        import edge_client.witness.witness as module
+        import edge_client.witness as module
 
         plain = module.run_plain
 
@@ -348,7 +347,7 @@ class TestAnAnswerThatIsWrong:
             assert "witness: request 1" in str(result.error)
 
     def test_a_model_that_fails_whole_is_a_difference(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        import edge_client.witness.witness as module
+        import edge_client.witness as module
 
         def fails(*_: Any) -> Any:
             raise RuntimeError("not enough\nmemory")

@@ -14,8 +14,7 @@ import torch
 from torch import nn
 
 from shared_hooks import EarlyOutput, WrappedModel
-from shared_hooks.compiling import CompiledTails, difference
-from shared_hooks.compiling.modules import CompiledModule, Graphed, twin
+from shared_hooks.compiling import CompiledModule, CompiledTails, Graphed, difference, twin
 from shared_hooks.errors import ServerUnavailable
 from tests.waiting import eventually
 

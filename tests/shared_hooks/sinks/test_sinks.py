@@ -16,8 +16,7 @@ from torch import nn
 from shared_hooks.errors import SpecError
 from shared_hooks.observers import ActivationStats, AttentionCapture, MemoryUse, NonFiniteGuard
 from shared_hooks.observers.named import plain
-from shared_hooks.sinks import Histogram, Picture, Value, of_records, open_sink, write_records
-from shared_hooks.sinks.opening import TensorBoardSink
+from shared_hooks.sinks import Histogram, Picture, TensorBoardSink, Value, of_records, open_sink, write_records
 from tests.shared_hooks.sinks import wandb_file
 
 pytest.importorskip("tensorboard")

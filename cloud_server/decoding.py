@@ -1,8 +1,7 @@
-"""The decoding sessions of a server: opened, stepped, forked and dropped, each by its own client alone.
+"""Decoding sessions: a model's state behind a cut that stays here from one step to the next.
 
-A session counts its steps: each must be the next, so none is computed twice; and one is computed at a time. Whatever is
-refused leaves it as it was. What has to go (room, idleness, its worker's end) goes by name: the client's next step is
-given the reason, and the client makes the session again from its steps.
+
+May import models, limits.
 """
 
 from __future__ import annotations
@@ -24,6 +23,20 @@ from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame, Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
 from shared_hooks.generation.together import Outcome
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
+
+__all__ = [
+    "REASONS",
+    "Sessions",
+    "Step",
+    "Taken",
+    "Turn",
+]
+
+
+# The decoding sessions of a server: opened, stepped, forked and dropped, each by its own client alone.
+# A session counts its steps: each must be the next, so none is computed twice; and one is computed at a time. Whatever
+# is refused leaves it as it was. What has to go (room, idleness, its worker's end) goes by name: the client's next step
+# is given the reason, and the client makes the session again from its steps.
 
 # How many decoding sessions there are, what they hold, and which give way. The caller locks.
 

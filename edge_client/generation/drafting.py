@@ -1,9 +1,4 @@
-"""``generate()`` with drafts: transformers' assisted decoding, with as many tokens a step as pay.
-
-Greedy search gives what it gives without drafts, as far as a step over several tokens rounds as steps over one do.
-Sampling keeps the distribution; which words are drawn depends on how many tokens are drafted, and that on times. With
-a `Constant` pace the same seed gives the same words.
-"""
+"""Several tokens a round trip: this side drafts some, and the server verifies them in one step."""
 
 from __future__ import annotations
 
@@ -22,6 +17,24 @@ from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
 from shared_hooks.modules import attach, put_instead, running
+
+__all__ = [
+    "Assistant",
+    "Constant",
+    "Drafting",
+    "EarlyExit",
+    "FirstLayers",
+    "Lookup",
+    "Measured",
+    "Pace",
+    "Source",
+]
+
+
+# ``generate()`` with drafts: transformers' assisted decoding, with as many tokens a step as pay.
+# Greedy search gives what it gives without drafts, as far as a step over several tokens rounds as steps over one do.
+# Sampling keeps the distribution; which words are drawn depends on how many tokens are drafted, and that on times. With
+# a `Constant` pace the same seed gives the same words.
 
 # Where drafts come from. Each is one of transformers' own; a source says how it is asked for, and for how much.
 

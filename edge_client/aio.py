@@ -1,4 +1,15 @@
-"""`EdgeClient` for asyncio."""
+"""`EdgeClient` for asyncio: heads and waiting in threads of its own, so that the event loop continues.
+
+    from edge_client import aio
+
+    async with aio.EdgeClient("127.0.0.1:50051", "digits", split="auto") as client:
+        answer = await client.infer("photo.png")
+        async for answer in client.infer_many("photos/"):
+            ...
+
+
+May import client, call, answer.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +34,11 @@ from edge_client.transport import State
 from shared_hooks.errors import Cancelled, DeadlineExceeded
 from shared_hooks.models import ModelSpec
 from shared_hooks.showing import summary_of
+
+__all__ = ["EdgeClient"]
+
+
+# `EdgeClient` for asyncio.
 
 # One request that a task waits for in a thread, and may want no more at any time.
 
