@@ -40,7 +40,7 @@ from shared_hooks.forward.operations import (
     shape_from_data,
     unreflected,
 )
-from shared_hooks.forward.placeholder import Placeholder, check_real
+from shared_hooks.forward.placeholder import Dataless, Placeholder, check_real, dataless_in, swapped, uninitialised
 from shared_hooks.forward.session import UNSEEN, Frame, HookExitException, Session, layer_name, run_plain
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "REFLECTED",
     "UNSEEN",
     "Allowance",
+    "Dataless",
     "Foresight",
     "Frame",
     "HookExitException",
@@ -66,6 +67,7 @@ __all__ = [
     "by_truth",
     "call_key",
     "check_real",
+    "dataless_in",
     "forms_key",
     "interruptible",
     "is_dense",
@@ -81,6 +83,8 @@ __all__ = [
     "on_meta",
     "run_plain",
     "shape_from_data",
+    "swapped",
+    "uninitialised",
     "uninterrupted",
     "unreflected",
 ]

@@ -1,14 +1,14 @@
-"""A stand-in for a value of the prefix that nobody may read.
+"""Tensors without data: shape, strides, dtype and device are right, and reading one is an error, never a zero, never
+garbage. Operations that look at the form alone (``zeros_like``) work.
 
-Shape, strides, dtype and device are right, there is no data behind it, and an operation that reads it raises
-`PlaceholderRead`: never a zero, never garbage. Views of a placeholder are placeholders; operations that look at its
-form alone (``zeros_like``) work.
+`Placeholder` stands for a value of the prefix that nobody may read; its views are placeholders. What generation uses
+knows where its value is (`shared_hooks.generation.ghost`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
@@ -16,20 +16,59 @@ from shared_hooks.errors import PlaceholderRead
 from shared_hooks.forward.operations import FORM_ONLY
 from shared_hooks.modules import running
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class Placeholder(torch.Tensor):
-    """A tensor without data."""
+
+class Dataless(torch.Tensor):
+    """A tensor without data. Its class says in `refuse` what reading it raises."""
 
     # plain tensor as far as the function level is concerned, so that no code path changes because of it
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Placeholder:
-        made = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
-        assert isinstance(made, Placeholder)
+    def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Self:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
         # its memory begins at address 0: whoever asks for a pointer gets an error, and not that
         torch._C._set_throw_on_mutable_data_ptr(made)
-        return made
+        return made  # type: ignore[no-any-return]
+
+    def refuse(self, what: str) -> NoReturn:
+        """``what`` reads it. Raises PlaceholderRead."""
+        raise NotImplementedError
+
+    def read_by(self, method: Any) -> Any:
+        """A method of torch's that reads it, which torch would refuse for a subclass in words of its own."""
+        try:
+            return method(self)  # a function mode sees this call and may answer it
+        except (RuntimeError, TypeError):
+            self.refuse(f"{method.__name__}()")
+
+    def tolist(self) -> Any:
+        """See `read_by`."""
+        return self.read_by(torch.Tensor.tolist)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """See `read_by`."""
+        return self.read_by(torch.Tensor.numpy)
+
+    def as_subclass(self, cls: Any) -> Any:
+        """See `read_by`."""
+        try:
+            return torch.Tensor.as_subclass(self, cls)
+        except (RuntimeError, TypeError):
+            self.refuse(f"as_subclass({cls.__name__})")
+
+    def data_ptr(self) -> int:
+        """See `refuse`."""
+        self.refuse("data_ptr()")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+class Placeholder(Dataless):
+    """Stands for a value that nobody may read."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -38,15 +77,15 @@ class Placeholder(torch.Tensor):
         kwargs = kwargs or {}
         schema = func._schema
         if schema.name in FORM_ONLY:
-            return func(*_swap(args, _real), **_swap(kwargs, _real))
+            return func(*swapped(args, uninitialised), **swapped(kwargs, uninitialised))
         writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
         views = bool(schema.returns) and all(result.alias_info is not None for result in schema.returns)
-        if not any(value.numel() for value in _placeholders((args, kwargs))):
-            return func(*_swap(args, _real), **_swap(kwargs, _real))  # an empty tensor has nothing to read
+        if not any(value.numel() for value in dataless_in((args, kwargs))):  # an empty tensor has nothing to read
+            return func(*swapped(args, uninitialised), **swapped(kwargs, uninitialised))
         if views and not writes:
             device = next(value.device for value in args if isinstance(value, Placeholder))
-            return _wrap(func(*_swap(args, _meta), **_swap(kwargs, _meta)), device)
-        _refuse(f"{schema.name.removeprefix('aten::')}()", next(_placeholders((args, kwargs))))
+            return _wrap(func(*swapped(args, _meta), **swapped(kwargs, _meta)), device)
+        next(dataless_in((args, kwargs))).refuse(f"{schema.name.removeprefix('aten::')}()")
 
     def __setattr__(self, name: str, value: Any) -> None:
         # placeholders are shared by the requests of a cut: this one is not to be seen again
@@ -55,80 +94,53 @@ class Placeholder(torch.Tensor):
             session.tagged = True
         super().__setattr__(name, value)
 
-    def tolist(self) -> Any:
-        """Raises `PlaceholderRead`, where torch would complain about subclasses; a replay may answer it."""
-        return _replayed(torch.Tensor.tolist, self)
-
-    def as_subclass(self, cls: Any) -> Any:
-        """As `tolist`."""
-        try:
-            return torch.Tensor.as_subclass(self, cls)
-        except (RuntimeError, TypeError):
-            _refuse(f"as_subclass({cls.__name__})", self)
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """As `tolist`."""
-        return _replayed(torch.Tensor.numpy, self)
-
-    def data_ptr(self) -> int:
-        """As `tolist`."""
-        _refuse("data_ptr()", self)
-
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Placeholder(shape={tuple(self.shape)}, dtype={self.dtype})"
+    def refuse(self, what: str) -> NoReturn:
+        error = PlaceholderRead(
+            f"{what} reads a value of shape {tuple(self.shape)} that was not sent: this input takes a path through the "
+            "model that the plan does not hold; plan with this input on the edge and try again"
+        )
+        # a model may swallow exceptions: the session remembers this one and raises it at the end
+        session = running.get()
+        if session is not None:
+            session.failed(error)
+        raise error
 
 
 def check_real(tensors: Iterable[torch.Tensor]) -> None:
     """Raises `PlaceholderRead` if there is one among the tensors that a model gives."""
     for tensor in tensors:
         if isinstance(tensor, Placeholder):
-            _refuse("the model's output", tensor)
+            tensor.refuse("the model's output")
 
 
-def _replayed(method: Any, value: Placeholder) -> Any:
-    try:
-        return method(value)  # a function mode sees this call and may answer it
-    except (RuntimeError, TypeError):
-        _refuse(f"{method.__name__}()", value)
-
-
-def _refuse(what: str, value: torch.Tensor) -> NoReturn:
-    error = PlaceholderRead(
-        f"{what} reads a value of shape {tuple(value.shape)} that was not sent: this input takes a path through the "
-        "model that the plan does not hold; plan with this input on the edge and try again"
-    )
-    # a model may swallow exceptions: the session remembers this one and raises it at the end
-    session = running.get()
-    if session is not None:
-        session.failed(error)
-    raise error
-
-
-def _placeholders(value: Any) -> Any:
-    if isinstance(value, Placeholder):
+def dataless_in(value: Any) -> Iterator[Any]:
+    """The tensors without data in nested arguments."""
+    if isinstance(value, Dataless):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from _placeholders(item)
+            yield from dataless_in(item)
     elif isinstance(value, dict):
-        yield from _placeholders(list(value.values()))
+        yield from dataless_in(list(value.values()))
 
 
-def _swap(value: Any, into: Any) -> Any:
-    if isinstance(value, Placeholder):
+def swapped(value: Any, into: Callable[[Any], Any]) -> Any:
+    """Nested arguments with ``into`` of each tensor without data in its place."""
+    if isinstance(value, Dataless):
         return into(value)
     if isinstance(value, (list, tuple)):
-        return type(value)(_swap(item, into) for item in value)
+        return type(value)(swapped(item, into) for item in value)
     if isinstance(value, dict):
-        return {key: _swap(item, into) for key, item in value.items()}
+        return {key: swapped(item, into) for key, item in value.items()}
     return value
 
 
-def _meta(value: Placeholder) -> torch.Tensor:
+def _meta(value: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
 
 
-def _real(value: Placeholder) -> torch.Tensor:
+def uninitialised(value: torch.Tensor) -> torch.Tensor:
+    """Memory of its form, for operations that look at the form alone."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 

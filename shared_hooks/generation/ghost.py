@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 
 from shared_hooks.errors import PlaceholderRead
-from shared_hooks.forward import FORM_ONLY, on_meta
+from shared_hooks.forward import FORM_ONLY, Dataless, dataless_in, on_meta, swapped, uninitialised
 from shared_hooks.modules import running
 from shared_hooks.tensors import dtype_named
 
@@ -83,10 +83,9 @@ class Supply(Protocol):
     """Views of what was sent, and their versions: they do not count together here."""
 
 
-class Ghost(torch.Tensor):
+class Ghost(Dataless):
     """See the module. Never changed: a write to one makes its value unknown."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     origin: Origin | Part | None
     memory: Memory
 
@@ -94,9 +93,7 @@ class Ghost(torch.Tensor):
     def __new__(
         cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, origin: Origin | Part | None = None
     ) -> Ghost:
-        made = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
-        assert isinstance(made, Ghost)
-        torch._C._set_throw_on_mutable_data_ptr(made)
+        made: Ghost = Dataless.__new__(cls, shape, stride, dtype, device)
         made.origin = origin
         made.memory = Memory()
         return made
@@ -107,17 +104,13 @@ class Ghost(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Ghost:
         return self
 
-    def tolist(self) -> Any:
-        """Reads data, which torch would refuse to do for a subclass in words of its own; a replay may answer it."""
-        return _read(torch.Tensor.tolist, self)
+    def read_by(self, method: Any) -> Any:
+        if getattr(running.get(), "resumed", False):
+            return method(value_of(self, f"{method.__name__}()"))
+        return super().read_by(method)
 
-    def numpy(self, *, force: bool = False) -> Any:
-        """As `tolist`."""
-        return _read(torch.Tensor.numpy, self)
-
-    def data_ptr(self) -> int:
-        """As `tolist`."""
-        raise GhostRead(f"data_ptr() of {_place(self)}, which is on the other side")
+    def refuse(self, what: str) -> NoReturn:
+        raise GhostRead(f"{what} reads {_place(self)}, which is on the other side", _need(self))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -126,7 +119,7 @@ class Ghost(torch.Tensor):
         kwargs = kwargs or {}
         name = func._schema.name
         if name in FORM_ONLY:
-            return func(*_swap(args, _uninitialised), **_swap(kwargs, _uninitialised))
+            return func(*swapped(args, uninitialised), **swapped(kwargs, uninitialised))
         written = list(_written(func, args, kwargs))
         supply: Any = running.get()
         if getattr(supply, "resumed", False):
@@ -134,7 +127,7 @@ class Ghost(torch.Tensor):
                 raise GhostRead(f"{name} writes, after the cut, to a value from before it")
             what = name.removeprefix("aten::") + "()"
             found = func(
-                *_swap(args, lambda one: value_of(one, what)), **_swap(kwargs, lambda one: value_of(one, what))
+                *swapped(args, lambda one: value_of(one, what)), **swapped(kwargs, lambda one: value_of(one, what))
             )
             if any(result.alias_info is not None for result in func._schema.returns):
                 views = found if isinstance(found, (list, tuple)) else (found,)
@@ -143,19 +136,8 @@ class Ghost(torch.Tensor):
         return _propagated(func, args, kwargs, written)
 
 
-def _read(method: Any, ghost: Ghost) -> Any:
-    if getattr(running.get(), "resumed", False):
-        return method(value_of(ghost, f"{method.__name__}()"))
-    try:
-        return method(ghost)  # a function mode sees this call
-    except (RuntimeError, TypeError):
-        raise GhostRead(
-            f"{method.__name__}() reads {_place(ghost)}, which is on the other side", _need(ghost)
-        ) from None
-
-
 def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
-    name, first = func._schema.name, next(_ghosts((args, kwargs)))
+    name, first = func._schema.name, next(dataless_in((args, kwargs)))
     if any(not isinstance(value, Ghost) for value in written):
         raise GhostRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
     known: dict[int, tuple[Any, Any]] = {}
@@ -170,11 +152,11 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
         value.origin = None  # type: ignore[attr-defined]
         value.memory.writes += 1  # type: ignore[attr-defined]
     device = kwargs.get("device") or first.device
-    read = [(one.memory, one.memory.writes) for one in _ghosts((args, kwargs))]
+    read = [(one.memory, one.memory.writes) for one in dataless_in((args, kwargs))]
     derived = None if written else Derived(func, args, kwargs, read=read)
     made = _wrapped(found, torch.device(device), back, derived)
     if not written and any(result.alias_info is not None for result in func._schema.returns):
-        for view in _ghosts((made,)):
+        for view in dataless_in((made,)):
             view.memory = first.memory
     return made
 
@@ -188,7 +170,8 @@ def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
             if any(memory.writes != writes for memory, writes in of.read):
                 raise GhostRead(f"{what} reads a value from before the cut that was made of another, written to since")
             of.made = of.func(
-                *_swap(of.args, lambda one: value_of(one, what)), **_swap(of.kwargs, lambda one: value_of(one, what))
+                *swapped(of.args, lambda one: value_of(one, what)),
+                **swapped(of.kwargs, lambda one: value_of(one, what)),
             )
         made = of.made if origin.number is None else of.made[origin.number]
         assert isinstance(made, torch.Tensor)
@@ -196,7 +179,7 @@ def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
     sent: dict[Any, torch.Tensor] = getattr(running.get(), "sent", {})
     value = sent.get(origin) if origin is not None else None
     if value is None:
-        raise GhostRead(f"{what} reads {_place(ghost)}, which is on the other side", _need(ghost))
+        ghost.refuse(what)
     return value
 
 
@@ -204,7 +187,7 @@ def _place(ghost: Ghost) -> str:
     """Where the value is that a ghost was made of."""
     while isinstance(ghost.origin, Part):
         of = ghost.origin.of
-        ghost = next(_ghosts((of.args, of.kwargs)))
+        ghost = next(dataless_in((of.args, of.kwargs)))
     return str(ghost.origin or "a value that was changed in place before the cut")
 
 
@@ -220,26 +203,6 @@ def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: 
     return Ghost(shape, stride, dtype_named(dtype), device, _STATE)
 
 
-def _swap(value: Any, into: Callable[[Ghost], Any]) -> Any:
-    if isinstance(value, Ghost):
-        return into(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_swap(item, into) for item in value)
-    if isinstance(value, dict):
-        return {key: _swap(item, into) for key, item in value.items()}
-    return value
-
-
-def _ghosts(value: Any) -> Iterator[Ghost]:
-    if isinstance(value, Ghost):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _ghosts(item)
-    elif isinstance(value, dict):
-        yield from _ghosts(list(value.values()))
-
-
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
     if not func._schema.is_mutable:
         return
@@ -248,10 +211,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
             value = args[number] if number < len(args) else kwargs.get(argument.name)
             if isinstance(value, torch.Tensor):
                 yield value
-
-
-def _uninitialised(value: Ghost) -> torch.Tensor:
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
 def _wrapped(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROWS = {
     "tail": ("tail_time", "CPU time of the tail"),
+    "halves": ("halves", "CPU time of head and tail together"),
     "hooks": ("hook_cost", "hook cost per layer"),
     "bytes": ("bytes_cost", "to_bytes and from_bytes"),
     "codecs-speed": ("codecs_speed", "codecs: time a byte"),
