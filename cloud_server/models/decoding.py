@@ -31,7 +31,7 @@ NEED = "need"
 ALONE: Outcome[None] = Outcome(None, None, company=1, meetings=0)
 
 
-class TailSession(Protocol):
+class DecodingSession(Protocol):
     """The state of one model behind one cut, from step to step."""
 
     @property
@@ -45,7 +45,7 @@ class TailSession(Protocol):
         """
         ...
 
-    def fork(self) -> TailSession:
+    def fork(self) -> DecodingSession:
         """A copy: both may go on from here."""
         ...
 
@@ -53,7 +53,7 @@ class TailSession(Protocol):
 class DecodingTail(Protocol):
     """One model behind one cut."""
 
-    def open(self) -> TailSession: ...
+    def open(self) -> DecodingSession: ...
 
 
 class DecodingTails:
@@ -136,11 +136,11 @@ def _renumbered(ended: Ended, number: int, _: int) -> BaseException | None:
 class ModelSession:
     """An `engine.EngineSession` of a model in this process."""
 
-    def __init__(self, tails: DecodingTails, cut: str, session: TailSession) -> None:
+    def __init__(self, tails: DecodingTails, cut: str, session: DecodingSession) -> None:
         self._lost = ""
         self._tails = tails
         self.cut = cut
-        self._session: TailSession | None = session
+        self._session: DecodingSession | None = session
         self._mended = tails.guard.mended
 
     @property
@@ -173,7 +173,7 @@ class ModelSession:
     def close(self) -> None:
         self._session = None
 
-    def held(self) -> TailSession:
+    def held(self) -> DecodingSession:
         """What steps it. Raises SessionLost."""
         self.check_model()
         if self._session is None:

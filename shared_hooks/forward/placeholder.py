@@ -2,7 +2,7 @@
 garbage. Operations that look at the form alone (``zeros_like``) work.
 
 `Placeholder` stands for a value of the prefix that nobody may read; its views are placeholders. What generation uses
-knows where its value is (`shared_hooks.generation.ghost`).
+knows where its value is (`shared_hooks.generation.remote_tensor`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Split generation: a model that is called step by step and keeps state between the calls (keys and values, recurrent
 states), cut in two. Each half keeps the state that it writes; the other has shadows of it.
 
-ghost       tensors that are elsewhere
+remote_tensor  tensors that are on the other side
 holders     which objects hold state
 forms       what the other side must know of a state
 mirror      what it knows, and what has changed
@@ -31,22 +31,22 @@ together    steps of several sessions as one
 """
 
 from shared_hooks.generation.asking import Need, needed
-from shared_hooks.generation.ghost import GhostRead
 from shared_hooks.generation.holders import is_state, register_state
 from shared_hooks.generation.link import InProcess, Link, StepReply
-from shared_hooks.generation.session import DecodingTail, TailSession
+from shared_hooks.generation.remote_tensor import RemoteRead
+from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.generation.split import SplitForward, StepRecord
 
 __all__ = [
+    "DecodingSession",
     "DecodingTail",
-    "GhostRead",
     "InProcess",
     "Link",
     "Need",
+    "RemoteRead",
     "SplitForward",
     "StepRecord",
     "StepReply",
-    "TailSession",
     "is_state",
     "needed",
     "register_state",

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from shared_hooks.forward import FORM_ONLY, Allowance, arguments_of
-from shared_hooks.generation.ghost import Ghost
+from shared_hooks.generation.remote_tensor import RemoteTensor
 
 STEP_BYTES = 4 << 30
 GROWTH = 16
@@ -32,8 +32,8 @@ class StepAllowance(Allowance):
         super().__init__(most, "with inputs and a state of these sizes a step takes")
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        ghostly = any(type(tensor) is Ghost for tensor in arguments_of(args, kwargs))
-        return (not ghostly or func._schema.name in FORM_ONLY) and super().counts(func, args, kwargs)
+        is_remote = any(type(tensor) is RemoteTensor for tensor in arguments_of(args, kwargs))
+        return (not is_remote or func._schema.name in FORM_ONLY) and super().counts(func, args, kwargs)
 
 
 class Seen:

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 from shared_hooks.errors import BadFrame
 from shared_hooks.forward import arguments_of, is_form, name_of
 from shared_hooks.generation.forms import check_sizes
-from shared_hooks.generation.ghost import Ghost, GhostRead
+from shared_hooks.generation.remote_tensor import RemoteRead, RemoteTensor
 from shared_hooks.tensors import dtype_name, dtype_named
 
 Entry = list[Any]
@@ -53,8 +53,8 @@ class Watch(TorchFunctionMode):
 
 
 class Replay(TorchFunctionMode):
-    """Around the tail's replay of the prefix: reads of ghosts are answered from the bank, others must agree with it. No
-    tensor that is here is given the memory of a ghost: there is none, and the process would end.
+    """Around the tail's replay of the prefix: reads of remote tensors are answered from the bank, others must agree
+    with it. No tensor that is here is given the memory of a remote tensor: there is none, and the process would end.
     """
 
     def __init__(self, frames: list[str | None], entries: list[Entry], here: torch.device) -> None:
@@ -84,17 +84,21 @@ class Replay(TorchFunctionMode):
             raise Diverged("the head read more values than this side comes to")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == "__set__" and type(args[0]) is not Ghost and type(args[1]) is Ghost:
-            raise GhostRead(
+        if (
+            getattr(func, "__name__", "") == "__set__"
+            and type(args[0]) is not RemoteTensor
+            and type(args[1]) is RemoteTensor
+        ):
+            raise RemoteRead(
                 "a tensor that is here is given the memory of one that is on the other side"
             )  # or it crashes
         if not self._answers or self._frames[-1] is None:
             return func(*args, **(kwargs or {}))
         try:
             result = func(*args, **(kwargs or {}))
-        except (GhostRead, RuntimeError, TypeError) as error:
-            if not isinstance(error, GhostRead) and not any(
-                type(one) is Ghost for one in arguments_of(args, kwargs or {})
+        except (RemoteRead, RuntimeError, TypeError) as error:
+            if not isinstance(error, RemoteRead) and not any(
+                type(one) is RemoteTensor for one in arguments_of(args, kwargs or {})
             ):
                 raise
             entry = self._next(func.__name__ if _picks(func, args) else name_of(func))
@@ -104,7 +108,7 @@ class Replay(TorchFunctionMode):
             shape = tuple(entry[2])
             stride = tuple(torch.empty(shape, device="meta").stride())
             check_sizes(shape, stride)
-            return Ghost(shape, stride, dtype_named(entry[3]), self._here)
+            return RemoteTensor(shape, stride, dtype_named(entry[3]), self._here)
         kind = type(result)
         if kind is torch.Tensor:
             if _picks(func, args):
@@ -117,7 +121,7 @@ class Replay(TorchFunctionMode):
 
     def _next(self, name: str) -> Entry:
         if self._taken >= len(self._entries):
-            raise GhostRead(f"{name}() reads what the head does not read there")
+            raise RemoteRead(f"{name}() reads what the head does not read there")
         entry = self._entries[self._taken]
         try:
             where, what, _ = entry[0], entry[1], entry[2]

@@ -1,4 +1,4 @@
-"""What the edge tells of the calls before the cut, and the ghosts that stand for what they gave."""
+"""What the edge tells of the calls before the cut, and the remote tensors that stand for what they gave."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ import torch
 from shared_hooks.errors import BadFrame
 from shared_hooks.generation.allowance import magnitude, weight
 from shared_hooks.generation.forms import check_sizes
-from shared_hooks.generation.ghost import Ghost, Origin
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
 MAX_CALLS = 100_000
-GHOST_BYTES = 2048
+REMOTE_BYTES = 2048
 """Memory that a tensor without data takes, and a call."""
 
 
 @dataclass(frozen=True)
 class CallReport:
-    """One call: its result is rebuilt from ``structure`` and ``sources``, a ghost or the number of an argument each."""
+    """One call: its result is rebuilt from ``structure`` and ``sources``, a remote tensor or the number of an argument
+    each.
+    """
 
     path: str
     structure: Any
-    sources: tuple[Ghost | int, ...]
+    sources: tuple[RemoteTensor | int, ...]
     inner: tuple[CallReport, ...]
 
     def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
@@ -36,12 +38,14 @@ class CallReport:
         return unflatten(self.structure, leaves, find)
 
     def completed(self, output: Any, find: ClassFinder) -> Any:
-        """What the module gave when run on ghosts, with those of ours in their place: their values can be had."""
+        """What the module gave when run on remote tensors, with ours in their place, whose values can be had."""
         structure, leaves = flatten(output)
-        if len(leaves) != len(self.sources) or not any(type(leaf) is Ghost for leaf in leaves):
+        if len(leaves) != len(self.sources) or not any(type(leaf) is RemoteTensor for leaf in leaves):
             return output
         pairs = zip(leaves, self.sources, strict=True)
-        swapped = [ours if type(leaf) is Ghost and isinstance(ours, Ghost) else leaf for leaf, ours in pairs]
+        swapped = [
+            ours if type(leaf) is RemoteTensor and isinstance(ours, RemoteTensor) else leaf for leaf, ours in pairs
+        ]
         return unflatten(structure, swapped, find)
 
 
@@ -61,7 +65,7 @@ class CallReports:
             for one in reported:
                 key = str(one[0]), int(one[1])
                 self.calls[key] = self._call(one)
-                self._sizes[key] = magnitude(one), 2 * weight(one) + GHOST_BYTES * _count(self.calls[key])
+                self._sizes[key] = magnitude(one), 2 * weight(one) + REMOTE_BYTES * _count(self.calls[key])
         except (TypeError, ValueError, IndexError, KeyError) as error:
             raise BadFrame(f"malformed forms of calls before the cut: {error!s:.120}") from error
 
@@ -88,12 +92,12 @@ class CallReports:
         made = [self._source(one, Origin("call", str(path), int(count), n)) for n, one in enumerate(sources)]
         return CallReport(str(path), structure, tuple(made), tuple([self._call(one) for one in inner]))
 
-    def _source(self, source: Any, origin: Origin) -> Ghost | int:
+    def _source(self, source: Any, origin: Origin) -> RemoteTensor | int:
         if type(source) is int:
             return source
         shape, stride, dtype = tuple(source[0]), tuple(source[1]), dtype_named(source[2])
         check_sizes(shape, stride)
-        return Ghost(shape, stride, dtype, self._here, origin)
+        return RemoteTensor(shape, stride, dtype, self._here, origin)
 
 
 def _count(call: CallReport) -> int:

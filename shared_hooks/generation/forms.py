@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.generation.ghost import Ghost, shadow
 from shared_hooks.generation.holders import is_part, part_class
+from shared_hooks.generation.remote_tensor import RemoteTensor, shadow
 from shared_hooks.tensors import UnknownHolder, class_name, dtype_name, dtype_named
 
 FEW = 16
@@ -109,7 +109,7 @@ def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
     if kind in LITERALS:
         return "v", value
     if isinstance(value, torch.Tensor):
-        if value.dtype in _INTEGERS and value.numel() <= FEW and kind is not Ghost:
+        if value.dtype in _INTEGERS and value.numel() <= FEW and kind is not RemoteTensor:
             return "i", dtype_name(value.dtype), value.tolist()
         return "m", tuple(value.shape), tuple(value.stride()), dtype_name(value.dtype)
     if isinstance(value, torch.dtype):

@@ -14,17 +14,14 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused
+from shared_hooks.forward import HookExitException
 from shared_hooks.generation.bank import Watch
 from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.forms import version_of
-from shared_hooks.generation.ghost import Origin
 from shared_hooks.generation.holders import is_state
 from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.remote_tensor import Origin
 from shared_hooks.tensors import UnknownHolder, dtype_name, flatten
-
-
-class Exit(BaseException):
-    """Leaves the model's forward at the cut."""
 
 
 @dataclass
@@ -58,7 +55,7 @@ class Head:
         self._frames: list[str | None] = [""]
         self._counts: dict[str, int] = {}
         self._open: list[Call] = []
-        self.exit = Exit()
+        self.exit = HookExitException("the cut of this step")
         self.watch = Watch(self._frames)
         self.calls: list[Call] = []
         self.born: Mirror | None = None

@@ -17,8 +17,8 @@ import torch
 from shared_hooks.errors import BadFrame, InputMismatch
 from shared_hooks.generation.allowance import magnitude, weight
 from shared_hooks.generation.forms import check_sizes, version_of
-from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.tensors import ClassFinder, dtype_name, dtype_named, flatten, tensors_in, unflatten
 
 FEW = 64
@@ -187,7 +187,9 @@ class Heard:
         if kind == "p":
             shape, stride = tuple(form[1]), tuple(form[2])
             check_sizes(shape, stride)
-            return Ghost(shape, stride, dtype_named(form[3]), self._here, Origin("input", str(form[4]), 0, number))
+            return RemoteTensor(
+                shape, stride, dtype_named(form[3]), self._here, Origin("input", str(form[4]), 0, number)
+            )
         if kind == "=":
             return self._last[number]
         if kind == "+":

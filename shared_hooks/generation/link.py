@@ -10,7 +10,7 @@ import torch
 
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed
-from shared_hooks.generation.session import DecodingTail, TailSession
+from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.state import Dice
 
 
@@ -54,7 +54,7 @@ class InProcess:
     def __init__(self, tail: DecodingTail, record: list[bytes] | None = None) -> None:
         self._tail = tail
         self._record = record
-        self.sessions: dict[int, TailSession] = {}
+        self.sessions: dict[int, DecodingSession] = {}
         self.steps: dict[int, int] = {}
 
     def step(

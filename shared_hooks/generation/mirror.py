@@ -16,7 +16,7 @@ import torch
 from shared_hooks.errors import BadFrame
 from shared_hooks.generation.allowance import magnitude
 from shared_hooks.generation.forms import LITERALS, Form, Loose, Node, Path, build, check_key, form_of, same, version_of
-from shared_hooks.generation.ghost import Ghost, Part, shadow
+from shared_hooks.generation.remote_tensor import Part, RemoteTensor, shadow
 from shared_hooks.tensors import UnknownHolder
 
 NUMBERS = (int, float)
@@ -129,7 +129,7 @@ class Mirror:
                         continue
                     if known[1] == version_of(value):
                         continue
-            if type(value) is Ghost:
+            if type(value) is RemoteTensor:
                 self.moved.append((*path, key))
             form = form_of(value, self.here)
             if known is None or not same(form, forms[key]):
@@ -182,7 +182,7 @@ class Mirror:
         self.look()
         for node in self._nodes(self.root):
             for key, (value, _) in list(node.seen.items()):
-                if type(value) is Ghost and isinstance(value.origin, Part):
+                if type(value) is RemoteTensor and isinstance(value.origin, Part):
                     # what a method made of a shadow is a shadow: nobody remembers how it was made
                     _, shape, stride, dtype = node.forms[key]
                     fresh = shadow(shape, stride, dtype, self.here)
@@ -212,13 +212,13 @@ class Mirror:
         for node in self._nodes(self.root):
             for value, _ in node.seen.values():
                 for tensor in value if type(value) is tuple else (value,):
-                    if isinstance(tensor, torch.Tensor) and type(tensor) is not Ghost:
+                    if isinstance(tensor, torch.Tensor) and type(tensor) is not RemoteTensor:
                         yield tensor
 
     @property
     def has_shadows(self) -> bool:
         """Whether some of its tensors are elsewhere."""
-        return any(type(value) is Ghost for node in self._nodes(self.root) for value, _ in node.seen.values())
+        return any(type(value) is RemoteTensor for node in self._nodes(self.root) for value, _ in node.seen.values())
 
     @property
     def told_bytes(self) -> int:
@@ -280,5 +280,5 @@ def _copied(node: Node, twins: dict[int, torch.Tensor]) -> Node:
 
 def _twin(value: Any, twins: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
-        return value if type(value) is Ghost else twins[id(value)]
+        return value if type(value) is RemoteTensor else twins[id(value)]
     return tuple([_twin(item, twins) for item in value]) if type(value) is tuple else value

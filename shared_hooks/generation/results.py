@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import BadFrame
-from shared_hooks.generation.ghost import Ghost, Origin, Part, value_of
 from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.remote_tensor import Origin, Part, RemoteTensor, value_of
 from shared_hooks.tensors import ClassFinder, class_name, flatten, unflatten
 
 STATE = 0
@@ -37,7 +37,7 @@ def said(
     output: Any, inputs: list[torch.Tensor], short: Callable[[str, torch.Tensor], Any]
 ) -> tuple[Any, list[Any], list[torch.Tensor]]:
     """(structure, leaves, tensors). ``short`` gives, for a tensor and the name it has, what is said instead: a leaf and
-    tensors, or None. Raises `GhostRead` for what is not here and cannot be named.
+    tensors, or None. Raises `RemoteRead` for what is not here and cannot be named.
     """
     holder, parts = _parts(output)
     given = {id(tensor): number for number, tensor in enumerate(inputs)}
@@ -63,7 +63,7 @@ def _leaf(
 ) -> Any:
     if id(tensor) in given:
         return ["in", given[id(tensor)]]
-    if type(tensor) is Ghost:
+    if type(tensor) is RemoteTensor:
         origin = tensor.origin
         if isinstance(origin, Origin) and origin.kind == "call":
             return ["call", origin.path, origin.count, origin.number]

@@ -35,12 +35,12 @@ from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.call_reports import CallReports
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
-from shared_hooks.generation.ghost import Ghost, GhostRead, Origin
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.holders import is_state
 from shared_hooks.generation.inputs import Heard
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.mutators import apply
+from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor
 from shared_hooks.generation.results import said
 from shared_hooks.generation.sampling import Sampler, digest
 from shared_hooks.generation.settled import Unchanged
@@ -134,9 +134,9 @@ class DecodingTail:
         for module in self.paths:
             attach.attach(module)
 
-    def open(self) -> TailSession:
+    def open(self) -> DecodingSession:
         """A new session, whose first step brings the form of its state."""
-        return TailSession(self)
+        return DecodingSession(self)
 
     def close(self) -> None:
         """No session is used afterwards."""
@@ -172,7 +172,7 @@ class _Known:
     def nbytes(self, mirror: Mirror | None) -> int:
         """Memory of all that is kept for the session: tensors, each once, and what was reported."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
-        real = [one.untyped_storage() for one in tensors if type(one) is not Ghost]
+        real = [one.untyped_storage() for one in tensors if type(one) is not RemoteTensor]
         reported = (self.crossing, self.coded, self.around, self.structure, self.wanted)
         return int(
             sum({one._cdata: one.nbytes() for one in real}.values())
@@ -182,7 +182,7 @@ class _Known:
         )
 
 
-class TailSession:
+class DecodingSession:
     """See the module. After any error a session is as it was before the step."""
 
     def __init__(self, tail: DecodingTail) -> None:
@@ -197,9 +197,9 @@ class TailSession:
         """Memory of what is kept for it."""
         return self._known.nbytes(self._mirror)
 
-    def fork(self) -> TailSession:
+    def fork(self) -> DecodingSession:
         """A copy: both go on from here, each by itself."""
-        made = TailSession(self._tail)
+        made = DecodingSession(self._tail)
         made._known, made._spoilt = self._known.copied(), self._spoilt
         made._mirror = None if self._mirror is None else self._mirror.copied()
         return made
@@ -236,7 +236,7 @@ def _needed(error: BaseException) -> Any:
         return CALLS
     if isinstance(error, _LeafMissing):
         return LEAVES
-    if isinstance(error, GhostRead) and error.need is not None:
+    if isinstance(error, RemoteRead) and error.need is not None:
         return [error.need.path, error.need.count, error.need.number]
     return None
 
@@ -328,7 +328,7 @@ class _Step:
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
         """The model's, and what ran its tail; ``given`` is the state's mirror as the step began."""
         tail, look = self._tail, Look()
-        inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not Ghost]
+        inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not RemoteTensor]
         while True:
             running_tail = Tail(
                 tail.cut,
@@ -367,7 +367,7 @@ class _Step:
     def _copies(self, output: Any) -> list[torch.Tensor]:
         """Copies of what a forward has given: its output and what it left in the state."""
         state = () if self._mirror is None else self._mirror.real()
-        return [one.clone() for one in (*tensors_in(output), *state) if type(one) is not Ghost]
+        return [one.clone() for one in (*tensors_in(output), *state) if type(one) is not RemoteTensor]
 
     def _forward(self, running_tail: Tail, kwargs: dict[str, Any], look: Look) -> Any:
         token = running.set(running_tail)
@@ -388,7 +388,7 @@ class _Step:
                 output = self._tail.model.forward(**kwargs)
         except Diverged as error:
             raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
-        except GhostRead as error:
+        except RemoteRead as error:
             if error.need is not None:
                 raise
             raise CutRefused(f"cut after {self._tail.cut.name}: {error}") from error
@@ -441,8 +441,8 @@ class _Step:
         if next(waiting, None) is not None:
             raise BadFrame("more tensors than cross")
         kept = [*leaves, *sent.values()] if is_shared else list(sent.values())
-        self._apart = [(one, one._version) for one in kept if type(one) is not Ghost]
-        if any(type(leaf) is Ghost for leaf in leaves):
+        self._apart = [(one, one._version) for one in kept if type(one) is not RemoteTensor]
+        if any(type(leaf) is RemoteTensor for leaf in leaves):
             raise _LeafMissing("a part of the cut's result is an argument that is not on this side")
         return unflatten(structure, leaves, self._tail.find), sent
 

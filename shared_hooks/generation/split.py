@@ -22,17 +22,18 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from shared_hooks.errors import BadFrame, CutRefused, InputMismatch, SessionLost
+from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession, History
 from shared_hooks.generation.forms import version_of
-from shared_hooks.generation.ghost import Origin
 from shared_hooks.generation.handle import Handle, handle_of
-from shared_hooks.generation.head import Exit, Head
+from shared_hooks.generation.head import Head
 from shared_hooks.generation.holders import is_state
 from shared_hooks.generation.link import Link, StepReply
 from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.remote_tensor import Origin
 from shared_hooks.generation.results import heard
 from shared_hooks.generation.sampling import digest, state_now, written
 from shared_hooks.generation.session import CALLS, LEAVES
@@ -313,7 +314,7 @@ class SplitForward:
         try:
             with head.watch:
                 output = shim(**kwargs)
-        except Exit as leaving:
+        except HookExitException as leaving:
             if leaving is not head.exit:
                 raise
             head.exit.__traceback__ = None

@@ -1,4 +1,4 @@
-"""The tail of one step: the model's own Python runs again on ghosts up to the cut, and for real from there."""
+"""The tail of one step: the model's own Python runs again on remote tensors up to the cut, and for real from there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from shared_hooks.errors import IsthmusError
 from shared_hooks.generation.bank import Replay
 from shared_hooks.generation.call_reports import CallReport, CallReports
 from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.ghost import Ghost, Origin
 from shared_hooks.generation.head import arguments, born
 from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.generation.template import Kind, Template
 from shared_hooks.state import Dice
 from shared_hooks.tensors import ClassFinder, flatten
@@ -29,8 +29,9 @@ class Learned(BaseException):
 
 
 class Tail:
-    """Runs one forward from the cut (a `Runner`, and a `Supply` for ghosts). ``arrive`` is called at the cut with the
-    cut module's arguments and gives its result. ``modules``: those of the `WrappedModel` whose observers look at it.
+    """Runs one forward from the cut (a `Runner`, and a `Supply` for remote tensors). ``arrive`` is called at the cut
+    with the cut module's arguments and gives its result. ``modules``: those of the `WrappedModel` whose observers look
+    at it.
     """
 
     is_bare = False
@@ -98,7 +99,7 @@ class Tail:
         if self._seek and self.born is None:
             self.born = born(args, kwargs, self._here)
         given = arguments(args, kwargs)
-        if not any(type(one) is Ghost for one in given):
+        if not any(type(one) is RemoteTensor for one in given):
             return self._entered(forward, args, kwargs)
         return self._before_the_cut(path, count, forward, args, kwargs, given)
 
@@ -143,14 +144,14 @@ class Tail:
         try:
             output = self._entered(forward, args, kwargs)
             _, leaves = flatten(output)
-        except IsthmusError:  # a ghost was read, or a value is of an unknown kind
+        except IsthmusError:  # a remote tensor was read, or a value is of an unknown kind
             return Kind.SKIPPED, None
         except Exception:  # there is no kernel without data for it
             return Kind.SKIPPED, None
         finally:
             dice.restore()  # nobody's draws
         known = {id(one) for one in given}
-        hangs = all(type(leaf) is Ghost or id(leaf) in known for leaf in leaves)
+        hangs = all(type(leaf) is RemoteTensor or id(leaf) in known for leaf in leaves)
         return (Kind.SKIPPED, None) if hangs else (Kind.ENTERED, output)
 
     def _entered(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

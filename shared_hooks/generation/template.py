@@ -1,8 +1,8 @@
 """What is known of one model and cut, free of shapes: how the tail treats each outermost call before the cut.
 
-*Skipped*: what it gives hangs on private inputs; the tail has its form from the edge, and ghosts. *Entered*: it gives
-what can be worked out here (positions, masks); the tail runs it. Which of the two is found by running it on ghosts,
-once.
+*Skipped*: what it gives hangs on private inputs; the tail has its form from the edge, and remote tensors. *Entered*: it
+gives what can be worked out here (positions, masks); the tail runs it. Which of the two is found by running it on
+remote tensors, once.
 """
 
 from __future__ import annotations

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from shared_hooks.forward import Placeholder
-from shared_hooks.generation.ghost import Ghost
+from shared_hooks.generation.remote_tensor import RemoteTensor
 from shared_hooks.tensors import is_namedtuple
 
 
 def is_real(value: Any) -> bool:
     """A tensor that is on this side of the cut."""
-    return isinstance(value, torch.Tensor) and type(value) not in (Placeholder, Ghost)
+    return isinstance(value, torch.Tensor) and type(value) not in (Placeholder, RemoteTensor)
 
 
 def parts(value: Any, place: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, torch.Tensor]]:

@@ -81,11 +81,11 @@ class KernelLog(Ledger):
         result = func(*args, **kwargs) if kwargs else func(*args)
         outputs = [result] if type(result) is torch.Tensor else arguments_of((result,), {})
         chosen = self._takes_chosen(inputs)
-        ghostly = chosen
+        is_remote = chosen
         for storage in handed:
             if storage.tainted <= seq:
-                ghostly = True
-        foreseen = self.foresight.question(func, args, kwargs, outputs) if ghostly else None
+                is_remote = True
+        foreseen = self.foresight.question(func, args, kwargs, outputs) if is_remote else None
         written, unread = written_by(facts, args, kwargs) if facts.written else (_NONE, _NONE)
         if bits is not None:
             written = self._undeclared(inputs, handed, bits, written)
@@ -94,7 +94,7 @@ class KernelLog(Ledger):
         if not facts.form_only and (written or not _all_in(made, handed)):  # else views, which read nothing
             reads = self._reads(facts, args, inputs, spans, unread) if unread or facts.indexes else spans
         draws = before is not None and not torch.equal(before, _random_state(func, kwargs, result))
-        reads_tainted = ghostly if reads is spans else any(storage.tainted <= seq for storage, _ in reads)
+        reads_tainted = is_remote if reads is spans else any(storage.tainted <= seq for storage, _ in reads)
         reads_tainted |= chosen and bool(reads)
         writes: list[Storage] = []
         overwrites: list[Span] = []

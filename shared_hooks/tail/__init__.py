@@ -6,7 +6,7 @@ notes         ... what it has noted so far
 claims        ... what the edge says of the cut, accepted where it fits
 recipe        what the tail does before the cut
 recipe_book   recipes made once, kept, within a budget
-ghosts        kernels without data
+meta_runner   kernels without data
 kernel_forms  ... what they gave in other rehearsals
 placing       the memory of one request
 slots         what crossed, in fully written memory

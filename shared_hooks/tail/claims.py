@@ -7,7 +7,7 @@ import torch
 from shared_hooks.crossing import INPUTS, Crossing, Fill, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Placeholder
-from shared_hooks.tail.ghosts import Ghosts, form_of_tensor
+from shared_hooks.tail.meta_runner import MetaRunner, form_of_tensor
 from shared_hooks.tail.notes import Notes
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import Alias, Argument, Hole, Injected, Source
@@ -17,10 +17,10 @@ from shared_hooks.tensors import View
 class Claims:
     """A `Crossing` by place. ``taken``: the slots that have been met."""
 
-    def __init__(self, crossing: Crossing, notes: Notes, placing: Placing, ghosts: Ghosts) -> None:
+    def __init__(self, crossing: Crossing, notes: Notes, placing: Placing, runner: MetaRunner) -> None:
         self.notes = notes
         self.placing = placing
-        self.ghosts = ghosts
+        self.runner = runner
         self.slots = crossing.slots
         self.marks: dict[tuple[Place, int], Mark] = {(mark.place, mark.leaf): mark for mark in crossing.marks}
         self.given = {given.place: given for given in crossing.given}
@@ -91,7 +91,7 @@ class Claims:
             elif mark is not None:
                 sources.append(self._injected(mark, form))
             else:
-                self.ghosts.budget.spend(elements=View(form.shape, form.stride, 0).numel)
+                self.runner.budget.spend(elements=View(form.shape, form.stride, 0).numel)
                 sources.append(Hole(form))
         return tuple(sources)
 
@@ -105,7 +105,7 @@ class Claims:
         argument, slot = arguments[fill.argument], self.slots[fill.slot]
         if (argument.dtype is torch.bool) != (slot.dtype is torch.bool):
             raise self.notes.refusal(f"slot {fill.slot} is truth values, or is to be written to such")
-        if not self.ghosts.owns(argument):
+        if not self.runner.owns(argument):
             raise self.notes.refusal(f"slot {fill.slot} is to be written to memory of the model's own")
         if argument.untyped_storage().nbytes() < slot.storage_bytes:
             raise self.notes.refusal(f"slot {fill.slot} is larger than what it is written to")

@@ -23,7 +23,7 @@ from shared_hooks.modules import ModuleInfo, fast_path_off
 from shared_hooks.purity import Turns
 from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.state import Settings
-from shared_hooks.tail.ghosts import Budget
+from shared_hooks.tail.meta_runner import Budget
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import Recipe
 from shared_hooks.tail.rehearsal import Facts, Rehearsal
@@ -33,7 +33,7 @@ from shared_hooks.tensors import ClassFinder
 
 @dataclass(frozen=True)
 class RehearsalLimits:
-    """What rehearsals may use: each one (`ghosts.Budget`), and all together.
+    """What rehearsals may use: each one (`meta_runner.Budget`), and all together.
 
     ``recipes`` and ``steps`` (some 500 bytes each) that are kept; ``seconds_a_minute``: of rehearsing in any minute,
     for all and for one `payer`; beyond it new cuts are put off. ``refusal_seconds``: how long a refusal is believed

@@ -1,7 +1,7 @@
 """A rehearsal: the tail's side runs the model's Python once on placeholders, and notes what the prefix of a cut does.
 
 What it notes is the `Recipe`. No data is there and none is computed: the results of operations are worked out on the
-meta device (`ghosts`), values that Python reads come with the request, and what crosses is taken up where the
+meta device (`meta_runner`), values that Python reads come with the request, and what crosses is taken up where the
 `Crossing` marks it, if form and type are those found here. After the cut the run continues, so that the model's Python
 ends as it would and the work to come is counted, until something needs data.
 
@@ -38,8 +38,8 @@ from shared_hooks.modules import ModuleInfo, call_name, running
 from shared_hooks.purity import is_pure, is_safe, pure_modules
 from shared_hooks.state import PythonState
 from shared_hooks.tail.claims import Claims
-from shared_hooks.tail.ghosts import Budget, Ghosts, Unknown, form_of_tensor
 from shared_hooks.tail.kernel_forms import KernelForms
+from shared_hooks.tail.meta_runner import Budget, MetaRunner, Unknown, form_of_tensor
 from shared_hooks.tail.notes import Frame, Notes
 from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import (
@@ -65,12 +65,12 @@ class Operations:
     """``values``: those read from data that the request at hand brings."""
 
     def __init__(
-        self, notes: Notes, claims: Claims, placing: Placing, ghosts: Ghosts, values: tuple[Structure, ...]
+        self, notes: Notes, claims: Claims, placing: Placing, runner: MetaRunner, values: tuple[Structure, ...]
     ) -> None:
         self.notes = notes
         self.claims = claims
         self.placing = placing
-        self.ghosts = ghosts
+        self.runner = runner
         self.values = values
         self.inside = False
         self.muted = False
@@ -96,7 +96,7 @@ class Operations:
         if given is not None and unreflected(given.name) == unreflected(name) and (tainted or not arguments):
             return self._given(given, arguments)
         self.inside = True
-        self.ghosts.begin()
+        self.runner.begin()
         try:
             result = func(*args, **kwargs)
         finally:
@@ -104,7 +104,7 @@ class Operations:
         kind = kind_of(name, bool(arguments), result)
         if kind is Kind.FORM:
             return result
-        if kind is Kind.VALUE or not (tainted or self.ghosts.drew):
+        if kind is Kind.VALUE or not (tainted or self.runner.drew):
             return result
         frame.index += 1
         return self._answered(place, name, arguments, result, below=False, tainted=tainted)
@@ -114,9 +114,9 @@ class Operations:
         if self.muted:
             return func(*args, **kwargs)
         if self.notes.in_opaque:
-            return self.ghosts.run(func, args, kwargs)
+            return self.runner.run(func, args, kwargs)
         if self.inside or self.notes.done:
-            return self.ghosts.run(func, args, kwargs)
+            return self.runner.run(func, args, kwargs)
         # no torch function of the model's Python stands for it
         arguments = arguments_of(args, kwargs)
         frame = self.notes.frame
@@ -125,9 +125,9 @@ class Operations:
         given = self.claims.given.get(place)
         if given is not None and given.name == str(func) and tainted:
             return self._given(given, arguments, below=True)
-        self.ghosts.begin()
-        result = self.ghosts.run(func, args, kwargs)
-        if not (tainted or self.ghosts.drew):
+        self.runner.begin()
+        result = self.runner.run(func, args, kwargs)
+        if not (tainted or self.runner.drew):
             return result
         frame.index += 1
         return self._answered(place, str(func), arguments, result, below=True, tainted=tainted)
@@ -143,8 +143,8 @@ class Operations:
             raise self.notes.refusal(f"{name} gives {error}") from error
         if not below:
             self.notes.digest.operation(name, results)
-        taints, drew = list(self.ghosts.taints), self.ghosts.drew
-        if self.ghosts.reshaped:
+        taints, drew = list(self.runner.taints), self.runner.drew
+        if self.runner.reshaped:
             self.notes.steps.append(Run(name, self.notes.frame.path, below))
             return result
         # by now the tensors of a draw count as depending on the inputs, too
@@ -224,7 +224,7 @@ class Operations:
             argument = arguments[number]
             if type(argument) is Placeholder or self.placing.is_tainted(argument):
                 continue
-            if not self.ghosts.owns(argument):
+            if not self.runner.owns(argument):
                 raise self.notes.refusal(f"{given.name} writes to memory that is not this request's")
             self.placing.taint(argument)
             taints.append(argument)
@@ -291,10 +291,10 @@ class Rehearsal:
         self.placing = placing
         self.facts, self.pure = facts, facts.pure
         self.notes = Notes(crossing)
-        self.ghosts = Ghosts(placing, budget, facts.tensors, facts.forms)
-        self.ghosts.after_cut = self.notes.done
-        self.claims = Claims(crossing, self.notes, placing, self.ghosts)
-        self.operations = Operations(self.notes, self.claims, placing, self.ghosts, values)
+        self.runner = MetaRunner(placing, budget, facts.tensors, facts.forms)
+        self.runner.after_cut = self.notes.done
+        self.claims = Claims(crossing, self.notes, placing, self.runner)
+        self.operations = Operations(self.notes, self.claims, placing, self.runner, values)
         self.counts: dict[str, int] = {}
         self.layers = 0
         self.ended = False
@@ -326,7 +326,7 @@ class Rehearsal:
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         token = running.set(self)
         try:
-            with _Functions(self), _Kernels(self), interruptible(self.ghosts.budget.seconds):
+            with _Functions(self), _Kernels(self), interruptible(self.runner.budget.seconds):
                 self.model(*args, **kwargs)
             self.ended = True
         except Unknown as error:
@@ -431,7 +431,7 @@ class Rehearsal:
         if ended:
             self.notes.steps.append(End(frame.path))
         self.counts = dict(self.counts)
-        self.ghosts.after_cut = True
+        self.runner.after_cut = True
         self.digest_at_cut = self.notes.digest.hexadecimal()
         self.notes.done = True
 

@@ -33,7 +33,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import IsthmusError
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply, TailSession
+from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward, StepReply
 from studies.fuzz.alarm import TooLong, alarm
 
 STEP_BYTES = 64 << 20
@@ -102,7 +102,7 @@ class Target:
         with SplitForward(model, CUT, recorder):
             model.generate(text, max_new_tokens=10, pad_token_id=0, **WAYS[way])  # type: ignore[operator]
         self.steps = recorder.recorded
-        self.after: list[TailSession] = [self.tail.open()]
+        self.after: list[DecodingSession] = [self.tail.open()]
         for step in self.steps:
             session = self.after[-1].fork()
             if not answers(session, step):
@@ -120,12 +120,12 @@ def _made(name: str) -> nn.Module:
     return made  # type: ignore[no-any-return]
 
 
-def taken(session: TailSession, header: Any, tensors: list[torch.Tensor]) -> Any:
+def taken(session: DecodingSession, header: Any, tensors: list[torch.Tensor]) -> Any:
     """What a step gives."""
     return session.step(json.loads(json.dumps(header)), [tensor.clone() for tensor in tensors])
 
 
-def answers(session: TailSession, step: Step) -> bool:
+def answers(session: DecodingSession, step: Step) -> bool:
     """Whether an honest step is answered as it was recorded."""
     header, tensors = taken(session, step.header, step.tensors)
     known = step.reply

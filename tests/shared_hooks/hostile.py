@@ -30,7 +30,16 @@ from tests.zoo.compare import same
 FRONT = 32  # magic 8, size of the cut's description 4, header size 4, payload size 8, checksum 8
 ALIGN = 64  # the payload starts at a multiple of it, after zeros
 LIMIT = 1 << 20
-ENGINE = ("slots.py", "placing.py", "placeholder.py", "early.py", "rehearsal.py", "ghosts.py", "trees.py", "parcel.py")
+ENGINE = (
+    "slots.py",
+    "placing.py",
+    "placeholder.py",
+    "early.py",
+    "rehearsal.py",
+    "meta_runner.py",
+    "trees.py",
+    "parcel.py",
+)
 Change = Callable[[Any], Any]
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge, UnknownLayer
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply, TailSession
+from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward, StepReply
 from tests.shared_hooks.generation.small import cut_of, in_process, make, prompt
 
 Step = tuple[dict[str, Any], list[torch.Tensor]]
@@ -48,7 +48,7 @@ def honest(request: pytest.FixtureRequest) -> tuple[DecodingTail, list[tuple[Ste
     return tail, link.kept
 
 
-def replayed(tail: DecodingTail, kept: list[tuple[Step, StepReply]], count: int) -> TailSession:
+def replayed(tail: DecodingTail, kept: list[tuple[Step, StepReply]], count: int) -> DecodingSession:
     session = tail.open()
     for (header, tensors), _ in kept[:count]:
         session.step(through(header), [tensor.clone() for tensor in tensors])

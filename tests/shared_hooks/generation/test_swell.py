@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import BadFrame, CutRefused, TooLarge
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward, TailSession
+from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward
 from shared_hooks.generation.allowance import Extents, Seen, magnitude
-from shared_hooks.generation.ghost import Ghost
+from shared_hooks.generation.remote_tensor import RemoteTensor
 from shared_hooks.generation.wanted import widened
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 from tests.shared_hooks.generation.test_hostile import Kept, Step
@@ -34,7 +34,7 @@ class Made(TorchDispatchMode):
         found = func(*args, **(kwargs or {}))
         fresh = all(one.alias_info is None for one in func._schema.returns)
         for one in found if isinstance(found, (tuple, list)) and fresh else (found,) if fresh else ():
-            if isinstance(one, torch.Tensor) and type(one) is not Ghost and not one.is_meta:
+            if isinstance(one, torch.Tensor) and type(one) is not RemoteTensor and not one.is_meta:
                 self.nbytes += one.untyped_storage().nbytes()
         return found
 
@@ -48,14 +48,14 @@ def kept() -> list[Step]:
 
 
 @pytest.fixture
-def session(kept: list[Step]) -> TailSession:
+def session(kept: list[Step]) -> DecodingSession:
     made = DecodingTail(make("llama"), cut_of("llama"), step_bytes=MOST).open()
     for number in range(2):
         step(made, *kept[number])
     return made
 
 
-def step(session: TailSession, header: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
+def step(session: DecodingSession, header: dict[str, Any], tensors: list[torch.Tensor]) -> Any:
     return session.step(json.loads(json.dumps(header)), [one.clone() for one in tensors])
 
 
@@ -70,7 +70,7 @@ def more_inputs(kept: list[Step], forms: list[Any], tensors: list[torch.Tensor])
     return header, [*tensors, *own]
 
 
-def test_what_is_unused_in_one_step_hides_nothing_in_the_next(kept: list[Step], session: TailSession) -> None:
+def test_what_is_unused_in_one_step_hides_nothing_in_the_next(kept: list[Step], session: DecodingSession) -> None:
     """A step with an input and a number that are huge, and lead to nothing; then the mask of both."""
     unused = ["p", [1, HUGE], [HUGE, 1], "int64", "unused"]
     header, tensors = more_inputs(kept, [unused], [])
@@ -121,7 +121,7 @@ def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_told() -> None
     assert all(len(one) == 16 for one in seen._known)
 
 
-def test_inputs_that_nobody_uses_are_counted(kept: list[Step], session: TailSession) -> None:
+def test_inputs_that_nobody_uses_are_counted(kept: list[Step], session: DecodingSession) -> None:
     before = session.nbytes
     forms: list[Any] = [["s", n] for n in range(4)]
     step(session, *more_inputs(kept, forms, [torch.zeros(1 << 18) for _ in forms]))
@@ -129,7 +129,7 @@ def test_inputs_that_nobody_uses_are_counted(kept: list[Step], session: TailSess
     assert session.fork().nbytes >= before + (4 << 20)
 
 
-def test_what_is_told_of_calls_is_counted(kept: list[Step], session: TailSession) -> None:
+def test_what_is_told_of_calls_is_counted(kept: list[Step], session: DecodingSession) -> None:
     before, (header, tensors) = session.nbytes, kept[2]
     calls = [["nothing", n, ["t", 0], [[[1], [1], "float32"]], []] for n in range(2000)]
     step(session, {**header, "t": calls}, tensors)
@@ -157,7 +157,7 @@ def test_an_attribute_hides_no_method(kept: list[Step], name: str) -> None:
         step(session, header, tensors)
 
 
-def test_calls_have_one_allowance(kept: list[Step], session: TailSession) -> None:
+def test_calls_have_one_allowance(kept: list[Step], session: DecodingSession) -> None:
     header, tensors = kept[2]
     with Made() as made, pytest.raises(TooLarge):
         step(session, {**header, "do": [["batch_repeat_interleave", [64]]] * 4}, tensors)

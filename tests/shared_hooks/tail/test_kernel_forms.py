@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shared_hooks.forward import call_key
-from shared_hooks.tail.ghosts import Unknown
 from shared_hooks.tail.kernel_forms import LARGEST, KernelForms
+from shared_hooks.tail.meta_runner import Unknown
 
 ADD = torch.ops.aten.add.Tensor
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared_hooks.generation import DecodingTail, InProcess, SplitForward, TailSession
+from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward
 from shared_hooks.generation.together import Together
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 
@@ -55,6 +55,6 @@ def test_steps_of_sessions_at_one_cut_run_together(name: str) -> None:
     tail.close()
 
 
-def stepped(session: TailSession, step: tuple[dict[str, Any], list[torch.Tensor]]) -> Any:
+def stepped(session: DecodingSession, step: tuple[dict[str, Any], list[torch.Tensor]]) -> Any:
     header, tensors = step
     return session.step(copy.deepcopy(header), [tensor.clone() for tensor in tensors])

@@ -1,8 +1,8 @@
-"""A ghost: a tensor without data that *propagates*. Shape, strides, dtype and device are right, and an operation on
-ghosts gives ghosts, worked out on the meta device.
+"""A remote tensor: a tensor without data that *propagates*. Shape, strides, dtype and device are right, and an
+operation on remote tensors gives remote tensors, worked out on the meta device.
 
 It knows where its value is (its *origin*). After the cut an operation that needs the value has it worked out from what
-was sent; where something is missing, `GhostRead` names it. Nothing is ever computed from a ghost in silence.
+was sent; where something is missing, `RemoteRead` names it. Nothing is ever computed from a remote tensor in silence.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shared_hooks.modules import running
 from shared_hooks.tensors import dtype_named
 
 
-class GhostRead(PlaceholderRead):
+class RemoteRead(PlaceholderRead):
     """A value that is on the other side is needed. ``need``: which, if it could be sent."""
 
     def __init__(self, message: str, need: Origin | None = None) -> None:
@@ -65,7 +65,7 @@ class Part:
 
 
 class Memory:
-    """What a ghost and its views share. ``writes``: how often one of them was written to."""
+    """What a remote tensor and its views share. ``writes``: how often one of them was written to."""
 
     __slots__ = ("writes",)
 
@@ -74,16 +74,16 @@ class Memory:
 
 
 class Supply(Protocol):
-    """What a running tail says of ghosts."""
+    """What a running tail says of remote tensors."""
 
     resumed: bool
-    """Whether the cut is reached: from then on ghosts that are read are worked out."""
+    """Whether the cut is reached: from then on remote tensors that are read are worked out."""
     sent: dict[Origin, torch.Tensor]
     views: list[tuple[torch.Tensor, int]]
     """Views of what was sent, and their versions: they do not count together here."""
 
 
-class Ghost(Dataless):
+class RemoteTensor(Dataless):
     """See the module. Never changed: a write to one makes its value unknown."""
 
     origin: Origin | Part | None
@@ -92,16 +92,16 @@ class Ghost(Dataless):
     @staticmethod
     def __new__(
         cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device, origin: Origin | Part | None = None
-    ) -> Ghost:
-        made: Ghost = Dataless.__new__(cls, shape, stride, dtype, device)
+    ) -> RemoteTensor:
+        made: RemoteTensor = Dataless.__new__(cls, shape, stride, dtype, device)
         made.origin = origin
         made.memory = Memory()
         return made
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        return f"Ghost(shape={tuple(self.shape)}, dtype={self.dtype}, {_place(self)})"
+        return f"RemoteTensor(shape={tuple(self.shape)}, dtype={self.dtype}, {_place(self)})"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Ghost:
+    def __deepcopy__(self, memo: dict[int, Any]) -> RemoteTensor:
         return self
 
     def read_by(self, method: Any) -> Any:
@@ -110,7 +110,7 @@ class Ghost(Dataless):
         return super().read_by(method)
 
     def refuse(self, what: str) -> NoReturn:
-        raise GhostRead(f"{what} reads {_place(self)}, which is on the other side", _need(self))
+        raise RemoteRead(f"{what} reads {_place(self)}, which is on the other side", _need(self))
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -123,8 +123,8 @@ class Ghost(Dataless):
         written = list(_written(func, args, kwargs))
         supply: Any = running.get()
         if getattr(supply, "resumed", False):
-            if any(isinstance(value, Ghost) for value in written):
-                raise GhostRead(f"{name} writes, after the cut, to a value from before it")
+            if any(isinstance(value, RemoteTensor) for value in written):
+                raise RemoteRead(f"{name} writes, after the cut, to a value from before it")
             what = name.removeprefix("aten::") + "()"
             found = func(
                 *swapped(args, lambda one: value_of(one, what)), **swapped(kwargs, lambda one: value_of(one, what))
@@ -138,13 +138,13 @@ class Ghost(Dataless):
 
 def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
     name, first = func._schema.name, next(dataless_in((args, kwargs)))
-    if any(not isinstance(value, Ghost) for value in written):
-        raise GhostRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
+    if any(not isinstance(value, RemoteTensor) for value in written):
+        raise RemoteRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
     known: dict[int, tuple[Any, Any]] = {}
     try:
         found = func(*on_meta(args, known), **on_meta(kwargs, known))
     except Exception as error:  # no kernel for meta, or a form that depends on data
-        raise GhostRead(
+        raise RemoteRead(
             f"{name} reads {_place(first)}, which is on the other side: {error!s:.120}", _need(first)
         ) from None
     back = {id(made): value for value, made in known.values()}
@@ -161,14 +161,14 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
     return made
 
 
-def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
-    """The value of a ghost, sent or worked out. Raises `GhostRead`, which names what is missing."""
-    origin = ghost.origin
+def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
+    """The value of a remote tensor, sent or worked out. Raises `RemoteRead`, which names what is missing."""
+    origin = remote.origin
     if isinstance(origin, Part):
         of = origin.of
         if of.made is None:
             if any(memory.writes != writes for memory, writes in of.read):
-                raise GhostRead(f"{what} reads a value from before the cut that was made of another, written to since")
+                raise RemoteRead(f"{what} reads a value from before the cut that was made of another, written to since")
             of.made = of.func(
                 *swapped(of.args, lambda one: value_of(one, what)),
                 **swapped(of.kwargs, lambda one: value_of(one, what)),
@@ -179,28 +179,28 @@ def value_of(ghost: Ghost, what: str = "the result") -> torch.Tensor:
     sent: dict[Any, torch.Tensor] = getattr(running.get(), "sent", {})
     value = sent.get(origin) if origin is not None else None
     if value is None:
-        ghost.refuse(what)
+        remote.refuse(what)
     return value
 
 
-def _place(ghost: Ghost) -> str:
-    """Where the value is that a ghost was made of."""
-    while isinstance(ghost.origin, Part):
-        of = ghost.origin.of
-        ghost = next(dataless_in((of.args, of.kwargs)))
-    return str(ghost.origin or "a value that was changed in place before the cut")
+def _place(remote: RemoteTensor) -> str:
+    """Where the value is that a remote tensor was made of."""
+    while isinstance(remote.origin, Part):
+        of = remote.origin.of
+        remote = next(dataless_in((of.args, of.kwargs)))
+    return str(remote.origin or "a value that was changed in place before the cut")
 
 
-def _need(ghost: Ghost) -> Origin | None:
-    return ghost.origin if isinstance(ghost.origin, Origin) and ghost.origin.kind == "call" else None
+def _need(remote: RemoteTensor) -> Origin | None:
+    return remote.origin if isinstance(remote.origin, Origin) and remote.origin.kind == "call" else None
 
 
 _STATE = Origin("state")
 
 
-def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> Ghost:
+def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> RemoteTensor:
     """A tensor of a state that is on the other side. Every place has its own: one that turns up elsewhere was moved."""
-    return Ghost(shape, stride, dtype_named(dtype), device, _STATE)
+    return RemoteTensor(shape, stride, dtype_named(dtype), device, _STATE)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
@@ -220,7 +220,7 @@ def _wrapped(
         if id(value) in back:
             return back[id(value)]
         origin = None if derived is None else Part(derived, number)
-        return Ghost(value.shape, value.stride(), value.dtype, device, origin)
+        return RemoteTensor(value.shape, value.stride(), value.dtype, device, origin)
     if isinstance(value, (list, tuple)):
         return type(value)(_wrapped(item, device, back, derived, n) for n, item in enumerate(value))
     return value

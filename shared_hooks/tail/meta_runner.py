@@ -1,8 +1,8 @@
 """What one kernel gives when some of its tensors have no data: worked out on the meta device.
 
-A *ghost* is a `Placeholder`, or a real tensor whose storage depends on the inputs. Kernels on constants run; kernels on
-ghosts give placeholders of the right form. Writes go to ghosts and to what this run made, never to the model's own
-memory. Everything is counted against a `Budget` before it is done.
+A `Placeholder` is *tainted*, and so is a real tensor whose storage depends on the inputs. Kernels on constants run;
+kernels on tainted ones give placeholders of the right form. Writes go to tainted ones and to what this run made, never
+to the model's own memory. Everything is counted against a `Budget` before it is done.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Budget:
             raise TooLarge("working out what the tail does on inputs of this form takes too long")
 
 
-class Ghosts:
+class MetaRunner:
     """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own; ``known``: what kernels gave in
     other rehearsals of this model.
 
@@ -93,7 +93,7 @@ class Ghosts:
         self.made: set[int] = set()
         self.models = {_key(tensor) for tensor in models} - {None}
         self.after_cut = False
-        self._on_ghosts_now = False
+        self._is_tainted_now = False
         self.taints: list[torch.Tensor] = []
         self.drew = False
         self.reshaped = False
@@ -112,9 +112,9 @@ class Ghosts:
         """One kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
         self.budget.spend(operations=1)
         tensors = arguments_of(args, kwargs)
-        self._on_ghosts_now = any(map(self.placing.is_tainted, tensors))
-        if self._on_ghosts_now:
-            return self._on_ghosts(func, args, kwargs, tensors)
+        self._is_tainted_now = any(map(self.placing.is_tainted, tensors))
+        if self._is_tainted_now:
+            return self._without_data(func, args, kwargs, tensors)
         return self._on_constants(func, args, kwargs, tensors)
 
     # -- constants ----------------------------------------------------------------------------------------------
@@ -159,14 +159,14 @@ class Ghosts:
         """The tensors that are written: none of the model's own, where the tail will really write."""
         written = written_by(func, args, kwargs)
         for tensor in written:
-            if _key(tensor) in self.models and (self.after_cut or not self._on_ghosts_now):
+            if _key(tensor) in self.models and (self.after_cut or not self._is_tainted_now):
                 where = "after" if self.after_cut else "before"
                 raise CutRefused(f"{func._schema.name} writes to memory of the model's own {where} the cut")
         return written
 
-    # -- ghosts -------------------------------------------------------------------------------------------------
+    # -- tensors without data -----------------------------------------------------------------------------------
 
-    def _on_ghosts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
+    def _without_data(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
         name = func._schema.name
         if name in FORM_ONLY:
             self._foresee(func, args, kwargs)
