@@ -234,7 +234,11 @@ def _leaf_form(form: Any) -> Form:
     kind = form[0]
     if kind == "m":
         shape, stride = tuple(form[1]), tuple(form[2])
-        check_sizes(shape, stride)
+        # anything else than numbers ends in `check_sizes`, also what is equal to one
+        if {*map(type, shape), *map(type, stride)} <= {int}:
+            _known_sizes(shape, stride)
+        else:
+            check_sizes(shape, stride)
         return kind, shape, stride, str(form[3])
     if kind == "v":
         if type(form[1]) not in LITERALS or (type(form[1]) is int and abs(form[1]) > MAX_NUMBER):
@@ -257,6 +261,9 @@ def check_sizes(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
         most += max(0, size - 1) * max(1, step)
     if most > MAX_ELEMENTS:
         raise TooLarge(f"a tensor of {most} elements is announced; at most {MAX_ELEMENTS} are taken")
+
+
+_known_sizes = functools.lru_cache(1024)(check_sizes)
 
 
 def _leaf(form: Form, here: torch.device) -> Any:

@@ -91,6 +91,16 @@ class Head:
         return self._outermost(path, forward, args, kwargs)
 
     def _outermost(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What a module of the prefix does by itself is not watched, nor is our own look at its tensors."""
+        if not torch._C._len_torch_function_stack():
+            return self._noted(path, forward, args, kwargs)
+        mode = torch._C._pop_torch_function_stack()
+        try:
+            return self._noted(path, forward, args, kwargs)
+        finally:
+            torch._C._push_on_torch_function_stack(mode)
+
+    def _noted(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         call = self._begun(path, args, kwargs)
         if self._seek and self.born is None:
             self.born = born(args, kwargs, self._here)
@@ -98,7 +108,7 @@ class Head:
         self._frames.append(None)
         self._open.append(call)
         try:
-            call.output = self._unwatched(forward, args, kwargs)
+            call.output = forward(*args, **kwargs)
         finally:
             self._open.pop()
             self._frames.pop()
@@ -121,16 +131,6 @@ class Head:
         call.output = forward(*args, **kwargs)
         self._open[-1].inner.append(call)
         return call.output
-
-    def _unwatched(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a module of the prefix does by itself is not looked at: it runs at native speed."""
-        if not torch._C._len_torch_function_stack():
-            return forward(*args, **kwargs)
-        mode = torch._C._pop_torch_function_stack()
-        try:
-            return forward(*args, **kwargs)
-        finally:
-            torch._C._push_on_torch_function_stack(mode)
 
     def _leave(self, call: Call) -> None:
         self.structure, self.leaves = flatten(call.output)
@@ -191,7 +191,7 @@ def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
 def _check_unchanged(path: str, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raises CutRefused for what a tail could not repeat."""
     tensors, contents = before
-    if any(version_of(one) != version for one, version in tensors):
+    if tensors and [version_of(one) for one, _ in tensors] != [version for _, version in tensors]:
         what = "writes in place to a tensor that it is given, which is part of no state"
     elif _contents(args, kwargs) != contents:
         what = "changes a list or dictionary that it is given"
@@ -221,10 +221,7 @@ def _contents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What is in lists and dictionaries that a module is given, by identity."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()):
-        if is_state(value):
-            continue
-        if isinstance(value, dict):
-            found.append([(key, id(item)) for key, item in value.items()])
-        elif isinstance(value, list):
-            found.append([id(item) for item in value])
+        if isinstance(value, (dict, list)) and not is_state(value):
+            items = value.items() if isinstance(value, dict) else enumerate(value)
+            found.append([(key, id(item)) for key, item in items])
     return found
