@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of
+from edge_client.commands.loading import choice_of, keywords
 from edge_client.commands.output import check_json_target, say, screen_width, write_json
 from edge_client.commands.server import needed
 from edge_client.sweeping import extras
@@ -25,24 +24,8 @@ def main(options: argparse.Namespace) -> int:
         needed(options),
         choice_of(options),
         options.input,
-        rate=options.rate,
-        seconds=options.seconds,
-        warmup=options.warmup,
-        clients=options.clients,
-        split=options.split,
-        codec=options.codec,
-        arrivals=options.arrivals,
-        deadline=options.deadline,
-        give_up=options.give_up,
-        in_flight=options.in_flight,
-        exact=options.exact,
-        recorded=options.recorded,
-        processes=options.processes,
-        seed=options.seed,
-        patience=options.patience,
-        credentials=credentials_of(options),
-        progress=not options.no_progress,
         say=say,
+        **keywords(options, bench),
     )
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import exits
-from edge_client.commands.loading import choice_of
+from edge_client.commands.loading import choice_of, keywords
 from edge_client.commands.output import check_json_target, say, write_json
 from edge_client.tasks.calibrate import calibrate
 
@@ -16,16 +16,7 @@ def main(options: argparse.Namespace) -> int:
     found = calibrate(
         choice_of(options),
         options.inputs,
-        labels=options.labels,
-        max_loss=options.max_loss,
-        codecs=options.codecs,
-        cuts=options.cuts,
-        every=options.every,
-        kind=options.kind,
-        seconds=options.seconds,
-        learn=options.learn,
-        out=options.out,
-        progress=not options.no_progress,
+        **keywords(options, calibrate),
     )
     for text in found.warnings:
         say(f"warning: {text}")

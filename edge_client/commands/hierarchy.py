@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, find
+from edge_client.commands.loading import choice_of, find, keywords
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.tasks.hierarchy import hierarchy
 from edge_client.tasks.tree_text import print_tree
@@ -17,12 +17,7 @@ def main(options: argparse.Namespace) -> int:
     found = hierarchy(
         choice_of(options),
         find(options.input) if options.input else None,
-        graphml=options.graphml,
-        onnx=options.onnx,
-        split=options.split,
-        head_onnx=options.head_onnx,
-        tail_onnx=options.tail_onnx,
-        validate=options.validate,
+        **keywords(options, hierarchy),
     )
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of, find
+from edge_client.commands.loading import choice_of, find, keywords
 from edge_client.commands.output import check_json_target, say, screen_width, write_json
 from edge_client.commands.server import chosen
 from edge_client.planning.partitioners import partitioners
@@ -37,28 +36,9 @@ def main(options: argparse.Namespace) -> int:
         chosen(options) or NONE,
         choice_of(options),
         find(options.input) if options.input else None,
-        objective=options.objective,
-        max_edge_memory=options.max_edge_memory,
-        max_bytes_per_second=options.max_bytes_per_second,
-        rate=options.rate,
-        min_accuracy=options.min_accuracy,
-        uplink=options.uplink,
-        downlink=options.downlink,
-        rtt=options.rtt,
-        edge_profile=options.edge_profile,
-        cloud_profile=options.cloud_profile,
         power=_power(options),
-        partitioner=options.partitioner,
-        partitioner_option=options.partitioner_option,
-        calibrate=options.calibrate,
-        repetitions=options.repetitions,
-        seconds=options.seconds,
-        codec=options.codec,
-        calibration=options.calibration,
-        max_loss=options.max_loss,
-        credentials=credentials_of(options),
-        progress=not options.no_progress,
         say=say,
+        **keywords(options, plan, "power"),
     )
     return _print(whole, options)
 
@@ -83,23 +63,11 @@ def _generation(options: argparse.Namespace) -> PlannedGeneration:
     return plan_generation(
         chosen(options) or NONE,
         choice_of(options),
-        prompt_tokens=options.prompt_tokens,
-        new_tokens=options.new_tokens,
         draft=options.draft or 0,
-        acceptance=options.acceptance,
-        top_logits=options.top_logits,
         goal=options.generate,
-        objective=options.objective,
-        max_edge_memory=options.max_edge_memory,
-        uplink=options.uplink,
-        downlink=options.downlink,
-        rtt=options.rtt,
-        measured=options.measured,
         power=_power(options),
-        seconds=options.seconds,
-        credentials=credentials_of(options),
-        progress=not options.no_progress,
         say=say,
+        **keywords(options, plan_generation, "draft", "goal", "power"),
     )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of, find
+from edge_client.commands.loading import choice_of, find, keywords
 from edge_client.commands.output import check_json_target, say, screen_width, write_json
 from edge_client.commands.server import chosen
 from edge_client.settings import NONE
@@ -22,16 +21,8 @@ def main(options: argparse.Namespace) -> int:
         server or NONE,
         choice_of(options),
         find(options.input) if options.input else None,
-        side=options.side,
-        warmup=options.warmup,
-        repetitions=options.repetitions,
-        seconds=options.seconds,
-        codec=options.codec,
-        calibration=options.calibration,
-        credentials=credentials_of(options),
-        failures="raise" if options.debug else "return",
-        progress=not options.no_progress,
         say=say,
+        **keywords(options, profile),
     )
     if (error := found.failure) is not None:
         say(f"error: {type(error).__name__}: {error}")

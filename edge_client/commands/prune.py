@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from edge_client.commands import exits
-from edge_client.commands.loading import choice_of
+from edge_client.commands.loading import choice_of, keywords
 from edge_client.commands.output import check_json_target, write_json
 from edge_client.screen.text import one_line
 from edge_client.tasks.prune import prune
@@ -23,18 +23,8 @@ def main(options: argparse.Namespace) -> int:
         choice_of(options),
         options.split,
         options.data,
-        calibration=options.calibration,
-        keep=options.keep,
-        scores=options.scores,
-        seeds=options.seeds,
-        boxes=options.boxes,
-        predictions=options.predictions,
-        structural=options.structural,
-        out=options.out,
-        batch=options.batch,
-        requests=options.requests,
         serve=None if options.serve else False,
-        progress=not options.no_progress,
+        **keywords(options, prune, "serve"),
     )
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)

@@ -6,8 +6,7 @@ import argparse
 
 from edge_client.client import CONNECTION_ERRORS
 from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of
+from edge_client.commands.loading import choice_of, keywords
 from edge_client.commands.output import check_json_target, say, write_json
 from edge_client.commands.server import chosen
 from edge_client.settings import NONE
@@ -25,28 +24,8 @@ def main(options: argparse.Namespace) -> int:
         chosen(options) or NONE,
         choice_of(options),
         options.input,
-        out=options.out,
-        cuts=options.cuts,
-        every=options.every,
-        repetitions=options.repetitions,
-        layer_repetitions=options.layer_repetitions,
-        warmup=options.warmup,
-        local=options.local,
-        predict=options.predict,
-        profile_repetitions=options.profile_repetitions,
-        profile_seconds=options.profile_seconds,
-        calibrate=options.calibrate,
-        objective=options.objective,
-        codec=options.codec,
-        seconds=options.seconds,
-        deadline=options.deadline,
-        patience=options.patience,
-        observers=options.observers,
-        fresh=options.fresh,
-        credentials=credentials_of(options),
-        failures="raise" if options.debug else "return",
-        progress=not options.no_progress,
         say=_say,
+        **keywords(options, sweep),
     )
     status = _status(found)
     if isinstance(found.failure, CONNECTION_ERRORS):

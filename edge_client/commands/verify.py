@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of, find
+from edge_client.commands.loading import choice_of, find, keywords
 from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.commands.server import chosen
 from edge_client.screen.text import printable
@@ -29,8 +28,7 @@ def main(options: argparse.Namespace) -> int:
         chosen(options) or NONE,
         choice_of(options),
         find(options.input) if options.input else None,
-        credentials=credentials_of(options),
-        progress=not options.no_progress,
+        **keywords(options, verify),
     )
     if options.json != "-":
         print(_text(found.found) if isinstance(found.found, Verified) else found.text())
