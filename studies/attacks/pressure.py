@@ -361,11 +361,11 @@ def inflating() -> list[tuple[str, bytes]]:
 def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[None]:
     """shared memory that changes while the server reads it, and ends before the places that are named"""
     draw, areas, x = random.Random(6), list[Area](), torch.randn(16, 1, 32, 32)
-    take, write, reported = Area.take, Area.write, Area.reported
+    take, write, description = Area.take, Area.write, Area.description
 
     def lying(area: Area) -> split_pb2.Area:
         areas.append(area)
-        said = reported(area)
+        said = description(area)
         said.nbytes = 1 << 40
         return said
 
@@ -377,7 +377,7 @@ def lying_areas(client: EdgeClient, hear: Callable[[str], None]) -> Iterator[Non
         if offset < 1 << 30:
             write(area, offset, buffers)
 
-    Area.reported, Area.take, Area.write = lying, beyond, nothing  # type: ignore[method-assign]
+    Area.description, Area.take, Area.write = lying, beyond, nothing  # type: ignore[method-assign]
 
     def changing() -> None:
         while True:
