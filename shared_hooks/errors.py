@@ -37,6 +37,11 @@ from collections.abc import Iterable
 from itertools import takewhile
 from typing import ClassVar
 
+MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What Python raises while it reads JSON of another form than is expected: texts for numbers, infinities for whole
+ones, missing keys, lists within lists.
+"""
+
 
 class IsthmusError(Exception):
     """Base of all errors raised on purpose; ``status`` names the gRPC status code that reports it."""

@@ -30,7 +30,7 @@ from shared_hooks.crossing.description import (
     TensorForm,
     mixes_truth,
 )
-from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.errors import MALFORMED, BadFrame, TooLarge
 from shared_hooks.tensors import PLAIN, View, dtype_named
 
 MAX_CROSSING_BYTES = 4 << 20
@@ -74,7 +74,7 @@ def _parse(data: bytes) -> Crossing:
         crossing = _read(json.loads(data))
     except BadFrame:
         raise
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError, AttributeError) as error:
+    except MALFORMED as error:
         raise BadFrame(f"malformed description of a cut: {error!s:.100}") from error
     # not written again: these are the bytes it is named by
     crossing.__dict__["_bytes"] = data

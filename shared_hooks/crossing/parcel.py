@@ -24,7 +24,7 @@ import xxhash
 from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Grain, Param
 from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT
 from shared_hooks.crossing.packing import ALIGN, ALIGNED, DIGEST, Packing
-from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.errors import MALFORMED, BadFrame, TooLarge
 from shared_hooks.showing import short
 from shared_hooks.tensors import PLAIN, ClassFinder, View, dtype_named, flatten, no_class, unflatten
 
@@ -197,7 +197,7 @@ def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, Sections]:
         return data["meta"], _lying(sections, checksums, order)
     except BadFrame:
         raise
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadFrame(f"malformed header: {error!s:.100}") from error
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.forward import arguments_of, is_form, name_of
 from shared_hooks.generation.forms import check_sizes
 from shared_hooks.generation.remote_tensor import RemoteRead, RemoteTensor
@@ -125,7 +125,7 @@ class Replay(TorchFunctionMode):
         entry = self._entries[self._taken]
         try:
             where, what, _ = entry[0], entry[1], entry[2]
-        except (TypeError, IndexError, KeyError) as error:
+        except MALFORMED as error:
             raise BadFrame("malformed bank of values") from error
         if (where, what) != (self._frames[-1], name):
             raise Diverged(f"{name}() in {self._frames[-1]!r} where the head has {what!s:.40}() in {where!s:.80}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.generation.allowance import magnitude, weight
 from shared_hooks.generation.forms import check_sizes
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
@@ -66,7 +66,7 @@ class CallReports:
                 key = str(one[0]), int(one[1])
                 self.calls[key] = self._call(one)
                 self._sizes[key] = magnitude(one), 2 * weight(one) + REMOTE_BYTES * _count(self.calls[key])
-        except (TypeError, ValueError, IndexError, KeyError) as error:
+        except MALFORMED as error:
             raise BadFrame(f"malformed forms of calls before the cut: {error!s:.120}") from error
 
     @property

@@ -10,7 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.generation.allowance import weight
 from shared_hooks.generation.forms import Form, Node, Path, plain
 from shared_hooks.generation.mirror import Change
@@ -51,7 +51,7 @@ class Changes:
         try:
             for form, paths in self._said:
                 found += [(tuple(path), _sum(known(tuple(path)), form)) for path in paths]
-        except (TypeError, ValueError, IndexError, KeyError) as error:
+        except MALFORMED as error:
             raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
         return found
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame, TooLarge
+from shared_hooks.errors import MALFORMED, BadFrame, TooLarge
 from shared_hooks.generation.holders import is_part, part_class
 from shared_hooks.generation.remote_tensor import RemoteTensor, shadow
 from shared_hooks.tensors import UnknownHolder, class_name, dtype_name, dtype_named
@@ -178,7 +178,7 @@ def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, dep
         if found == old:
             return kept, old
         return _leaf(found, here), found
-    except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError, OverflowError) as error:
+    except (*MALFORMED, RuntimeError) as error:
         raise BadFrame(f"malformed form of a state: {error!s:.120}") from error
 
 

@@ -16,7 +16,7 @@ import torch
 from shared_hooks import codecs
 from shared_hooks.codecs import Grain
 from shared_hooks.codecs.codec import MAX_PARAMS
-from shared_hooks.errors import BadFrame, SpecError, TooLarge
+from shared_hooks.errors import MALFORMED, BadFrame, SpecError, TooLarge
 from shared_hooks.tensors import dtype_name, dtype_named
 
 CODECS: Final = ("int8", "int6", "int5", "int4")
@@ -76,7 +76,7 @@ def _head(text: bytes) -> tuple[codecs.Codec, torch.dtype, tuple[int, ...], tupl
     """Codec, dtype, shape and parameters."""
     try:
         name, dtype, shape, params = json.loads(text)
-    except (ValueError, TypeError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadFrame(f"malformed hidden state: {error!s:.100}") from error
     if name not in CODECS or not isinstance(dtype, str) or dtype_named(dtype) not in _FLOATS:
         raise BadFrame("malformed hidden state: no such codec or dtype")

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame, InputMismatch
+from shared_hooks.errors import MALFORMED, BadFrame, InputMismatch
 from shared_hooks.generation.allowance import magnitude, weight
 from shared_hooks.generation.forms import check_sizes, version_of
 from shared_hooks.generation.holders import is_state
@@ -163,7 +163,7 @@ class Heard:
                     continue
                 kwargs[str(name)] = unflatten(part, self.leaves[at : at + count[0]], self._find)
                 at += count[0]
-        except (TypeError, ValueError, IndexError, KeyError, AttributeError, RuntimeError) as error:
+        except (*MALFORMED, RuntimeError) as error:
             raise BadFrame(f"malformed inputs of a step: {error!s:.120}") from error
         return kwargs, used
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.generation.allowance import StepAllowance
 from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.mirror import Mirror
@@ -52,7 +52,7 @@ def apply(mirror: Mirror, calls: Any, most: int) -> None:
             mirror.renew()
     except BadFrame:
         raise
-    except (TypeError, ValueError, IndexError, RuntimeError, AttributeError) as error:
+    except (*MALFORMED, RuntimeError) as error:
         raise BadFrame(f"{name!r:.40} of the state fails: {error!s:.160}") from error
 
 

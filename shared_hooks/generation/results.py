@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame
+from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.generation.holders import is_state
 from shared_hooks.generation.remote_tensor import Origin, Part, RemoteTensor, value_of
 from shared_hooks.tensors import ClassFinder, class_name, flatten, unflatten
@@ -88,7 +88,7 @@ def heard(structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], 
         holder, parts = structure
         values = iter([leaf(one) for one in leaves])
         found = [(key, state if rest[0] == STATE else _part(rest, values, find)) for key, *rest in parts]
-    except (TypeError, ValueError, IndexError, KeyError, StopIteration) as error:
+    except (*MALFORMED, StopIteration) as error:
         raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
     if holder == "":
         return found[0][1]

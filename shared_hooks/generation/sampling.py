@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from shared_hooks.crossing import torch_generator
-from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 
 Processors = tuple[tuple[Any, ...], ...]
 PROCESSORS: dict[str, tuple[str, ...]] = {
@@ -80,7 +80,7 @@ class Sampler:
         try:
             self.state = base64.b64decode(reported, validate=True)
             torch_generator(self.state)
-        except (TypeError, ValueError, RuntimeError) as error:
+        except (*MALFORMED, RuntimeError) as error:
             raise BadFrame(f"no state of a generator: {error!s:.120}") from error
 
     def draw(self, processors: Any, scores: torch.Tensor) -> torch.Tensor:
@@ -114,6 +114,6 @@ def _made(reported: Any) -> list[Any]:
             raise BadFrame(f"no such processor: {one!r:.60}")
         try:
             made.append(getattr(logits_process, name)(**dict(zip(names, numbers, strict=True))))
-        except (TypeError, ValueError) as error:
+        except MALFORMED as error:
             raise BadFrame(f"{name}: {error!s:.160}") from error
     return made

@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.allowance import STEP_BYTES, Extents, Seen, magnitude, weight
@@ -436,7 +436,7 @@ class _Step:
             given = arguments(args, kwargs)
             waiting = iter(injected)
             leaves = [next(waiting) if number < 0 else given[number] for number in passed]
-        except (TypeError, ValueError, IndexError, StopIteration) as error:
+        except (*MALFORMED, StopIteration) as error:
             raise BadFrame(f"malformed description of what crosses: {error!s:.120}") from error
         if next(waiting, None) is not None:
             raise BadFrame("more tensors than cross")

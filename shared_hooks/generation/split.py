@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from shared_hooks.errors import BadFrame, CutRefused, InputMismatch, SessionLost
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, InputMismatch, SessionLost
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.asking import Asking
@@ -446,7 +446,7 @@ def _reading() -> Iterator[None]:
     """The block reads what the other side said, which may be anything. Raises BadFrame."""
     try:
         yield
-    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+    except MALFORMED as error:
         raise BadFrame(f"malformed answer to a step: {type(error).__name__}: {error!s:.120}") from error
 
 

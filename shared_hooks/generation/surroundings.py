@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward.context import ambient
 
 USUAL: dict[str, Any] = {"autocast": [], "training": [], "hooks": []}
@@ -59,7 +59,7 @@ def check(said: Any, paths: Mapping[nn.Module, str], model: nn.Module) -> None:
     """On the tail's side. Raises CutRefused for what is otherwise on the edge, and BadFrame."""
     try:
         asked, hooks = list(said["training"]), [(str(path), str(name)) for path, name in said["hooks"]]
-    except (TypeError, ValueError, KeyError) as error:
+    except MALFORMED as error:
         raise BadFrame(f"malformed surroundings of a step: {error!s:.80}") from error
     here = training(paths, model)
     if here != asked:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from shared_hooks.errors import BadFrame, CutRefused
+from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import SplitForward
+from shared_hooks.generation.call_reports import CallReports
+from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.sampling import Sampler
 from shared_hooks.generation.wanted import shortened, widened
 from tests.shared_hooks.generation.small import WORDS, cut_of, in_process, make, prompt
@@ -329,3 +333,17 @@ def test_a_fork_draws_by_itself() -> None:
     whole = run(model)
     with SplitForward(model, cut_of("llama"), in_process("llama"), answer=("sample",)):
         assert all(map(torch.equal, run(model), whole))
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, "x", None, [], 1 << 80])
+def test_numbers_that_are_none_are_bad_frames(number: Any) -> None:
+    """JSON has infinities, and Python's own errors are no answer to a stranger."""
+    reports = CallReports(torch.device("cpu"))
+    for call in (["a", number, ["t", 0], [], []], ["a", 1, ["t", 0], [[[number], [1], "float32"]], []]):
+        with contextlib.suppress(BadFrame, TooLarge):
+            reports.hear([call])
+    for difference in (["+m", [number], [1]], ["+i", number], ["+v", number]):
+        with contextlib.suppress(BadFrame, TooLarge):
+            Changes().heard(lambda path: ("m", (1,), (1,), "float32"), [[difference, [["a"]]]])
+    with pytest.raises(BadFrame):
+        reports.hear([["a", math.inf, ["t", 0], [], []]])
