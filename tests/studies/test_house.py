@@ -23,5 +23,6 @@ def test_bounds() -> None:
 
 
 def test_what_counts_as_code() -> None:
-    text = '"""A module."""\n\nimport os\n\n# a comment\nx = (\n    1,\n)\n\n\ndef f() -> int:\n    """Text."""\n    return x\n'
+    text = '"""A module."""\n\nimport os\n\n# a comment\nx = (\n    1,\n)\n'
+    text += '\n\ndef f() -> int:\n    """Text."""\n    return x\n'
     assert code_lines(text) == 5
