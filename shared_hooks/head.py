@@ -306,27 +306,28 @@ class WalkingHead(HeadSession):
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         walk, number = self.walk, self.begun
-        if number == len(walk.modules) or walk.modules[number] is not module:
+        calls = walk.calls
+        if self.stopped or number == len(calls.modules) or calls.modules[number] is not module:
             if module not in self.modules:
                 return forward(*args, **kwargs)
             raise self.exit if self.stopped else Diverged  # the model may have swallowed the exit
         self.begun = number + 1
         measurement = self.measurement
-        if measurement is None or (layer := walk.layers[number]) is None:
+        if measurement is None or (layer := calls.layers[number]) is None:
             output = forward(*args, **kwargs)
         else:
             cpu, start = measurement.cpu(), measurement.mark()
             output = forward(*args, **kwargs)
-            measurement.add(layer, self.modules[module], walk.names[number][1], start, cpu, output)
-        if self.begun != walk.ends[number]:
+            measurement.add(layer, self.modules[module], calls.names[number][1], start, cpu, output)
+        if self.begun != calls.ends[number]:
             raise Diverged
-        captures = walk.captures[number]
+        captures = walk.captures.get(number)
         if captures is not None:
             self.capture(captures, leaves_of(output))
         if number == walk.last:
             self.reach_cut()
-        if self.finals and walk.names[number] in self.finals:
-            self.tell(walk.names[number])
+        if self.finals and calls.names[number] in self.finals:
+            self.tell(calls.names[number])
         return output
 
 

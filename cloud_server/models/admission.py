@@ -33,7 +33,7 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
     if lists > MAX_LISTS + tensors * SECTION_LISTS:
         raise TooLarge(f"a header with {lists} lists; at most {MAX_LISTS} and {SECTION_LISTS} a tensor are taken")
     sections = _sections(header, payload_bytes, max_bytes, crossing.bound)
-    states = sum([section.raw_bytes for section in sections[pieces:]]) if len(sections) > pieces else 0
+    states = sum([section.raw_bytes for section in sections[pieces:]])
     if states > len(crossing.generators) * MAX_STATE_BYTES:
         raise TooLarge(f"{states} bytes of generators' states; at most {MAX_STATE_BYTES} each are taken")
     decoded = sum([section.raw_bytes for section in sections[:pieces]])

@@ -251,7 +251,7 @@ class Batching(Protocol):
 
     def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
         """Other batch keys that are worth joining with these: requests that were cut earlier run on to the later cut.
-        ``waiting``: rows that there are of a batch_key; ``most``: of a batch. Quick.
+        ``waiting``: rows that there are of a key; ``most``: of a batch. Quick.
         """
         ...
 

@@ -142,13 +142,13 @@ class Compared:
 
 def compared(client: str, server: str) -> Compared:
     """Compare facts that are not equal. What comes from a stranger may be anything."""
-    (form, _, reported), (own_form, _, own_told) = _three(client), _three(server)
+    (form, _, reported), (own_form, _, own) = _three(client), _three(server)
     if form != own_form:
         return Compared(False, form[:60], own_form)
-    if reported == "-" or own_told == "-" or len(reported) > 2 * len(own_told) + 100:
+    if reported == "-" or own == "-" or len(reported) > 2 * len(own) + 100:
         return Compared(False, "other values", "its own")
     try:
-        theirs, mine = _read(reported), _read(own_told)
+        theirs, mine = _read(reported), _read(own)
     except ValueError:
         return Compared(False, "values that cannot be read", "its own")
     if theirs.form != mine.form or not np.isfinite(theirs.sample).all():

@@ -251,44 +251,54 @@ def _captured(trace: Trace, capture: Capture) -> int:
     return -1
 
 
-class Walk(NamedTuple):
-    """The module calls that begin before a cut, in that order, where nothing but results of modules is captured.
-
-    ``ends``: how many calls have begun when each ends; ``captures``: what slots take of its result; ``names``: its path
-    and number; ``layers``: its layer's id, None where it is none; ``last``: the index of the call that the cut is
-    after.
+class Calls(NamedTuple):
+    """All module calls of a plan in the order in which they begin. ``ends``: how many have begun when each ends;
+    ``names``: its path and number; ``layers``: its layer's id, None where it is none.
     """
 
     modules: list[nn.Module]
     ends: list[int]
-    captures: list[list[tuple[int, Capture]] | None]
     names: list[Call]
     layers: list[int | None]
+
+
+def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> Calls | None:
+    """None where a module is not hooked here."""
+    calls = sorted(trace.calls, key=lambda call: call.enter)
+    begins = [call.enter for call in calls]
+    of = {info.path: module for module, info in modules.items()}
+    if not all(call.path in of for call in calls):
+        return None
+    return Calls(
+        [of[call.path] for call in calls],
+        [bisect_left(begins, call.exit) for call in calls],
+        [(call.path, call.number) for call in calls],
+        [call.layer_id for call in calls],
+    )
+
+
+class Walk(NamedTuple):
+    """A head's way to one cut, where nothing but results of modules is captured. ``calls``: shared by all cuts;
+    ``captures``: what slots take of a call's result, by its index; ``last``: the index of the call that the cut is
+    after.
+    """
+
+    calls: Calls
+    captures: dict[int, list[tuple[int, Capture]]]
     last: int
 
 
-def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
+def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Walk | None:
     """The walk to the cut after ``layer``; None where operations must be counted or followed, too."""
     if cutting.watched or cutting.below or any(seq < cutting.position for seq in trace.dynamic):
         return None
-    wanted: dict[Call, list[tuple[int, Capture]]] = {}
+    captures: dict[int, list[tuple[int, Capture]]] = {}
     for slot, capture in enumerate(cutting.captures):
         if capture.kind == "result":
-            wanted.setdefault(capture.where, []).append((slot, capture))
-    calls = sorted((call for call in trace.calls if call.enter < cutting.position), key=lambda call: call.enter)
-    begins = [call.enter for call in calls]
-    of = {info.path: module for module, info in modules.items()}
-    names = [(call.path, call.number) for call in calls]
-    if not all(call.path in of for call in calls) or not wanted.keys() <= set(names):
-        return None
-    return Walk(
-        [of[call.path] for call in calls],
-        [bisect_left(begins, call.exit) for call in calls],
-        [wanted.get(name) for name in names],
-        names,
-        [call.layer_id for call in calls],
-        calls.index(layer),
-    )
+            if capture.where not in calls.names:
+                return None
+            captures.setdefault(calls.names.index(capture.where), []).append((slot, capture))
+    return Walk(calls, captures, calls.names.index((layer.path, layer.number)))
 
 
 INPUT = "input"
@@ -339,6 +349,7 @@ class Plan:
 
     def _work_out(self) -> None:
         self._known = Known()
+        self._module_calls: tuple[Calls | None] | None = None
         self._refused: dict[int, str] = {}
         self.names = [op.name for op in self.trace.ops]
         self.calls = {(call.path, call.number): call for call in self.trace.calls}
@@ -446,7 +457,11 @@ class Plan:
         known = self._known.walks
         found = known.get(id(cutting))
         if found is None:
-            found = cutting, walk(self.trace, cutting, self.trace.layers[layer_id], modules)
+            if self._module_calls is None:
+                self._module_calls = (calls_of(self.trace, modules),)
+            (calls,) = self._module_calls
+            layer = self.trace.layers[layer_id]
+            found = cutting, None if calls is None else walk(self.trace, cutting, layer, calls)
             known[id(cutting)] = found
         return found[1]
 
