@@ -1,14 +1,14 @@
 """The cloud process of Isthmus: receives what crosses a cut, runs the tail of the model, answers with its output.
 
 core        the server without its transport: frames in, frames out
-turns       workers' turns: a request, or several steps at once
+executor    what a worker does with a batch: one request, several, or several steps
 inference   the Open Inference Protocol, each request a stream of its own
 streams     one client's stream; the link probed
 requests    requests on their way, and how each ends
 decoding    sessions that keep a model's state from step to step
 models      the tail of a model; its profile
 fleet       models that come and go, on several devices
-work        threads that compute
+scheduling  what the workers do next, and the threads that do it
 processes   worker processes, in which tails are computed
 wire        frames that answer no request
 transport   gRPC, with health and reflection

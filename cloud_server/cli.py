@@ -24,9 +24,9 @@ from cloud_server.entries import ModelEntry
 from cloud_server.fleet import Fleet, Processes, ThisProcess, devices_of, freeze
 from cloud_server.options import configure, parser
 from cloud_server.processes import Trials
+from cloud_server.scheduling import few_heaps
 from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer, check_free
-from cloud_server.work import few_heaps
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines

@@ -16,14 +16,14 @@ from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
+from cloud_server.executor import Executor
 from cloud_server.fleet import Fleet
-from cloud_server.fleet.pins import Delayed
+from cloud_server.fleet.pins import Deferred
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Request, RequestTable
+from cloud_server.scheduling import BatchLimits, Payer, Scheduler, Task, Trim, Workers
 from cloud_server.streams import CrossingCache, Pace, Probe, StreamSession
-from cloud_server.turns import Turn, Turns
-from cloud_server.work import Payer, Trim, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -77,16 +77,10 @@ class Core:
         self._leaving: dict[StreamSession, float] = {}
         """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
         self._quotas = Quotas()
-        self._turns = Turns(self.limits, self.requests, self.lifecycle, self.load)
-        self._workers = Workers(
-            workers,
-            together=self._turns.several,
-            compatible_keys=self._turns.compatible_keys,
-            most=self.limits.max_batch_size,
-            delay=self.limits.max_queue_delay_microseconds / 1e6,
-            preferred=self.limits.preferred_batch_size,
-        )
-        self._readers = Workers(FILE_READERS)
+        self.scheduler = Scheduler(workers, _batch_limits(self.limits))
+        self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load)
+        self._workers = Workers(self.scheduler, workers, self._executor)
+        self._readers = Workers(Scheduler(FILE_READERS), FILE_READERS)
         self._probes: Counter[str] = Counter()
         self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas)
         self._closed = threading.Event()
@@ -201,14 +195,14 @@ class Core:
     def _pay_probe(self, caller: Caller, nbytes: int) -> None:
         """So many bytes of a probe come or go; while requests wait, slowly. Raises QuotaExceeded."""
         self._quotas.take(caller, [("bytes of probes", self.limits.probe_bytes_per_minute, nbytes)], BURST_SECONDS)
-        if self._workers.waited_for:
+        if self.scheduler:
             time.sleep(nbytes / PROBE_BYTES_PER_SECOND)
 
     def load(self, caller: Caller | None = None, but: Request | None = None) -> split_pb2.Load:
         """How busy the server is, not counting the request ``but``, and how long ``caller`` (None = everybody on the
         average) waits for a worker.
         """
-        queue_ns = self._turns.waits.mean_ns(caller.account if caller else None)
+        queue_ns = self.scheduler.waits.mean_ns(caller.account if caller else None)
         return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)
 
     @property
@@ -224,7 +218,7 @@ class Core:
 
     def turned_away(self, payer: Payer) -> None:
         """A request of it was refused because there is too much to do."""
-        self._workers.turned_away(payer)
+        self.scheduler.refused(payer)
         self.pace.spent(payer.account, REFUSAL_SECONDS)
 
     def _check_new(self, request: Request) -> None:
@@ -233,55 +227,36 @@ class Core:
         self._quotas.spend(request.caller, request.payload_bytes)
 
     def _check_time(self, request: Request) -> None:
-        """Raises ServerUnavailable for a request whose answer would come too late, so that nothing is done in vain."""
-        left = request.deadline_seconds(self.limits.deadline_seconds) - request.age_seconds
-        forecast = self._workers.forecast(request.payer)
-        late = forecast.late(left)
-        if late > 0:
-            error = ServerUnavailable(
-                f"the server has more to do than it can: a request of {request.caller.account} would wait about "
-                f"{forecast.wait:.2f} s for a worker, and this one's time is over in {left:.2f} s; try again in "
-                f"{late:.2f} s"
-            )
-            error.retry_after_seconds = late
-            raise error
+        """Raises ServerUnavailable for a request whose answer would come too late."""
+        self.scheduler.check_time(request.payer, request.seconds_left(self.limits.deadline_seconds))
 
     def _wait(self, request: Request) -> Callable[[], None]:
-        """Puts it in the line. Raises ServerUnavailable where it would wait there in vain."""
+        """Adds it to the scheduler. Raises ServerUnavailable where it would wait there in vain."""
         self._check_time(request)
         self._check_queue(request)
-        payer = request.payer
-        turn = Turn(request, self._turns.one, lambda: self._workers.forecast(payer).takes)
-        put = partial(self._put, turn, request)
-        residence = request.engine.residence
+        residence, put = request.engine.residence, partial(self._put, request)
         cut = "" if request.crossing is None or request.turn is not None else request.crossing.layer_name
         enter = put if residence is None else partial(residence.enter, request.caller.account, put, cut)
         if not request.is_file:
             return enter()
         # a process decodes it: no worker waits for that
-        delayed = Delayed(enter, put)
-        leave = self._readers.put(partial(self._read, request, delayed), payer)
+        deferred = Deferred()
+        deferred.before = self._readers.scheduler.add(
+            Task(partial(self._read, request, deferred, enter), request.payer)
+        )
+        return deferred.leave
 
-        def left() -> None:
-            leave()
-            delayed.leave()
-
-        return left
-
-    def _read(self, request: Request, delayed: Delayed) -> bool:
+    def _read(self, request: Request, deferred: Deferred, enter: Callable[[], Callable[[], None]]) -> bool:
         """Runs in a reader's thread, which survives everything: the request then ends with its deadline."""
         try:
             request.read_file(self.limits.max_request_bytes)
-            delayed.go()
+            deferred.go(enter, instead=partial(self._put, request))
         except Exception:
             log.exception("a file for model %s was not put in line", request.engine.identity.model_id)
         return True
 
-    def _put(self, turn: Turn, request: Request) -> Callable[[], None]:
-        batch_key = self._turns.batch_key(request)
-        if batch_key is None:
-            return self._workers.put(turn, request.payer)
-        return self._workers.put(turn, request.payer, batch_key.key, batch_key.rows)
+    def _put(self, request: Request) -> Callable[[], None]:
+        return self.scheduler.add(request.task(self.limits.deadline_seconds))
 
     def _check_queue(self, request: Request) -> None:
         """Raises ServerUnavailable where enough of its model wait already; it is counted, too."""
@@ -355,7 +330,12 @@ class Core:
         self._readers.stop()
         self._workers.stop()
         self.decoding.close()
-        self._turns.close()
+        self._executor.close()
+
+
+def _batch_limits(limits: Limits) -> BatchLimits:
+    delay = limits.max_queue_delay_microseconds / 1e6
+    return BatchLimits(limits.max_batch_size, limits.max_request_bytes, delay, limits.preferred_batch_size)
 
 
 def _named(engines: Iterable[Engine]) -> dict[str, Engine]:

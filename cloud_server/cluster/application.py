@@ -28,7 +28,7 @@ from cloud_server.cluster.scaling import PENDING
 from cloud_server.config import ServerConfig
 from cloud_server.fleet import ThisProcess
 from cloud_server.options import configure, parser
-from cloud_server.work import few_heaps
+from cloud_server.scheduling import few_heaps
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import set_threads

@@ -43,10 +43,6 @@ class Keeper(Protocol):
         """Something that was put is over."""
         ...
 
-    def unpark(self, parked: Parked) -> bool:
-        """Whether it still waited."""
-        ...
-
 
 def unpinned(home: Home) -> bool:
     """Whether nothing needs these weights."""
@@ -66,6 +62,11 @@ class Pinned:
                 keeper.unpin(home)
             raise
 
+    @classmethod
+    def entered(cls, keeper: Keeper, home: Home | None, put: Callable[[], Leave]) -> Leave:
+        """Puts it; the keeper has counted it already."""
+        return cls(keeper, home, put).leave
+
     def leave(self) -> None:
         self._leave()
         home, self._home = self._home, None
@@ -73,65 +74,39 @@ class Pinned:
             self._keeper.unpin(home)
 
 
-class Parked:
-    """Something that waits for weights, then keeps them as `Pinned` does."""
+class Deferred:
+    """Something that is put later, by `go`, and may be left before or after."""
 
-    def __init__(self, keeper: Keeper, put: Callable[[], Leave]) -> None:
-        self._keeper = keeper
-        self._put = put
+    def __init__(self, before: Leave | None = None) -> None:
+        """``before``: called where it is left, to take it from where it waits to be put."""
+        self.before = before
         self._lock = threading.Lock()
         self._left = False
-        self._pinned: Pinned | None = None
+        self._leave: Leave | None = None
 
-    def go(self, home: Home | None) -> None:
-        """It is put, and its keeper has counted it; without weights it is put to hear why there are none."""
-        pinned = Pinned(self._keeper, home, self._put)
+    def go(self, put: Callable[[], Leave], instead: Callable[[], Leave] | None = None) -> bool:
+        """Puts it now, unless it was left; whether it did. ``instead`` takes the place of ``put`` where that raises:
+        whoever waits hears why when it is computed.
+        """
         with self._lock:
-            self._pinned = pinned
-            left = self._left
-        if left:
-            pinned.leave()
-
-    def leave(self) -> None:
-        if self._keeper.unpark(self):
-            return
-        with self._lock:
-            self._left = True
-            pinned = self._pinned
-        if pinned is not None:
-            pinned.leave()
-
-
-class Delayed:
-    """Something that waits until its cut was tried, and enters then."""
-
-    def __init__(self, enter: Callable[[], Leave], put: Callable[[], Leave]) -> None:
-        """``put`` takes the place of ``enter`` where that raises: it hears why when it is computed."""
-        self._enter = enter
-        self._put = put
-        self._lock = threading.Lock()
-        self._left = False
-        self._entered: Leave | None = None
-
-    def go(self) -> None:
-        if self._is_left():
-            return
+            if self._left:
+                return False
         try:
-            entered = self._enter()
+            leave = put()
         except IsthmusError:
-            entered = self._put()
+            if instead is None:
+                raise
+            leave = instead()
         with self._lock:
-            self._entered = entered
-        if self._is_left():
-            entered()
-
-    def _is_left(self) -> bool:
-        with self._lock:
-            return self._left
+            self._leave, is_left = leave, bool(self._left)
+        if is_left:
+            leave()
+        return True
 
     def leave(self) -> None:
+        if self.before is not None:
+            self.before()
         with self._lock:
-            self._left = True
-            entered = self._entered
-        if entered is not None:
-            entered()
+            self._left, leave = True, self._leave
+        if leave is not None:
+            leave()

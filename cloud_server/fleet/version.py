@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from cloud_server.fleet.pins import Delayed, Home, Loaded, Parked, Pinned, unpinned
+from cloud_server.fleet.pins import Deferred, Home, Loaded, Pinned, unpinned
 from cloud_server.models import Computed, Engine, EngineSession, FileRead, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, Company
@@ -58,7 +58,7 @@ class Version:
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._home: Home | None = Home(loaded)
-        self._parked: dict[Parked, None] = {}
+        self._parked: dict[Deferred, Callable[[], Leave]] = {}
         self._leaving = False
         self._ended: Callable[[], IsthmusError] | None = None
         self._failed: IsthmusError | None = None
@@ -93,9 +93,10 @@ class Version:
     def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
         """As `Residence.enter`."""
         if cut and self._trials is not None:
-            delayed = Delayed(partial(self.enter, account, put), put)
-            if self._trials.wait(self.identity, cut, max(self.nbytes.values(), default=0), delayed.go):
-                return delayed.leave
+            deferred = Deferred()
+            go = partial(deferred.go, partial(self.enter, account, put), put)
+            if self._trials.wait(self.identity, cut, max(self.nbytes.values(), default=0), go):
+                return deferred.leave
         with self._lock:
             home = self._home
             if home is None and self._ended is not None:
@@ -107,13 +108,14 @@ class Version:
                 self.used.clear()
             self.used[account] = now
             if home is None or (self._leaving and self._ended is None):
-                parked = Parked(self, put)
-                self._parked[parked] = None
+                parked = Deferred()
+                parked.before = partial(self._unpark, parked)
+                self._parked[parked] = put
             else:
                 parked = None
                 home.pins += 1
         if parked is None:
-            return Pinned(self, home, put).leave
+            return Pinned.entered(self, home, put)
         self._wanted(self, account)
         return parked.leave
 
@@ -139,11 +141,12 @@ class Version:
     def _admit(self) -> None:
         with self._lock:
             home = self._home
-            parked, self._parked = list(self._parked), {}
+            parked, self._parked = self._parked, {}
             if home is not None:
                 home.pins += len(parked)
-        for one in parked:
-            one.go(home)
+        for one, put in parked.items():  # without weights it is put to hear why there are none
+            if not one.go(partial(Pinned.entered, self, home, put)) and home is not None:
+                self.unpin(home)
 
     def end(self, why: Callable[[], IsthmusError], reported: str) -> None:
         """Nothing new is taken from now on: it raises what ``why`` makes. What is under way continues; then the weights
@@ -207,10 +210,9 @@ class Version:
             home.pins -= 1
             self._changed.notify_all()
 
-    def unpark(self, parked: Parked) -> bool:
-        """Whether it still waited."""
+    def _unpark(self, parked: Deferred) -> None:
         with self._lock:
-            return self._parked.pop(parked, self) is None
+            self._parked.pop(parked, None)
 
     def _absence(self) -> IsthmusError:
         """Why it computes nothing now."""

@@ -21,7 +21,7 @@ from functools import partial
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine, Leave
-from cloud_server.work import Payer, Workers
+from cloud_server.scheduling import Payer, Task, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
@@ -186,7 +186,7 @@ class Profiles:
         def on_progress(done: int, total: int, what: str) -> None:
             nonlocal said
             if engine.profile_gives_way:
-                self._workers.give_way(payer)
+                self._workers.let_others_go_first(payer)
             if left.is_set():
                 raise Cancelled("nobody waits for this profile any more")
             if (done, total, what) != said:
@@ -213,7 +213,7 @@ class Profiles:
                 held.get()()  # the weights may go
             return False
 
-        put, residence = partial(self._workers.put, measure, payer), engine.residence
+        put, residence = partial(self._workers.scheduler.add, Task(measure, payer)), engine.residence
         self._over.clear()
         try:
             held.put(put() if residence is None else residence.enter(caller.account, put))

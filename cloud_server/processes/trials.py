@@ -53,7 +53,7 @@ class Trials:
         self._known: dict[str, dict[str, str]] = {}
         self._tried: set[tuple[str, str]] = set()
         """Digest and cut of trials that are over."""
-        self._waiting: deque[tuple[Identity, str, int, Callable[[], None]]] = deque()
+        self._waiting: deque[tuple[Identity, str, int, Callable[[], object]]] = deque()
         self._running = self._closed = False
         self._process: subprocess.Popen[str] | None = None
         self.trials = 0
@@ -72,7 +72,7 @@ class Trials:
         """Whether any cut of it was found to differ."""
         return self._wants(identity) and DIFFERS in self._known.get(_digest_of(identity), {}).values()
 
-    def wait(self, identity: Identity, cut: str, nbytes: int, done: Callable[[], None]) -> bool:
+    def wait(self, identity: Identity, cut: str, nbytes: int, done: Callable[[], object]) -> bool:
         """Whether a trial of this cut is to be waited for; then ``done`` is called when it is over, in another thread.
         ``nbytes``: of the model's weights. Never waits itself.
         """

@@ -29,7 +29,7 @@ from cloud_server.models import Computed, EngineSession, ServedModel, inexact
 from cloud_server.options import configure, parser
 from cloud_server.processes.channel import Channel, Lost, Message
 from cloud_server.processes.memory import Mapping
-from cloud_server.work import Overtime, Watchdog
+from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
 from shared_hooks.crossing import decode, decoded_bytes
 from shared_hooks.errors import (

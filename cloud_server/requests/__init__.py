@@ -1,6 +1,7 @@
 """Requests on their way through a server.
 
 request        one of them, and its payload
+batched        a request as part of a batch
 request_table  which requests there are, and how each ends
 answers        what they are answered with
 store          ... kept until the client has it

@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Callable
 from enum import Enum
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Protocol
 
 from cloud_server import wire
@@ -14,7 +14,7 @@ from cloud_server.decoding import Turn
 from cloud_server.models import FILE, Batching, BatchKey, Computed, Engine, FileRead, inexact
 from cloud_server.requests.answers import Key
 from cloud_server.requests.outlet import Outlet
-from cloud_server.work import Payer
+from cloud_server.scheduling import Payer, Task
 from protos.chunks import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
@@ -228,6 +228,16 @@ class Request:
         """Who pays for a worker's time."""
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)
 
+    def task(self, server_limit: float) -> Task:
+        """For the scheduler. ``server_limit``: seconds that the server gives any request."""
+        task, key, batching = Task(self, self.payer), self.batch_key, self.batching
+        if key is not None:
+            task.batch_key, task.rows = key.key, key.rows
+        if batching is not None and self.crossing is not None:
+            task.compatible_keys, task.nbytes = batching.compatible_keys, self.crossing.storage_bytes
+            task.seconds_left = partial(self.seconds_left, server_limit) if self.deadline_ms else None
+        return task
+
     @property
     def batch_key(self) -> BatchKey | None:
         """A batch key, equal for requests that may be computed together, which their clients allow: those of one cut
@@ -254,6 +264,10 @@ class Request:
     def age_seconds(self) -> float:
         """Since the request was announced."""
         return (time.perf_counter_ns() - self.began_ns) / 1e9
+
+    def seconds_left(self, server_limit: float) -> float:
+        """Until the request must not be started any more."""
+        return self.deadline_seconds(server_limit) - self.age_seconds
 
     def deadline_seconds(self, server_limit: float) -> float:
         """Age at which the request must not be started any more."""

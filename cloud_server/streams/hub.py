@@ -10,9 +10,9 @@ from cloud_server.decoding import Sessions
 from cloud_server.limits import Limits
 from cloud_server.models import Engine
 from cloud_server.requests import Request, RequestTable
+from cloud_server.scheduling import Payer
 from cloud_server.streams.crossings import CrossingCache
 from cloud_server.streams.pace import Pace
-from cloud_server.work import Payer
 from shared_hooks.lifecycle import Lifecycle
 
 

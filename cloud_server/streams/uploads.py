@@ -11,9 +11,9 @@ from cloud_server.access import granted
 from cloud_server.decoding import Step
 from cloud_server.models import FILE, Engine, check_open
 from cloud_server.requests import Outlet, Request, State, about
+from cloud_server.scheduling import Payer
 from cloud_server.streams.area import Area
 from cloud_server.streams.hub import Hub
-from cloud_server.work import Payer
 from protos.chunks import ChunkFrame
 from protos.headed import HeadedRequest
 from protos.isthmus.v1 import split_pb2

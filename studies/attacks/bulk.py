@@ -26,8 +26,8 @@ from cloud_server.limits import Limits
 from cloud_server.models.served_model import ServedModel
 from cloud_server.requests.answers import Answer
 from cloud_server.requests.request import State
+from cloud_server.scheduling import Task
 from cloud_server.streams.session import StreamSession
-from cloud_server.work import Job, Payer
 from protos.chunks import ChunkFrame
 from protos.frames import parse_client_frame
 from protos.headed import HeadedRequest
@@ -62,8 +62,8 @@ class Target:
             ServedModel(ModelEntry(spec_of(name)), device, None, LIMITS.rehearsals()) for name in models
         ]
         self.core = Core(engines, LIMITS)
-        self.jobs: list[Job] = []
-        self.core._workers.put = self._put  # type: ignore[method-assign]
+        self.tasks: list[Task] = []
+        self.core.scheduler.add = self._add  # type: ignore[method-assign]
         self.identities = {identity.model_id: identity for identity in self.core.identities}
         self.sessions: dict[tuple[str, bool], StreamSession] = {}
         self.opened = 0
@@ -75,9 +75,9 @@ class Target:
         """The last failure's message."""
         self.reply: Answer | None = None
 
-    def _put(self, job: Job, payer: Payer, batch_key: object = None) -> Callable[[], None]:
-        self.jobs.append(job)
-        return lambda: self.jobs.remove(job) if job in self.jobs else None
+    def _add(self, task: Task) -> Callable[[], None]:
+        self.tasks.append(task)
+        return lambda: self.tasks.remove(task) if task in self.tasks else None
 
     def session(self, model_id: str, *, honest: bool = False) -> StreamSession:
         """The stream on a model, of the stranger or of an honest client; a new one where the last was ended."""
@@ -119,8 +119,8 @@ class Target:
             else:
                 self.read += own and self.is_read(session, frame)
                 session.receive(frame)
-            while self.jobs:
-                self.jobs.pop(0)()
+            while self.tasks:
+                self.core._executor([self.tasks.pop(0)])
             reported += self._heard(session)
             reply = self.reply or reply
             if session._error is not None:

@@ -18,8 +18,8 @@ from typing import Any
 import grpc
 
 from cloud_server.limits import Limits
+from cloud_server.scheduling import few_heaps
 from cloud_server.transport.server import options
-from cloud_server.work import few_heaps
 
 SERVICE, METHOD = "isthmus.Pipe", "Session"
 FRONT = 9

@@ -20,7 +20,7 @@ GUARDS: Final = (
     "shared_hooks/models/inputs.py",
     "shared_hooks/models/picture.py",
     "cloud_server/requests/*.py",
-    "cloud_server/work/*.py",
+    "cloud_server/scheduling/*.py",
     "cloud_server/fleet/room.py",
     "edge_client/request/sending.py",
     # state

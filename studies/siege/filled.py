@@ -7,8 +7,8 @@ import threading
 
 from cloud_server.core import Core
 from cloud_server.limits import MIB, Limits
+from cloud_server.scheduling import few_heaps
 from cloud_server.transport import CloudServer
-from cloud_server.work import few_heaps
 from tests.cloud_server.fakes import FakeEngine
 
 LIMITS = Limits(

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from cloud_server import Core, Limits, ModelEntry, ServedModel
-from cloud_server.turns import _let_go
+from cloud_server.executor import _let_go
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.config import Table
@@ -95,9 +95,9 @@ class World:
         self.gate.close()
         hold = self.ask("holder", self.head(example()), together=False)
         assert self.gate.entered.wait(PATIENCE)
-        waiting = len(self.core._workers._line)
+        waiting = len(self.core.scheduler._queue)
         ids = [self.ask(name, early, **changes) for name, early, changes in asked]
-        eventually(lambda: len(self.core._workers._line) == waiting + len(ids))
+        eventually(lambda: len(self.core.scheduler._queue) == waiting + len(ids))
         self.heard.stages.clear()
         self.gate.opened.set()
         self.reply("holder", hold)
@@ -248,7 +248,7 @@ def test_one_that_is_cancelled_is_not_computed_and_the_others_are(world: World) 
     hold = world.ask("holder", early, together=False)
     assert world.gate.entered.wait(PATIENCE)
     ids = [world.ask(name, early) for name in "abc"]
-    eventually(lambda: len(world.core._workers._line) == 3)
+    eventually(lambda: len(world.core.scheduler._queue) == 3)
     world.client("b").send(cancel(ids[1]))
     assert failure(world.client("b"), ids[1])[0] == "Cancelled"
     world.gate.opened.set()
@@ -265,9 +265,9 @@ def test_who_would_be_answered_too_late_by_the_batch_goes_first_and_alone(world:
     names = ["a", "hurried", "b"]
     for name in names:
         for _ in range(8):  # such a request has taken so long of late
-            world.core._workers._line._costs.add((f"identity {name}", name), 30.0)
+            world.core.scheduler._queue._costs.add((f"identity {name}", name), 30.0)
     ids = [world.ask(name, early, deadline_ms=50_000 if name == "hurried" else 0) for name in names]
-    eventually(lambda: len(world.core._workers._line) == 3)
+    eventually(lambda: len(world.core.scheduler._queue) == 3)
     world.gate.opened.set()
     world.reply("holder", hold)
     assert world.companies(names, ids) == [2, 0, 2]

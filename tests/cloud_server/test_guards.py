@@ -23,10 +23,9 @@ from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.held import Hold
 from cloud_server.limits import Limits
 from cloud_server.requests.request_table import Room
+from cloud_server.scheduling import trim
+from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
 from cloud_server.transport.rest.application import read_body
-from cloud_server.work import trim
-from cloud_server.work.line import Line
-from cloud_server.work.payer import Payer
 from shared_hooks.errors import NotAuthenticated, ServerUnavailable, TooLarge
 from shared_hooks.sharing import Party
 from tests.cloud_server.fleet.served import entry, write_weights
@@ -52,16 +51,16 @@ def test_answers_that_a_client_does_not_fetch_take_its_places() -> None:
 def test_a_wait_is_shared_by_the_workers() -> None:
     waits = []
     for workers in (1, 2, 4):
-        line: Line[int] = Line(workers)
+        line = FairQueue(workers)
         payer = Payer("account", "client")
         for job in range(8):
-            line.put(job, payer)
+            line.put(Task(job, payer))
         for _ in range(8):
             place = line.take()
             assert place is not None
             line.done(place, 1.0)
         for job in range(8):
-            line.put(job, payer)
+            line.put(Task(job, payer))
         waits.append(line.wait(payer))
     assert waits[0] > 0 and waits == pytest.approx([waits[0], waits[0] / 2, waits[0] / 4])
 

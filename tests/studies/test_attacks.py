@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from cloud_server.work.overtime import Overtime, Watchdog
+from cloud_server.scheduling.watchdog import Overtime, Watchdog
 from shared_hooks.crossing import generators
 from shared_hooks.errors import BadFrame
 from shared_hooks.forward.interruption import interruptible

@@ -78,7 +78,7 @@ def asked_at_once(core: Core, client: CoreClient, steps: dict[int, Asked], numbe
     """Steps of these sessions, all in line before a worker takes the first; their requests' ids."""
     hold = held(core, client)
     ids = [step(client, session, number, asked) for session, asked in steps.items()]
-    eventually(lambda: len(core._workers._line) == len(ids))
+    eventually(lambda: len(core.scheduler._queue) == len(ids))
     hold.set()
     return ids
 
@@ -103,7 +103,7 @@ def test_who_does_not_allow_it_meets_nobody(core: Core, client: CoreClient) -> N
     hold = held(core, client)
     exact = step(client, 2, 1, together=False)
     others = [step(client, session, 1) for session in (1, 3)]
-    eventually(lambda: len(core._workers._line) == 3)
+    eventually(lambda: len(core.scheduler._queue) == 3)
     hold.set()
     assert reply(client, exact).company == 1
     assert [reply(client, id).company for id in others] == [2, 2]
@@ -120,7 +120,7 @@ def test_first_steps_and_large_ones_are_computed_alone(core: Core, client: CoreC
         tensor = torch.ones(4000, 8)
         sent = frame(large[-1], session, 1, {}, [tensor], decoding=decoding, payload=b"")
         client.send(sent, *chunks(large[-1], Parcel.of_tensors({}, [tensor]).buffers, 100_000))
-    eventually(lambda: len(core._workers._line) == 4)
+    eventually(lambda: len(core.scheduler._queue) == 4)
     hold.set()
     assert [reply(client, id).company for id in [*first, *large]] == [1] * 4
 
@@ -138,7 +138,7 @@ def test_one_that_asks_for_another_step_is_refused_and_the_others_go_on(core: Co
     opened(client, 1, 2)
     hold = held(core, client)
     ids = [step(client, 1, 1), step(client, 2, 7), step(client, 99, 3)]
-    eventually(lambda: len(core._workers._line) == 3)
+    eventually(lambda: len(core.scheduler._queue) == 3)
     hold.set()
     assert reply(client, ids[0]).company == 1
     assert [failure(client, id)[0] for id in ids[1:]] == ["StepOutOfOrder", "SessionLost"]
@@ -157,7 +157,7 @@ def test_a_cancelled_one_ends_between_two_layers_and_the_others_go_on(core: Core
     hold = held(core, client)
     slow = {"times": 6, "stop": "cancel", "stop_at": 2}
     ids = [step(client, 1, 1, {"times": 6, "name": "gone"}), step(client, 2, 1, slow), step(client, 3, 1, {"times": 6})]
-    eventually(lambda: len(core._workers._line) == 3)
+    eventually(lambda: len(core.scheduler._queue) == 3)
     hold.set()
     stops["cancel"].reached()
     client.send(cancel(ids[0]))

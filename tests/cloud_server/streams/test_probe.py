@@ -16,8 +16,8 @@ from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.limits import MIB, Limits
 from cloud_server.models.engine import Progress
+from cloud_server.scheduling.scheduler import QueueClock
 from cloud_server.transport.server import CloudServer
-from cloud_server.work.load import QueueClock
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from protos.padding import Padding
 from shared_hooks.errors import CutRefused, QuotaExceeded, ServerUnavailable

@@ -1,28 +1,67 @@
-"""The line of jobs that wait for a worker: accounts share the time, in each of them its clients do, and one client's
-jobs are done in their order.
+"""The queue of tasks for the workers: accounts share the time, in each of them its clients do, and one client's tasks
+are done in their order.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Hashable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from typing import Any
 
-from cloud_server.work.flows import Flows
-from cloud_server.work.payer import Payer
+from cloud_server.scheduling.flows import Flows
 
-# What a job takes, guessed from the last ones of the same kind.
+Waiting = Callable[[Hashable], int]
+"""Rows that there are of a batch key."""
+
+
+@dataclass(frozen=True)
+class Payer:
+    """The account that a task is charged to, and within it the client.
+
+    ``weight``: the account's share of the workers beside others'; 2 gets twice what 1 gets.
+    """
+
+    account: str
+    client: str = ""
+    weight: float = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class Task:
+    """One thing for a worker to do."""
+
+    work: Any
+    """For the executor: a request, or what is called and gives whether its time says something of the next one's."""
+    payer: Payer
+    batch_key: Hashable = None
+    """Equal for tasks that may be computed together; None: it is computed alone."""
+    rows: int = 1
+    """Its size in a batch."""
+    nbytes: int = 0
+    """What it takes in memory while it is computed."""
+    compatible_keys: Callable[[Hashable, Waiting, int], Collection[Hashable]] | None = None
+    """Other batch keys worth computing with a given one: the key, the rows there are of any, the most of a batch."""
+    seconds_left: Callable[[], float] | None = None
+    """Until the deadline that its client set; None without one."""
+    guess: float = 0.0
+    """Seconds that it is thought to take; set by the queue."""
+    number: int = field(default=-1)
+    """When it came; set by the queue."""
+
+
+# What a task takes, guessed from the last ones of the same kind.
 
 LAST = 16
 KEPT = 1024
 ENOUGH = 3
-"""Jobs after which a guess may be used to turn somebody away."""
+"""Tasks after which a guess may be used to turn somebody away."""
 
 
 class Costs:
-    """Seconds by name, of the names used last. The longest of the last jobs does not count: it may have been the first
+    """Seconds by name, of the names used last. The longest of the last tasks does not count: it may have been the first
     at its cut, whose tail had to be worked out. One thread at a time.
     """
 
@@ -45,19 +84,17 @@ class Costs:
         return self._guess.get(name)
 
     def knows(self, name: Hashable) -> bool:
-        """Whether enough jobs of it are known."""
+        """Whether enough tasks of it are known."""
         return len(self._seen.get(name, ())) >= ENOUGH
 
 
-Job = TypeVar("Job")
-
 EVERYBODY = None
-"""Under this name `Costs` knows what all jobs take."""
+"""Under this name `Costs` knows what all tasks take."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of a job put now: seconds that it would wait for a worker, and then take."""
+    """What to expect of a task put now: seconds that it would wait for a worker, and then take."""
 
     wait: float = 0.0
     takes: float = 0.0
@@ -66,63 +103,44 @@ class Forecast:
         """By how much it would miss its end, ``left`` seconds from now; 0 = it would not, or nobody can say.
 
         Without a wait it is never late, nor for what it takes if that alone is too long: what was measured may have
-        been a bad moment, and only another job shows.
+        been a bad moment, and only another task shows.
         """
         takes = self.takes if self.takes < left else 0.0
         return max(0.0, self.wait + takes - left) if self.wait > 0 else 0.0
 
 
-class Place(Generic[Job]):
-    """A job in the line, or one that a worker has."""
+class _Waiting:
+    """One client's tasks that wait."""
 
-    __slots__ = ("batch_key", "guess", "job", "number", "payer", "rows")
-
-    def __init__(
-        self, number: int, job: Job, payer: Payer, guess: float, batch_key: Hashable = None, rows: int = 1
-    ) -> None:
-        self.number = number
-        self.job = job
-        self.payer = payer
-        self.guess = guess
-        """Seconds that it is thought to take."""
-        self.batch_key = batch_key
-        """What it shares with jobs that may be done together with it; None: it is done alone."""
-        self.rows = rows
-        """How much it is of what is done together."""
-
-
-class _Waiting(Generic[Job]):
-    """One client's jobs that wait."""
-
-    __slots__ = ("places", "seconds")
+    __slots__ = ("seconds", "tasks")
 
     def __init__(self) -> None:
-        self.places: OrderedDict[int, Place[Job]] = OrderedDict()
+        self.tasks: OrderedDict[int, Task] = OrderedDict()
         self.seconds = 0.0
 
 
-class _Account(Generic[Job]):
+class _Account:
     """One account's."""
 
     __slots__ = ("clients", "flows", "running", "seconds")
 
     def __init__(self) -> None:
         self.flows: Flows[str] = Flows()
-        self.clients: dict[str, _Waiting[Job]] = {}
+        self.clients: dict[str, _Waiting] = {}
         self.seconds = 0.0
         """Seconds of work that waits, as it is guessed."""
         self.running = 0
 
 
-class Line(Generic[Job]):
+class FairQueue:
     """Every call costs O(log n), `take_alike` as much as there are clients that wait. One thread at a time."""
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
         self._numbers = itertools.count()
         self._flows: Flows[str] = Flows()
-        self._accounts: dict[str, _Account[Job]] = {}
-        """Those with a job that waits or runs, and those whose clients' flows are still remembered."""
+        self._accounts: dict[str, _Account] = {}
+        """Those with a task that waits or runs, and those whose clients' flows are still remembered."""
         self._costs = Costs()
         self._batch_keys: Counter[Hashable] = Counter()
         """Rows that wait of each."""
@@ -130,39 +148,38 @@ class Line(Generic[Job]):
         self._length = 0
 
     def __len__(self) -> int:
-        """Jobs that wait."""
+        """Tasks that wait."""
         return self._length
 
-    def put(self, job: Job, payer: Payer, batch_key: Hashable = None, rows: int = 1) -> Place[Job]:
-        """The job waits behind the others of its client. ``batch_key``: equal ones may be done together; it has
-        ``rows``.
-        """
-        place = Place(next(self._numbers), job, payer, self.cost(payer), batch_key, rows)
+    def put(self, task: Task) -> Task:
+        """The task waits behind the others of its client; the result is the task."""
+        payer = task.payer
+        task.number, task.guess = next(self._numbers), self.cost(payer)
         account = self._accounts.get(payer.account)
         if account is None:
             account = self._accounts[payer.account] = _Account()
         waiting = account.clients.get(payer.client)
         if waiting is None:
             waiting = account.clients[payer.client] = _Waiting()
-        waiting.places[place.number] = place
+        waiting.tasks[task.number] = task
         account.flows.wait(payer.client)
         self._flows.wait(payer.account, payer.weight)
-        if batch_key is not None:
-            self._batch_keys[batch_key] += rows
+        if task.batch_key is not None:
+            self._batch_keys[task.batch_key] += task.rows
         self._length += 1
-        self._weigh(account, waiting, place.guess)
-        return place
+        self._weigh(account, waiting, task.guess)
+        return task
 
-    def remove(self, place: Place[Job]) -> None:
+    def remove(self, task: Task) -> None:
         """It no longer waits; one that a worker has, or had, is not in the line."""
-        account = self._accounts.get(place.payer.account)
-        waiting = account.clients.get(place.payer.client) if account else None
-        if account is None or waiting is None or waiting.places.pop(place.number, None) is None:
+        account = self._accounts.get(task.payer.account)
+        waiting = account.clients.get(task.payer.client) if account else None
+        if account is None or waiting is None or waiting.tasks.pop(task.number, None) is None:
             return
-        self._left(account, waiting, place)
+        self._left(account, waiting, task)
 
-    def take(self) -> Place[Job] | None:
-        """The next job, for a worker; None when none waits."""
+    def take(self) -> Task | None:
+        """The next task, for a worker; None when none waits."""
         name = self._flows.first()
         if name is None:
             return None
@@ -171,68 +188,71 @@ class Line(Generic[Job]):
         assert client is not None, "an account waits without a client that does"
         return self._taken(name, client)
 
-    def take_alike(self, keys: Collection[Hashable], most: int) -> list[Place[Job]]:
-        """Jobs of up to ``most`` rows of these batch keys, for a worker that has one of them: each is the next of its
-        client, and who has had least is asked first.
+    def take_alike(self, keys: Collection[Hashable], most: int, most_bytes: float = math.inf) -> list[Task]:
+        """Tasks of up to ``most`` rows and ``most_bytes`` of these batch keys, for a worker that has one of them: each
+        is the next of its client, and clients that have had least come first.
         """
-        found: list[Place[Job]] = []
+        found: list[Task] = []
         while any(self._batch_keys.get(one) for one in keys) and most > 0:
             candidates = [
                 (self._flows.place(name), account.flows.place(client), name, client)
                 for name, account in self._accounts.items()
                 for client, waiting in account.clients.items()
-                if (first := next(iter(waiting.places.values()))).batch_key in keys and first.rows <= most
+                if (first := next(iter(waiting.tasks.values()))).batch_key in keys
+                and first.rows <= most
+                and first.nbytes <= most_bytes
             ]
             if not candidates:
                 break
             *_, name, client = min(candidates)
             found.append(self._taken(name, client))
             most -= found[-1].rows
+            most_bytes -= found[-1].nbytes
         return found
 
     def waiting(self, batch_key: Hashable) -> int:
         """Rows that wait with this batch key."""
         return self._batch_keys.get(batch_key, 0)
 
-    def _taken(self, name: str, client: str) -> Place[Job]:
-        """A worker has the next job of this client."""
+    def _taken(self, name: str, client: str) -> Task:
+        """A worker has the next task of this client."""
         account = self._accounts[name]
         waiting = account.clients[client]
-        _, place = waiting.places.popitem(last=False)
+        _, task = waiting.tasks.popitem(last=False)
         account.running += 1
-        self._flows.start(name, place.guess)
-        account.flows.start(client, place.guess)
-        self._left(account, waiting, place)
-        return place
+        self._flows.start(name, task.guess)
+        account.flows.start(client, task.guess)
+        self._left(account, waiting, task)
+        return task
 
     def charge(self, payer: Payer, seconds: float) -> None:
-        """A job of this client runs, and has taken so long so far, or since the last time."""
+        """A task of this client runs, and has taken so long so far, or since the last time."""
         self._accounts[payer.account].flows.charge(payer.client, seconds)
         self._flows.charge(payer.account, seconds)
 
     def turned_away(self, payer: Payer) -> None:
-        """A job of it was refused for want of a place or of time."""
+        """A task of it was refused for want of a place or of time."""
         account, cost = self._accounts.get(payer.account), self.cost(payer)
         if account is not None:
             account.flows.fine(payer.client, cost)
         self._flows.fine(payer.account, cost)
 
-    def done(self, place: Place[Job], seconds: float, counts: bool = True) -> None:
-        """A worker is through with it, after so many seconds: of jobs done together, each its part. ``counts``: it is
+    def done(self, task: Task, seconds: float, counts: bool = True) -> None:
+        """A worker is through with it, after so many seconds: of tasks done together, each its part. ``counts``: it is
         like the next one of its client.
         """
-        payer = place.payer
+        payer = task.payer
         account = self._accounts[payer.account]
         account.running -= 1
-        account.flows.end(payer.client, place.guess, seconds)
-        self._flows.end(payer.account, place.guess, seconds)
+        account.flows.end(payer.client, task.guess, seconds)
+        self._flows.end(payer.account, task.guess, seconds)
         if counts:
             for name in ((payer.account, payer.client), payer.account, EVERYBODY):
                 self._costs.add(name, seconds)
         self._tidy(payer.account, account)
 
     def cost(self, payer: Payer) -> float:
-        """Seconds that a job of this client may take, going by its last ones, else by its account's, else by all."""
+        """Seconds that a task of this client may take, going by its last ones, else by its account's, else by all."""
         for name in ((payer.account, payer.client), payer.account, EVERYBODY):
             guess = self._costs.guess(name)
             if guess is not None:
@@ -240,15 +260,15 @@ class Line(Generic[Job]):
         return 0.0
 
     def forecast(self, payer: Payer) -> Forecast:
-        """What to expect of a job put now; nothing where its client has had too few."""
+        """What to expect of a task put now; nothing where its client has had too few."""
         if not self._costs.knows((payer.account, payer.client)):
             return Forecast()
         return Forecast(self.wait(payer), self.cost(payer))
 
     def wait(self, payer: Payer) -> float:
-        """Seconds that a job put now may wait, going by what waits already and what such jobs took.
+        """Seconds that a task put now may wait, going by what waits already and what such tasks took.
 
-        A client's own jobs, this one too, take turns with those of others of its account, and these with other
+        A client's own tasks, this one too, take turns with those of others of its account, and these with other
         accounts'; but it waits for no more than there is.
         """
         account = self._accounts.get(payer.account)
@@ -261,38 +281,38 @@ class Line(Generic[Job]):
         return (of_all - cost) / self._workers
 
     def ahead(self, payer: Payer) -> bool:
-        """Whether somebody who waits has had less than this client, of whom a job runs: another account, or another
+        """Whether somebody who waits has had less than this client, of whom a task runs: another account, or another
         client of its own.
         """
         if self._flows.first() != payer.account:
             return self._flows.precedes(payer.account)
         return self._accounts[payer.account].flows.precedes(payer.client)
 
-    def _left(self, account: _Account[Job], waiting: _Waiting[Job], place: Place[Job]) -> None:
-        """One job fewer waits; it was taken out of its client's already."""
+    def _left(self, account: _Account, waiting: _Waiting, task: Task) -> None:
+        """One task fewer waits; it was taken out of its client's already."""
         self._length -= 1
-        if place.batch_key is not None:
-            self._batch_keys[place.batch_key] -= place.rows
-            if not self._batch_keys[place.batch_key]:
-                del self._batch_keys[place.batch_key]
-        self._weigh(account, waiting, -place.guess)
-        if waiting.places:
+        if task.batch_key is not None:
+            self._batch_keys[task.batch_key] -= task.rows
+            if not self._batch_keys[task.batch_key]:
+                del self._batch_keys[task.batch_key]
+        self._weigh(account, waiting, -task.guess)
+        if waiting.tasks:
             return
-        del account.clients[place.payer.client]
-        account.flows.leave(place.payer.client)
+        del account.clients[task.payer.client]
+        account.flows.leave(task.payer.client)
         if not account.clients:
             account.seconds = 0.0  # sums of what came and went drift
-            self._flows.leave(place.payer.account)
-            self._tidy(place.payer.account, account)
+            self._flows.leave(task.payer.account)
+            self._tidy(task.payer.account, account)
         if not self._length:
             self._seconds = 0.0
 
-    def _weigh(self, account: _Account[Job], waiting: _Waiting[Job], seconds: float) -> None:
+    def _weigh(self, account: _Account, waiting: _Waiting, seconds: float) -> None:
         waiting.seconds += seconds
         account.seconds += seconds
         self._seconds += seconds
 
-    def _tidy(self, name: str, account: _Account[Job]) -> None:
+    def _tidy(self, name: str, account: _Account) -> None:
         """Nobody of the account waits or runs: its clients are forgotten, and start again as equals."""
         if not account.clients and not account.running:
             del self._accounts[name]

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from cloud_server.work.overtime import Overtime
+from cloud_server.scheduling.watchdog import Overtime
 from shared_hooks.crossing import generators
 from shared_hooks.modules.attach import running
 from studies.attacks.bulk import Target
@@ -27,7 +27,7 @@ WATCH = ("overtime.py", "threading.py", "contextlib.py")
 def ended_at(target: Target, number: int) -> Iterator[list[str]]:
     """`Overtime` comes at the ``number``-th line that runs where it may come; the place is told."""
     left, places = number, list[str]()
-    thread, until = threading.get_ident(), target.core._turns._overtime._until
+    thread, until = threading.get_ident(), target.core._executor._watchdog._until
 
     def line(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal left

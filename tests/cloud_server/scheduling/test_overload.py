@@ -10,11 +10,10 @@ import pytest
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
-from cloud_server.work.line import Forecast
-from cloud_server.work.payer import Payer
+from cloud_server.scheduling.fair_queue import Forecast, Payer
 from tests.cloud_server.fakes import CoreClient, FakeEngine, cancel
+from tests.cloud_server.scheduling.simulation import Job, Simulation
 from tests.cloud_server.small import SMALL, Gate
-from tests.cloud_server.work.simulation import Simulation, Task
 from tests.waiting import eventually
 
 TAKES = 0.01
@@ -39,7 +38,7 @@ class Overloaded(Simulation):
         self.put(payer, TAKES)
         self.longest = max(self.longest, len(self.line))
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, task: Job) -> bool:
         return self.now - task.put_at + self.line.forecast(task.payer).takes <= self.deadline
 
     def offer(self, payer: Payer, per_second: float, until: float) -> None:
@@ -115,7 +114,7 @@ class TestInTheCore:
         for id in range(100, 103):
             client.ask(id, b"warm")
             client.answer(id)
-        eventually(lambda: core._workers.forecast(Payer("address test", "alice")).takes > 0.05)
+        eventually(lambda: core.scheduler.forecast(Payer("address test", "alice")).takes > 0.05)
 
     def test_a_request_that_would_come_too_late_is_refused_and_told_when(self) -> None:
         gate = Gate()

@@ -8,12 +8,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from cloud_server.work.line import Line, Place
-from cloud_server.work.payer import Payer
+from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
 
 
 @dataclass(frozen=True)
-class Task:
+class Job:
     """A job that takes ``seconds``; ``number``: which of its payer's it is."""
 
     payer: Payer
@@ -26,19 +25,19 @@ class Simulation:
     """``used`` is the time that each account and each (account, client) had; ``waits`` what its jobs waited."""
 
     def __init__(self, workers: int = 1) -> None:
-        self.line: Line[Task] = Line(workers)
+        self.line: FairQueue = FairQueue(workers)
         self.now = 0.0
         self.used: Counter[object] = Counter()
         self.waits: defaultdict[Payer, list[float]] = defaultdict(list)
-        self.order: list[Task] = []
+        self.order: list[Job] = []
         self._idle = workers
         self._order = itertools.count()
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers: Counter[Payer] = Counter()
 
-    def put(self, payer: Payer, seconds: float) -> Place[Task]:
+    def put(self, payer: Payer, seconds: float) -> Task:
         self._numbers[payer] += 1
-        place = self.line.put(Task(payer, self._numbers[payer], seconds, self.now), payer)
+        place = self.line.put(Task(Job(payer, self._numbers[payer], seconds, self.now), payer))
         self._begin()
         return place
 
@@ -51,7 +50,7 @@ class Simulation:
             self.put(payer, next(lengths))
         self._refill[payer] = lengths
 
-    def wanted(self, task: Task) -> bool:
+    def wanted(self, job: Job) -> bool:
         """Whether a job whose turn it is is done."""
         return True
 
@@ -67,20 +66,20 @@ class Simulation:
 
     def _begin(self) -> None:
         while self._idle and (place := self.line.take()) is not None:
-            task = place.job
-            if not self.wanted(task):
+            job = place.work
+            if not self.wanted(job):
                 self.line.done(place, 0.0, counts=False)
                 continue
             self._idle -= 1
-            self.waits[task.payer].append(self.now - task.put_at)
-            self.order.append(task)
-            self.at(self.now + task.seconds, lambda place=place: self._end(place))  # type: ignore[misc]
+            self.waits[job.payer].append(self.now - job.put_at)
+            self.order.append(job)
+            self.at(self.now + job.seconds, lambda place=place: self._end(place))  # type: ignore[misc]
 
-    def _end(self, place: Place[Task]) -> None:
-        task = place.job
+    def _end(self, place: Task) -> None:
+        job = place.work
         self._idle += 1
-        self.line.done(place, task.seconds)
-        self.used[task.payer.account] += task.seconds
-        self.used[task.payer] += task.seconds
-        if task.payer in self._refill:
-            self.put(task.payer, next(self._refill[task.payer]))
+        self.line.done(place, job.seconds)
+        self.used[job.payer.account] += job.seconds
+        self.used[job.payer] += job.seconds
+        if job.payer in self._refill:
+            self.put(job.payer, next(self._refill[job.payer]))

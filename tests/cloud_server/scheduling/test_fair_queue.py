@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_server.work.flows import KEPT, Flows
-from cloud_server.work.line import Line
-from cloud_server.work.payer import Payer
-from tests.cloud_server.work.simulation import Simulation
+from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
+from cloud_server.scheduling.flows import KEPT, Flows
+from tests.cloud_server.scheduling.simulation import Simulation
 
 LENGTHS = st.sampled_from([0.01, 0.02, 0.05, 0.2])
 
@@ -108,9 +107,9 @@ class TestTurnedAway:
         assert run.used["flood"] >= 9.9
 
     def test_unknown_ones_are_no_mistake(self) -> None:
-        line: Line[int] = Line()
+        line = FairQueue()
         line.turned_away(Payer("nobody"))
-        line.put(1, Payer("somebody"))
+        line.put(Task(1, Payer("somebody")))
         line.turned_away(Payer("somebody", "another client"))
         assert line.take() is not None
 
@@ -158,13 +157,13 @@ class TestNoCredit:
         assert run.used["busy"] - before >= 0.9 * 100 * mean
 
     def test_nor_for_work_that_was_thought_long_and_was_short(self) -> None:
-        line: Line[int] = Line()
+        line = FairQueue()
         for number in range(50):
-            line.put(number, Payer("a"))
+            line.put(Task(number, Payer("a")))
             place = line.take()
             assert place is not None
             line.done(place, 1.0)
-        line.put(0, Payer("a"))
+        line.put(Task(0, Payer("a")))
         place = line.take()
         assert place is not None
         line.done(place, 0.0, counts=False)
@@ -196,11 +195,11 @@ class TestOrder:
         assert never <= len(left)
 
     def test_one_that_left_is_never_taken_and_may_leave_again(self) -> None:
-        line: Line[str] = Line()
-        places = [line.put(name, Payer("a", name)) for name in "abc"]
+        line = FairQueue()
+        places = [line.put(Task(name, Payer("a", name))) for name in "abc"]
         line.remove(places[1])
         line.remove(places[1])
-        taken = [place.job for place in iter(line.take, None)]
+        taken = [place.work for place in iter(line.take, None)]
         assert taken == ["a", "c"]
         line.remove(places[0])
         assert len(line) == 0
@@ -208,26 +207,26 @@ class TestOrder:
 
 class TestForecast:
     def test_a_client_waits_for_its_own_jobs_in_turn_with_others(self) -> None:
-        line: Line[int] = Line()
+        line = FairQueue()
         a, b = Payer("a"), Payer("b")
         for payer in (a, b):
             for number in range(10):
-                line.put(number, payer)
+                line.put(Task(number, payer))
                 place = line.take()
                 assert place is not None
                 line.done(place, 0.1)
         for number in range(100):
-            line.put(number, b)
+            line.put(Task(number, b))
         assert line.wait(b) == pytest.approx(10) and line.wait(a) == 0.0
         for number in range(10):
-            line.put(number, a)
+            line.put(Task(number, a))
         assert line.wait(a) == pytest.approx(2.1), "its own second of work, and as much of the other's"
         assert line.wait(b) == pytest.approx(11), "never more than there is"
 
     def test_the_first_job_at_a_cut_does_not_count(self) -> None:
-        line: Line[int] = Line()
+        line = FairQueue()
         for seconds in (5.0, 0.01, 0.01, 0.01):
-            line.put(0, Payer("a"))
+            line.put(Task(0, Payer("a")))
             place = line.take()
             assert place is not None
             line.done(place, seconds)

@@ -1,0 +1,265 @@
+"""Decides what the workers do next: whose task, together with which others, and whether there is time for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from cloud_server.scheduling.fair_queue import FairQueue, Forecast, Payer, Task
+from shared_hooks.errors import ServerUnavailable
+
+ISOLATED_SECONDS = 60.0
+"""How long the tasks of a client that has spoilt a batch go alone."""
+MAX_ISOLATED = 4096
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """What a batch may have: ``rows``, and ``nbytes`` of memory while it is computed.
+
+    Where enough tasks wait, a batch has as many rows as the largest of ``preferred`` that they fill. For more of them a
+    worker waits up to ``delay`` seconds, while no other task waits and the batch has none of the preferred sizes.
+    """
+
+    rows: int = 1
+    nbytes: float = math.inf
+    delay: float = 0.0
+    preferred: Sequence[int] = ()
+
+
+class Result(NamedTuple):
+    """``counts``: whether its time says something of the next one's. ``own``: seconds of a batch that were for this
+    task alone.
+    """
+
+    counts: bool
+    own: float = 0.0
+
+
+class Scheduler:
+    """Tasks are added by any thread; each of ``workers`` takes a batch, computes it, and says that it has finished.
+
+    It has no bound of its own: the core admits no more requests than `Limits.max_pending`, and few profiles.
+    """
+
+    def __init__(self, workers: int = 1, limits: BatchLimits | None = None) -> None:
+        self.waits = QueueClocks()
+        self._limits = limits or BatchLimits()
+        self._preferred = sorted(self._limits.preferred)
+        self._queue = FairQueue(workers)
+        self._split: deque[list[Task]] = deque()
+        """The rest of batches that were split for a deadline: they are next."""
+        self._isolated: OrderedDict[tuple[str, ...], float] = OrderedDict()
+        """(account, client) or (account,) of tasks that go alone, and until when."""
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._stopped = False
+
+    def __len__(self) -> int:
+        """Tasks that wait."""
+        return len(self._queue)
+
+    def add(self, task: Task) -> Callable[[], None]:
+        """The task waits behind the others of its client. The result takes it out again, if no worker has it yet."""
+        with self._lock:
+            if task.batch_key is not None and self._is_isolated(task.payer):
+                task.batch_key = None
+            self._queue.put(task)
+            self._changed.notify()
+        return partial(self._remove, task)
+
+    def next_batch(self, before: Payer | None = None) -> list[Task]:
+        """The tasks to be computed together now; waits for one, and gives none once stopped.
+
+        ``before``: for a worker amid a task of this payer; without waiting, and only what comes before that.
+        """
+        with self._lock:
+            if before is not None:
+                return self._in_time(self._batch()) if self._split or self._queue.ahead(before) else []
+            self._changed.wait_for(lambda: self._queue or self._split or self._stopped)
+            tasks = self._batch()
+            if tasks and tasks[0].batch_key is not None and self._limits.delay:
+                self._wait_for_more(tasks)
+            return self._in_time(tasks)
+
+    def finish(self, tasks: Sequence[Task], results: Sequence[Result], seconds: float) -> None:
+        """The tasks of a batch are done, after so many seconds; each is charged for its own, and by its rows."""
+        with self._lock:
+            each = max(0.0, seconds - sum(result.own for result in results)) / _rows(tasks)
+            for task, result in zip(tasks, results, strict=True):
+                self._queue.done(task, result.own + each * task.rows, result.counts)
+
+    def charge(self, payer: Payer, seconds: float) -> None:
+        """A task of it still runs, and has taken so long since it was last charged."""
+        with self._lock:
+            self._queue.charge(payer, seconds)
+
+    def refused(self, payer: Payer) -> None:
+        """A task of it was refused for want of a place or of time: it is charged for having asked."""
+        with self._lock:
+            self._queue.turned_away(payer)
+
+    def forecast(self, payer: Payer) -> Forecast:
+        """What to expect of a task added now."""
+        with self._lock:
+            return self._queue.forecast(payer)
+
+    def check_time(self, payer: Payer, seconds_left: float) -> None:
+        """Raises ServerUnavailable for a task that would end too late, so that nothing is done in vain."""
+        forecast = self.forecast(payer)
+        late = forecast.late(seconds_left)
+        if late > 0:
+            error = ServerUnavailable(
+                f"the server has more to do than it can: a request of {payer.account} would wait about "
+                f"{forecast.wait:.2f} s for a worker, and this one's time is over in {seconds_left:.2f} s; "
+                f"try again in {late:.2f} s"
+            )
+            error.retry_after_seconds = late
+            raise error
+
+    def isolate(self, payers: Iterable[Payer]) -> None:
+        """Their tasks have spoilt a batch: they go alone for a while.
+
+        With a second client of an account all its others go alone, too: what a client calls itself costs nothing.
+        """
+        now = time.monotonic()
+        with self._lock:
+            for payer in payers:
+                client = payer.account, payer.client
+                others = [key for key, until in self._isolated.items() if key[0] == payer.account and until > now]
+                for key in (client, *([client[:1]] if others and others != [client] else [])):
+                    self._isolated[key] = now + ISOLATED_SECONDS
+                    self._isolated.move_to_end(key)
+            while len(self._isolated) > MAX_ISOLATED:
+                self._isolated.popitem(last=False)
+
+    def stop(self) -> None:
+        """Gives out what still waits, and then nothing."""
+        with self._lock:
+            self._stopped = True
+            self._changed.notify_all()
+
+    def _is_isolated(self, payer: Payer) -> bool:
+        now = time.monotonic()
+        return any(self._isolated.get(key, now) > now for key in ((payer.account, payer.client), (payer.account,)))
+
+    def _remove(self, task: Task) -> None:
+        with self._lock:
+            self._queue.remove(task)
+
+    def _batch(self) -> list[Task]:
+        """The next task, and those to be computed with it; none where nothing waits. The caller holds the lock."""
+        if self._split:
+            return self._split.popleft()
+        task = self._queue.take()
+        if task is None or task.batch_key is None:
+            return [] if task is None else [task]
+        keys = {task.batch_key}
+        if task.compatible_keys is not None:
+            keys.update(task.compatible_keys(task.batch_key, partial(self._rows_of, task), self._limits.rows))
+        there = task.rows + sum(map(self._queue.waiting, keys))
+        rows = max((size for size in self._preferred if task.rows < size <= there), default=self._limits.rows)
+        return [task, *self._queue.take_alike(keys, rows - task.rows, self._limits.nbytes - task.nbytes)]
+
+    def _rows_of(self, taken: Task, batch_key: Hashable) -> int:
+        """Those that wait, and those of the task that was just taken."""
+        return self._queue.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
+
+    def _wait_for_more(self, tasks: list[Task]) -> None:
+        until = time.monotonic() + self._limits.delay
+        while (rows := _rows(tasks)) < self._limits.rows and rows not in self._preferred:
+            left = until - time.monotonic()
+            if left <= 0 or self._queue or self._stopped:
+                break
+            self._changed.wait(left)
+            room = self._limits.nbytes - sum(task.nbytes for task in tasks)
+            tasks += self._queue.take_alike({task.batch_key for task in tasks}, self._limits.rows - rows, room)
+        if self._queue:
+            self._changed.notify()  # what was said to this thread may be for another one that does nothing
+
+    def _in_time(self, tasks: list[Task]) -> list[Task]:
+        """The batch, which takes as long as all of its tasks; those that it would end too late for go first, alone."""
+        if len(tasks) < 2 or all(task.seconds_left is None for task in tasks):
+            return tasks
+        takes = sum(self._queue.forecast(task.payer).takes for task in tasks)
+        hurried = [task for task in tasks if task.seconds_left is not None and task.seconds_left() < takes]
+        if not hurried:
+            return tasks
+        rest = [task for task in tasks if task not in hurried]
+        first, *others = [*([task] for task in hurried), *([rest] if rest else [])]
+        self._split.extend(others)
+        self._changed.notify(len(others))
+        return first
+
+
+def _rows(tasks: Sequence[Task]) -> int:
+    return sum(task.rows for task in tasks)
+
+
+WEIGHT = 0.2
+"""Weight of the newest wait in the mean, at least: of one that came long after the others more."""
+HALF_LIFE_SECONDS = 5.0
+"""Without requests the remembered wait loses half of itself in this time: nobody waited for the idle worker."""
+KEPT = 1024
+"""Accounts whose waits are remembered."""
+
+
+class QueueClocks:
+    """A `QueueClock` for each account: who floods the server waits long, and others do not. Any thread may call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._all = QueueClock(clock)
+        self._of: OrderedDict[str, QueueClock] = OrderedDict()
+
+    def add(self, account: str, wait_ns: int) -> None:
+        with self._lock:
+            found = self._of.get(account)
+            if found is None:
+                found = self._of[account] = QueueClock(self._clock)
+                if len(self._of) > KEPT:
+                    self._of.popitem(last=False)
+            self._of.move_to_end(account)
+        found.add(wait_ns)
+        self._all.add(wait_ns)
+
+    def mean_ns(self, account: str | None) -> int:
+        """0 for one that never waited; None: of all."""
+        if account is None:
+            return self._all.mean_ns
+        with self._lock:
+            found = self._of.get(account)
+        return 0 if found is None else found.mean_ns
+
+
+class QueueClock:
+    """The exponentially weighted mean of waits (ns). Any thread may call."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._mean = 0.0
+        self._at = clock()
+
+    def add(self, wait_ns: int) -> None:
+        with self._lock:
+            now = self._clock()
+            kept = (1 - WEIGHT) * self._faded(now)  # what is long ago weighs no more than what is reported
+            self._mean = kept * self._mean + (1 - kept) * wait_ns
+            self._at = now
+
+    @property
+    def mean_ns(self) -> int:
+        with self._lock:
+            return round(self._mean * self._faded(self._clock()))
+
+    def _faded(self, now: float) -> float:
+        share: float = 0.5 ** ((now - self._at) / HALF_LIFE_SECONDS)
+        return share
