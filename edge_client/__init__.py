@@ -1,7 +1,7 @@
 """The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
 
 client      `EdgeClient`: infer, infer_many
-standing    its model and its connection, and what the server said of itself
+core        its model, its connection, what the server said of itself, requests at a given cut
 inputs      what infer takes, made into a call
 answer      `Answer`, `Failure`
 call        what a model is called with
@@ -24,6 +24,7 @@ choosing    which codec every tensor travels with
 request     one request: head, transport, answer; or everything here
 transport   the standing connection
 witness     answers also computed whole here
+probing     what the link carries, measured; the server's profile, fetched
 survey      gathers what a plan needs: link, server's profile, our own
 planning    which cut is best, from numbers alone
 generation  generation cut in two: generate() of transformers, and sessions' way to the server
@@ -53,7 +54,8 @@ if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient, AutoOptions
     from edge_client.answer import Answer, Failure
     from edge_client.call import Call
-    from edge_client.client import CONNECTION_ERRORS, EdgeClient
+    from edge_client.client import EdgeClient
+    from edge_client.core import CONNECTION_ERRORS
     from edge_client.credentials import Credentials
     from edge_client.generation import SplitGenerator, split_model
     from edge_client.model_choice import ModelChoice
@@ -76,7 +78,7 @@ _HOME = {
     "Answer": "answer",
     "AutoClient": "adaptive",
     "AutoOptions": "adaptive",
-    "CONNECTION_ERRORS": "client",
+    "CONNECTION_ERRORS": "core",
     "Call": "call",
     "ConnectionOptions": "transport.options",
     "Credentials": "credentials",

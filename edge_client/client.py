@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, overload
 
 import torch
@@ -16,50 +14,37 @@ from torch import nn
 
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
-from edge_client.choosing.beginning import chooser_of
+from edge_client.core import CONNECTION_ERRORS, ClientCore
 from edge_client.inputs import InputReader
 from edge_client.inputs.reader import several
 from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.request import (
-    Books,
     Cut,
-    EdgeModel,
     Pending,
     Position,
-    Requests,
     closing_with,
     in_order,
     work_of,
 )
-from edge_client.settings import address_of
-from edge_client.standing import Standing
-from edge_client.transport import ConnectionOptions, Stamps, check_seconds, now_ns
-from edge_client.witness import check_share
-from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel, near
+from edge_client.transport import ConnectionOptions, Stamps, now_ns
+from shared_hooks.errors import Cancelled, SpecError, near
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.lifecycle.loading import default
 from shared_hooks.models import InputItem, ModelSpec, Prediction
 from shared_hooks.showing import summary_of
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from edge_client.adaptive import AutoClient, AutoOptions
-    from edge_client.planning.codecs import Codecs
-    from edge_client.planning.link import Link
     from edge_client.planning.loss_table import LossTable
 
-CONNECTION_ERRORS: Final = (
-    ServerUnavailable,
-    Disagreement,
-    UnknownModel,
-    AccessRefused,
-)  # no input's fault: the next would fail, too
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 
 
-class EdgeClient(Standing):
+class EdgeClient(ClientCore):
     """A model's heads here, and a standing connection to its tails on a server.
 
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
@@ -126,55 +111,38 @@ class EdgeClient(Standing):
         labels: bool = True,
         call_kwargs: bool = True,
     ) -> None:
-        check_share(witness)
         if fallback not in (None, "edge"):
             raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
-        server = None if server is None else address_of(server)
-        lifecycle = default("edge") if lifecycle is None else lifecycle
-        self._split = split
-        self.deadline = check_seconds("deadline", deadline)
-        self.choice, connection = ModelChoice.of(model), connection or ConnectionOptions()
+        choice = ModelChoice.of(model)
         if split == AUTO and server is None:
             raise SpecError('split="auto" chooses between here and a server: EdgeClient("HOST:PORT", ...)')
-        if self.choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
+        if choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
-        credentials = connection.credentials
-        chooser, table = chooser_of(codec, calibration, max_loss, server=server, credentials=credentials)
-        plain = codec if chooser is None else "raw"
-        made = EdgeModel(
-            self.choice,
-            codec=plain,
-            chooser=chooser,
-            learnt=table,
+        super().__init__(
+            server,
+            choice,
+            codec=codec,
+            calibration=calibration,
+            max_loss=max_loss,
             metrics=metrics,
+            deadline=deadline,
             observers=observers,
-            lifecycle=lifecycle,
-        )
-        super().__init__(server, made, connection, otherwise=fallback is not None)
-        self.requests = Requests(
-            self._edge_model,
-            self._connect,
-            at_once=self.connection.at_once,
-            of_a_run=self.connection.of_a_run,
-            max_in_flight_bytes=self.connection.max_in_flight_bytes,
-            metrics=metrics,
-            max_answer_bytes=self.connection.max_answer_bytes,
-            client_id=self._client_id,
             witness=witness,
             fallback=fallback is not None,
             exact=exact,
-            postprocess=self._postprocess if postprocess and self.spec is not None else None,
+            lifecycle=lifecycle,
+            connection=connection,
+            postprocess=self._postprocess if postprocess else None,
         )
+        self._split = split
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
-        example = made.example
+        example = self._edge_model.example
         self._swallowed = Swallowed(self.wrapped.model, example[1] if example is not None else ())
         self._labelled = self.spec if labels or self.spec is None else replace(self.spec, labels=())
-        self.codec = codec
         self._auto_options = auto
         self._auto: AutoClient | None = None
         self._beginning = threading.Lock()
-        self._ending = threading.Lock()  # taken by the first who closes, and kept
 
     @property
     def split(self) -> Cut:
@@ -197,37 +165,11 @@ class EdgeClient(Standing):
         """Who decides with ``split="auto"``; None where nobody does, and until it has measured."""
         return self._auto
 
-    @property
-    def books(self) -> dict[str, Books]:
-        """By the name of a cut, what "basis" and "frames" send its pieces by (`shared_hooks.crossing.books_of`).
-
-        Empty without a calibration; may be changed at any time. At a cut without books these codecs send raw bytes.
-        """
-        return self._edge_model.books
-
     def __repr__(self) -> str:
         split = f"split={self._split!r}"
         return summary_of(self, f"server={self.server}", f"model={self.model_id}", split, f"{self.state.name.lower()}")
 
-    @property
-    def witness(self) -> float:
-        """The share of the split requests that are computed whole here, too."""
-        return self.requests.witnesses.share
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        """Cuts that witnesses took out of use: the layer's name ("input": before the first), and what was found."""
-        return self.requests.witnesses.refused
-
-    def prepare(self) -> EdgeClient:
-        """Plan the example and hash the weights, without a server. If it was not called, `open` does it."""
-        if self.server is None:
-            self._edge_model.plan_example()
-        else:
-            self._connect()
-        return self
-
-    def open(self, seconds: float | None = None) -> EdgeClient:
+    def open(self, seconds: float | None = None) -> Self:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
 
         If the default cut is "edge-only" it plans and does not connect; if it is "auto" it measures, which takes
@@ -251,38 +193,16 @@ class EdgeClient(Standing):
                 self._edge_model.chooser.begin()
         return self
 
-    def connect(self, seconds: float | None = None) -> None:
-        """As `open`, whatever the default cut is."""
-        try:
-            self._connect().open(self.connection.patience if seconds is None else seconds)
-        except CONNECTION_ERRORS:
-            if not self._otherwise:
-                raise
-
-    def close(self) -> None:
-        """End the connection and remove the hooks from the model; waiting requests end with Cancelled."""
-        first, self._closed = self._ending.acquire(blocking=False), True
-        if first:
-            self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
+    def _stop(self) -> None:
         if self._auto is not None:
             self._auto.close()
-        if self._connection is not None:
-            self._connection.close()
-        self.wrapped.detach()
-        if first:
-            self.lifecycle.emit(Stage.AFTER_SHUTDOWN)
 
-    def __enter__(self) -> EdgeClient:
+    def __enter__(self) -> Self:
         try:
             return self.open()
         except BaseException:
             self.close()
             raise
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def infer(
         self,
@@ -370,7 +290,8 @@ class EdgeClient(Standing):
 
     def _postprocess(self, output: Any) -> Any:
         """`Answer.result`: predictions, or the output where the spec says nothing and there are none."""
-        assert self._labelled is not None
+        if self._labelled is None:
+            return output
         found: list[Prediction] = self._labelled.postprocess(output)
         return found or output
 
@@ -489,19 +410,5 @@ class EdgeClient(Standing):
         with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split
 
-    def codec_link(self, link: Callable[[], Link]) -> None:
-        """Where codecs are chosen: somebody else knows the link from now on, as ``split="auto"`` does."""
-        if self._edge_model.chooser is not None:
-            self._edge_model.chooser.follow(link)
-
-    @property
-    def codecs_chosen_from(self) -> Codecs | None:
-        """With ``codec="auto"``: the codecs, and what they may lose; else None."""
-        return None if self._edge_model.chooser is None else self._edge_model.chooser.codecs
-
     def _cut(self, split: Cut | None) -> Cut:
         return self.split if split is None else split
-
-    def until(self, deadline: float | None) -> float:
-        """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
-        return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)

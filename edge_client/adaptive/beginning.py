@@ -14,7 +14,7 @@ from edge_client.adaptive.client import AutoClient
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
 from edge_client.call import Call
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.load import Load
 from edge_client.model_choice import Inputs
 from edge_client.planning.codecs import Codecs
@@ -22,12 +22,11 @@ from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.planning.predict import predict
+from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen.progress import in_notebook
 from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
 from edge_client.survey.learnt import asked_of_servers, with_books
 from edge_client.survey.loaded import Loaded
-from edge_client.survey.prober import LinkProber
-from edge_client.survey.probing import fetch_profile, probe
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec
@@ -92,7 +91,7 @@ log = logging.getLogger(__name__)
 
 
 def begin(
-    client: EdgeClient,
+    client: ClientCore,
     options: AutoOptions,
     call: Call,
     *,
@@ -136,7 +135,7 @@ def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _loaded(client: EdgeClient, call: Call) -> Loaded:
+def _loaded(client: ClientCore, call: Call) -> Loaded:
     """The client's own model, planned on ``call``. A module has no spec: one that says its name stands in."""
     spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
     args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)

@@ -25,7 +25,7 @@ from edge_client.adaptive.monitor import Connect, ServerMonitor
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.choosing.belief import UNKNOWN
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.model_choice import Inputs
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.link import Link
@@ -78,7 +78,7 @@ class AutoClient:
 
     def __init__(
         self,
-        client: EdgeClient,
+        client: ClientCore,
         controller: SplitController,
         *,
         prepare: Callable[[Any], Inputs] | None = None,

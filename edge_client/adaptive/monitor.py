@@ -12,10 +12,10 @@ from typing import Final
 
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.decisions import Decisions
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
-from edge_client.survey.prober import LinkProber
+from edge_client.probing import LinkProber
 from edge_client.transport import State, now_ns
 from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
 from shared_hooks.profiling.profile import Profile
@@ -98,7 +98,7 @@ class ServerMonitor:
 
     def __init__(
         self,
-        client: EdgeClient,
+        client: ClientCore,
         controller: SplitController,
         lock: threading.Lock,
         decisions: Decisions,
@@ -183,7 +183,7 @@ class ServerMonitor:
         try:
             self._prober.round(0, 0, PROBE_SECONDS)
             if self._client.state is not State.READY:
-                self._client.open(PROBE_SECONDS)
+                self._client.connect(PROBE_SECONDS)
             found = self._connect(self._check) if self._connect is not None else None
             with self._lock:
                 if found is not None:

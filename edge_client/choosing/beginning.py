@@ -44,7 +44,7 @@ def chooser_of(
 
 def probed(server: str, credentials: Credentials, sizes: Sequence[int]) -> Link:
     """The link to a server as it is now, for requests of about such sizes. Raises ServerUnavailable."""
-    from edge_client.survey.probing import probe
+    from edge_client.probing import probe
 
     link, _ = probe(server, sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)
     return link

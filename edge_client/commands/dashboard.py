@@ -13,13 +13,14 @@ from typing import Final
 
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Failure
-from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.client import EdgeClient
 from edge_client.commands import auto, exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.looking import Looking
 from edge_client.commands.server import needed, running
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.live import Dashboard
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from edge_client import interrupts
 from edge_client.answer import Answer, Failure
-from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.client import EdgeClient
 from edge_client.commands import exits, witnesses
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.feed import Feed, Named, feed_of
@@ -25,6 +25,7 @@ from edge_client.commands.pace import Pace
 from edge_client.commands.report import Report
 from edge_client.commands.run_journal import RunJournal
 from edge_client.commands.server import needed, running
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.modes import EDGE_ONLY
 from edge_client.screen.progress import progress
 from edge_client.screen.text import one_line, printable

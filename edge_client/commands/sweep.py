@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.client import CONNECTION_ERRORS
 from edge_client.commands import exits
 from edge_client.commands.loading import choice_of, keywords
 from edge_client.commands.output import check_json_target, say, write_json
 from edge_client.commands.server import chosen
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.settings import NONE
 from edge_client.sweeping import extras
 from edge_client.tasks.sweep import sweep

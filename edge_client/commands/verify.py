@@ -13,8 +13,7 @@ from edge_client.commands.output import check_json_target, table, write_json
 from edge_client.commands.server import chosen
 from edge_client.screen.text import printable
 from edge_client.settings import NONE
-from edge_client.survey.verified import Verified
-from edge_client.tasks.verify import verify
+from edge_client.tasks.verify import Verified, verify
 from edge_client.witness import Comparison
 
 WIDTH: Final = 80

@@ -15,12 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from edge_client.answer import Answer, Failure
-from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.client import EdgeClient
 from edge_client.commands import exits
 from edge_client.commands.credentials import credentials_of
 from edge_client.commands.hooks import configured
 from edge_client.commands.loading import choice_of, cut_for, find
 from edge_client.commands.server import needed, running
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.model_choice import ModelChoice
 from edge_client.screen.observation_table import ObservationTable, tables
 from edge_client.screen.text import one_line, printable

@@ -12,7 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.generation.clock import Clock, criteria_with, prompt_length
 from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Summary
@@ -126,7 +126,7 @@ class SplitGenerator:
 
     def __init__(
         self,
-        client: EdgeClient,
+        client: ClientCore,
         cut: str,
         *,
         model: nn.Module | None = None,
@@ -207,7 +207,7 @@ class SplitGenerator:
 
 @contextmanager
 def split_model(
-    model: nn.Module | None, client: EdgeClient, cut: str, *, answer: Answer = None, codec: str | None = None
+    model: nn.Module | None, client: ClientCore, cut: str, *, answer: Answer = None, codec: str | None = None
 ) -> Iterator[Any]:
     """``model`` (None: the client's own) with its ``forward`` split as long as the block runs.
 
@@ -221,7 +221,7 @@ def split_model(
         yield generator.model
 
 
-def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:
+def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
     own = client.wrapped.model
     if model is None:
         model = own
@@ -237,7 +237,7 @@ def _model_of(client: EdgeClient, model: nn.Module | None) -> nn.Module:
     return model
 
 
-def _best(client: EdgeClient, model: nn.Module, answer: Answer) -> str:
+def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
     """The cut that a plan chooses. Raises what plans raise."""
     from edge_client.generation.survey import best_generation_cut
     from edge_client.planning.generation.workload import Workload  # few ask for it, and it loads what measures

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import torch
 
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.transport import Stamps, State, Times, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
@@ -29,7 +29,7 @@ class SessionLink:
     bits may then differ, as `StepReply.company` says.
     """
 
-    def __init__(self, client: EdgeClient, cut: str, *, deadline: float | None = None, exact: bool = True) -> None:
+    def __init__(self, client: ClientCore, cut: str, *, deadline: float | None = None, exact: bool = True) -> None:
         self.cut = cut
         self.exact = exact
         self.deadline = deadline

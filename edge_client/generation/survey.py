@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.generation.clock import Clock, criteria_with
 from edge_client.generation.link import SessionLink
 from edge_client.planning.generation.choose import decide_generation
@@ -18,8 +18,8 @@ from edge_client.planning.generation.fitting import StepSample, cloud_profile, h
 from edge_client.planning.generation.measured import Measured
 from edge_client.planning.generation.workload import Workload
 from edge_client.planning.objective import Constraints, Objective
+from edge_client.probing import probe
 from edge_client.screen.progress import progress
-from edge_client.survey.probing import probe
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import Link, SplitForward
 from shared_hooks.profiling.decoding.measure import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, Measurement
@@ -131,7 +131,7 @@ QUICK_SECONDS: Final = 5.0
 
 
 def gather_generation(
-    client: EdgeClient, workload: Workload, *, model: Any = None, seconds: float = 20.0, show: bool = False
+    client: ClientCore, workload: Workload, *, model: Any = None, seconds: float = 20.0, show: bool = False
 ) -> Measured:
     """With ``client``'s model and server, about ``seconds``: replies here and split after the first and last block, in
     turns, to random prompts of several lengths. ``model``: of the same weights, in place of the client's.
@@ -165,7 +165,7 @@ def gather_generation(
 
 
 def best_generation_cut(
-    client: EdgeClient,
+    client: ClientCore,
     workload: Workload | None = None,
     *,
     model: Any = None,

@@ -21,6 +21,7 @@ from typing import Any, Final
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Answer
 from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address
 from edge_client.live import entries
@@ -28,7 +29,7 @@ from edge_client.live.aside import Aside
 from edge_client.live.board import RINGS, Board
 from edge_client.live.entries import Entry, reading
 from edge_client.modes import AUTO
-from edge_client.survey.prober import LinkProber
+from edge_client.probing import LinkProber
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import Reading, Track, gpu_of
@@ -381,5 +382,5 @@ class Dashboard:
                 link.look()
 
 
-def _name_of(client: EdgeClient) -> str:
+def _name_of(client: ClientCore) -> str:
     return client.spec.model_id if client.spec else type(client.wrapped.model).__name__

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.call import Call
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
 from edge_client.load import Load
@@ -22,12 +22,12 @@ from edge_client.planning.candidate import Candidate
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.predict import Power, predict
+from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process.local_server import local_server
 from edge_client.request import Books
 from edge_client.screen.progress import progress
 from edge_client.survey.learnt import asked_of_servers, with_books
 from edge_client.survey.loaded import Loaded
-from edge_client.survey.probing import fetch_profile, probe, round_trip
 from edge_client.transport import ConnectionOptions
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
@@ -367,7 +367,7 @@ def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: 
         one for one in replace(gathered, codecs=None).candidates() if one.name != EDGE_ONLY and one.layer_id is not None
     ]
     samples = []
-    with EdgeClient(
+    with ClientCore(
         gathered.server,
         loaded.choice.with_spec(loaded.spec),
         codec=wanted.codec,
@@ -376,8 +376,7 @@ def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: 
     ) as client:
         for one in sorted(networked, key=lambda one: one.latency_ns)[:CALIBRATION_CUTS]:
             calls = [Call(loaded.args, loaded.kwargs)] * (CALIBRATION_WARMUP + CALIBRATION_REQUESTS)
-            took = [client.infer_many([call], split=one.name) for call in calls]
-            measured = [answer.measured_ns for answers in took for answer in answers][CALIBRATION_WARMUP:]
+            measured = [client.request(call, one.name).measured_ns for call in calls][CALIBRATION_WARMUP:]
             samples.append(Sample(one.name, one.latency_ns, statistics.median(measured)))
     if not samples:
         raise SpecError("nothing to calibrate with: the model has no cut")

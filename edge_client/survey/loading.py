@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from edge_client.client import EdgeClient
+from edge_client.core import ClientCore
 from edge_client.inputs.unfit import unfit
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
@@ -96,7 +96,7 @@ def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
     return items[0]
 
 
-def cut_for(client: EdgeClient, split: str, items: Sequence[Item]) -> int | str:
+def cut_for(client: ClientCore, split: str, items: Sequence[Item]) -> int | str:
     """--split for a prepared client, before anything is sent: on the example's plan, else on the first that an input
     gives.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_client.answer import Answer
-from edge_client.client import CONNECTION_ERRORS
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.given import Given
 from edge_client.modes import CLOUD_FILE
 from edge_client.screen.text import one_line

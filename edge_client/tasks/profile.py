@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from edge_client.client import CONNECTION_ERRORS
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
 from edge_client.planning.codecs import AUTO, chosen_from, table_of
 from edge_client.planning.loss_table import LossTable
+from edge_client.probing import fetch_profile
 from edge_client.process.local_server import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.table import Column, fitted, table
@@ -19,7 +20,6 @@ from edge_client.settings import OWN, how_named
 from edge_client.spoken import option
 from edge_client.survey.gather import Say
 from edge_client.survey.learnt import asked_of_servers, with_books
-from edge_client.survey.probing import fetch_profile
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.tasks.tabular import Row, Tabular
 from shared_hooks.codecs.basis import Basis

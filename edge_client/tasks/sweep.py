@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from edge_client import interrupts
-from edge_client.client import CONNECTION_ERRORS, EdgeClient
+from edge_client.client import EdgeClient
+from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
 from edge_client.given import Given
 from edge_client.planning.objective import Objective

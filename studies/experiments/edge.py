@@ -26,8 +26,8 @@ from edge_client.load import Load
 from edge_client.model_choice import ModelChoice
 from edge_client.modes import CLOUD_FILE, CLOUD_ONLY
 from edge_client.planning.link import Curve, Link, as_points
+from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.survey.gather import LONGEST_PAUSE
-from edge_client.survey.probing import fetch_profile, probe, round_trip
 from edge_client.transport import Stamps, now_ns
 from edge_client.transport.options import ConnectionOptions
 from shared_hooks.errors import IsthmusError

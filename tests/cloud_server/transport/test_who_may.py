@@ -25,8 +25,7 @@ from cloud_server.transport import CloudServer
 from cloud_server.transport.authentication import AuthInterceptor
 from edge_client.credentials import Credentials
 from edge_client.dial import _Bearer
-from edge_client.survey.prober import LinkProber
-from edge_client.survey.probing import fetch_profile
+from edge_client.probing import LinkProber, fetch_profile
 from edge_client.transport.connection import Connection
 from edge_client.transport.options import ConnectionOptions
 from edge_client.transport.state import State

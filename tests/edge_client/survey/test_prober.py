@@ -8,7 +8,7 @@ from concurrent import futures
 import grpc
 import pytest
 
-from edge_client.survey.prober import LinkProber
+from edge_client.probing import LinkProber
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import RemoteError, ServerUnavailable
 

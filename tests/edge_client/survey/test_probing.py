@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from edge_client import probing
 from edge_client.load import Load
 from edge_client.planning.link import Link
-from edge_client.survey import probing
-from edge_client.survey.prober import Round
+from edge_client.probing import Round
 from shared_hooks.errors import TooLarge
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from edge_client import Answer, Call, EdgeClient, Failure
 from edge_client.model_choice import ModelChoice
-from edge_client.survey.probing import fetch_profile
+from edge_client.probing import fetch_profile
 from edge_client.transport.options import ConnectionOptions
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
