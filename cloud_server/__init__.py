@@ -18,10 +18,10 @@ telemetry   the server seen from outside
 doctor      would it serve, and be safe?
 limits      every bound in one place
 scale       how many replicas of it
-addresses   where it listens, and who reaches that
-arguments   the command lines
-entries     one model to serve, and how
-config, options, cli   what is served and how: TOML file and command line
+arguments   the command lines, and addresses in them
+config      what is served and how: the TOML file
+options     ... the command line
+cli         ... both together
 """
 
 from __future__ import annotations

@@ -38,9 +38,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return USAGE
     try:
         if words[:1] == ["doctor"]:
-            from cloud_server.doctor import command
+            from cloud_server import doctor
 
-            return command.main(words[1:])
+            return doctor.main(words[1:])
         from cloud_server import cli  # here, for it loads torch, and Ctrl-C may come meanwhile
 
         return cli.main(words)

@@ -18,9 +18,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 
 from cloud_server.cluster.command import serve_on_ray
-from cloud_server.config import ServerConfig
+from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.core import Core
-from cloud_server.entries import ModelEntry
 from cloud_server.fleet import Fleet, Processes, ThisProcess, devices_of, freeze
 from cloud_server.options import configure, parser
 from cloud_server.processes import Trials
@@ -30,8 +29,7 @@ from cloud_server.transport import CloudServer, check_free
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.listing import is_default, lines
-from shared_hooks.lifecycle.log import show
-from shared_hooks.lifecycle.log_bounds import LogBounds
+from shared_hooks.lifecycle.log import LogBounds, show
 from shared_hooks.models import set_threads
 
 log = logging.getLogger("cloud_server")

@@ -18,7 +18,7 @@ from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
 from cloud_server.executor import Executor
 from cloud_server.fleet import Fleet
-from cloud_server.fleet.pins import Deferred
+from cloud_server.fleet.version import Deferred
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Engine, Identity, Profiles
 from cloud_server.requests import Request, RequestTable

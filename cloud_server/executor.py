@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from cloud_server.limits import Limits
 from cloud_server.models import Computed
-from cloud_server.requests import Answer, Request, RequestTable, replies
+from cloud_server.requests import Answer, Request, RequestTable, store
 from cloud_server.requests.batched import BatchedRequest, batched
 from cloud_server.scheduling import Overtime, Result, Scheduler, Task, Watchdog
 from protos.isthmus.v1 import split_pb2
@@ -138,13 +138,13 @@ class Executor:
     ) -> tuple[Answer, IsthmusError | None]:
         try:
             computed = compute()
-            answer = replies.answer(request, computed, started_ns, self._load(request.caller, but=request))
+            answer = store.answer(request, computed, started_ns, self._load(request.caller, but=request))
         except IsthmusError as error:
-            return replies.failure(request, error), error
+            return store.failure(request, error), error
         except BaseException as error:  # a worker survives everything
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
-            return replies.failure(request, failure), failure
+            return store.failure(request, failure), failure
         self._lifecycle.emit(Stage.ON_RESULT, computed=computed)
         return answer, None
 

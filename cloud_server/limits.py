@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 
 from shared_hooks import RehearsalLimits
 from shared_hooks.errors import SpecError
-from shared_hooks.models.uploads import MAX_PIXELS
+from shared_hooks.models.images import MAX_PIXELS
 
 KIB = 1 << 10
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from edge_client.process.local_server import end_with_parent
+from edge_client.process import end_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 IMAGES = Path("shared_hooks", "models", "digits", "images")

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from edge_client.commands.credentials import add_credentials, credentials_of
+from edge_client.commands.common import add_credentials, credentials_of
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
 

@@ -1,46 +1,44 @@
 """The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
 
-client      `EdgeClient`: infer, infer_many
-core        its model, its connection, what the server said of itself, requests at a given cut
-inputs      what infer takes, made into a call
-answer      `Answer`, `Failure`
-call        what a model is called with
-given       one input, from a file or from memory
-units       sizes, rates and durations as people write them
-spoken      what messages call a setting: an option, or a keyword of Python
-modes       ways to run without a cut
-sources     where inputs come from: files, videos, cameras
-tracing     a trace for every request, for OpenTelemetry
-load        how busy a server says it is
+client        `EdgeClient`: infer, infer_many
+core          its model, its connection, what the server said of itself, requests at a given cut
+inputs        what infer takes, made into a call
+answer        `Answer`, `Failure`
+call          what a model is called with
+given         one input, from a file or from memory
+units         sizes, rates and durations as people write them
+spoken        what messages call a setting; ways to run without a cut
+sources       where inputs come from: files, videos, cameras
+tracing       a trace for every request, for OpenTelemetry
+load          how busy a server says it is
 model_choice  which model, on what device
-dial        the one place that opens a channel
-interrupts  Ctrl-C, never lost
-inference   a tail for who speaks the Open Inference Protocol
-journal     lines of JSON that outlive their process
-credentials  what this side shows a server
-settings    which server is asked where nobody names one
-handshake   why a connection does not come about, where TLS is the reason
-choosing    which codec every tensor travels with
-request     one request: head, transport, answer; or everything here
-transport   the standing connection
-witness     answers also computed whole here
-probing     what the link carries, measured; the server's profile, fetched
-survey      gathers what a plan needs: link, server's profile, our own
-planning    which cut is best, from numbers alone
-generation  generation cut in two: generate() of transformers, and sessions' way to the server
-adaptive    `AutoClient`: the cut chosen for every request
-live        a page in the browser, and sinks, while requests run
-sweeping    every cut measured: tables and a report
-pruning     channel selection, tested
-calibrating  what codecs cost in answers, at every cut
-benching    an open load on a server
-tasks       what the commands do, as functions: plan, profile, sweep, prune, calibrate, bench, hierarchy, layers, verify
-process     a server that the client starts on loopback
-screen      text, progress, tables
-pages       what the pages of results share: styles, charts that are saved and printed
-aio         `EdgeClient` for asyncio
-doctor      the way to a server, and whether both sides agree
-commands    the command line
+dial          the one place that opens a channel, and why one does not open
+journal       lines of JSON that outlive their process
+interrupts    Ctrl-C, never lost
+inference     a tail for who speaks the Open Inference Protocol
+credentials   what this side shows a server
+settings      which server is asked where nobody names one
+choosing      which codec every tensor travels with
+request       one request: head, transport, answer; or everything here
+transport     the standing connection
+witness       answers also computed whole here
+probing       what the link carries, measured; the server's profile, fetched
+survey        gathers what a plan needs: link, server's profile, our own
+planning      which cut is best, from numbers alone
+generation    generation cut in two: generate() of transformers, and sessions' way to the server
+adaptive      `AutoClient`: the cut chosen for every request
+live          a page in the browser, and sinks, while requests run
+sweeping      every cut measured: tables and a report
+pruning       channel selection, tested
+calibrating   what codecs cost in answers, at every cut
+benching      an open load on a server
+tasks         what the commands do, as functions: plan, profile, sweep, bench and the others
+process       a server that the client starts on loopback
+screen        text, progress, tables
+pages         what the pages of results share: styles, charts that are saved and printed
+aio           `EdgeClient` for asyncio
+doctor        the way to a server, and whether both sides agree
+commands      the command line
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ if TYPE_CHECKING:
     from edge_client.credentials import Credentials
     from edge_client.generation import SplitGenerator, split_model
     from edge_client.model_choice import ModelChoice
-    from edge_client.process.local_server import local_server
+    from edge_client.process import local_server
     from edge_client.request import Pending
     from edge_client.tasks.bench import bench
     from edge_client.tasks.calibrate import calibrate
@@ -88,14 +86,14 @@ _HOME = {
     "ModelChoice": "model_choice",
     "Pending": "request",
     "SplitGenerator": "generation",
-    "State": "transport.state",
+    "State": "transport.options",
     "Times": "transport.times",
     "Witness": "witness",
     "bench": "tasks.bench",
     "calibrate": "tasks.calibrate",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
-    "local_server": "process.local_server",
+    "local_server": "process",
     "plan": "tasks.plan",
     "plan_generation": "tasks.plan_generation",
     "profile": "tasks.profile",

@@ -11,7 +11,7 @@ from importlib import import_module
 from io import TextIOWrapper
 
 from edge_client import interrupts
-from edge_client.commands import exits
+from edge_client.commands import common
 from edge_client.commands.arguments import make_parser
 from edge_client.screen.text import one_line
 from edge_client.spoken import by_command
@@ -19,7 +19,7 @@ from shared_hooks.command_line import quiet_libraries
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; its exit status (`edge_client.commands.exits`)."""
+    """Run a command; its exit status (`edge_client.commands.common`)."""
     with interrupts.ends_at_once():
         return _main(argv)
 
@@ -65,11 +65,11 @@ def _run(options: argparse.Namespace) -> int:
             if not options.model_named and isinstance(error, (UnknownLayer, UnknownModel)):
                 error = type(error)(f"{error} (the model is {options.model}, the default: --model names another)")
             connection = isinstance(error, (ServerUnavailable, Disagreement, AccessRefused))
-            return _complain(f"{error}", exits.CONNECTION if connection else exits.USAGE)
+            return _complain(f"{error}", common.CONNECTION if connection else common.USAGE)
         except BrokenPipeError:
             # The reader of our output has left (a pager, head): not worth a word, and nothing can be flushed any more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), options.stdout.fileno())
-            return exits.SOME_FAILED
+            return common.SOME_FAILED
         except Exception as error:
             if options.debug:
                 raise
@@ -79,10 +79,10 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         interrupts.heard()
         print("edge-client: interrupted", file=sys.stderr)
-        return exits.INTERRUPTED
+        return common.INTERRUPTED
 
 
-def _complain(message: str, status: int = exits.USAGE) -> int:
+def _complain(message: str, status: int = common.USAGE) -> int:
     print(f"edge-client: error: {one_line(message)}", file=sys.stderr)
     return status
 

@@ -16,10 +16,9 @@ from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.core import CONNECTION_ERRORS, ClientCore
 from edge_client.inputs import InputReader
+from edge_client.inputs.kinds import Swallowed
 from edge_client.inputs.reader import several
-from edge_client.inputs.swallowed import Swallowed
 from edge_client.model_choice import Inputs, ModelChoice
-from edge_client.modes import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.request import (
     Cut,
     Pending,
@@ -28,6 +27,7 @@ from edge_client.request import (
     in_order,
     work_of,
 )
+from edge_client.spoken import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import ConnectionOptions, Stamps, now_ns
 from shared_hooks.errors import Cancelled, SpecError, near
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_client.adaptive import AutoClient, AutoOptions
-    from edge_client.planning.loss_table import LossTable
+    from edge_client.planning.codecs import LossTable
 
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
@@ -157,7 +157,7 @@ class EdgeClient(ClientCore):
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """What ``split="auto"`` decided and why, the oldest first (`edge_client.adaptive.decisions`)."""
+        """What ``split="auto"`` decided and why, the oldest first (`edge_client.adaptive.monitor`)."""
         return [] if self._auto is None else self._auto.decisions.all
 
     @property

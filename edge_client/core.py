@@ -26,16 +26,15 @@ from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.lifecycle.loading import default
+from shared_hooks.lifecycle.registry import default
 from shared_hooks.models import ModelSpec
-from shared_hooks.profiling.kind import kind, unlike
+from shared_hooks.profiling.machine import kind, unlike
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from edge_client.planning.codecs import Codecs
+    from edge_client.planning.codecs import Codecs, LossTable
     from edge_client.planning.link import Link
-    from edge_client.planning.loss_table import LossTable
 
 CONNECTION_ERRORS: Final = (
     ServerUnavailable,

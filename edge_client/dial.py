@@ -6,12 +6,190 @@ Loads no torch, so that a health check (``deploy/health.py``) may begin every fe
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, NamedTuple, Protocol
 
 import grpc
 
 from edge_client.credentials import Credentials, read
+from edge_client.spoken import either
+from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, SpecError
+
+# Why a connection does not come about, where TLS is the reason: a second handshake, made only to hear it.
+#
+# gRPC reports every failed handshake as UNAVAILABLE, with a text that changes with its version; and its servers close
+# a connection whose certificate they refuse without a word. Python's ssl tells more.
+
+
+SECONDS: Final = 3.0
+"""For each step."""
+
+_NOT_YET, _EXPIRED = 9, 10
+_UNKNOWN: Final = "its certificate is signed by an authority that this side does not know (ca: a file of those it does)"
+_THEIRS: Final = {
+    _NOT_YET: "its certificate is not valid yet, or this machine's clock is wrong",
+    _EXPIRED: "its certificate has expired, or this machine's clock is wrong",
+    18: _UNKNOWN,
+    19: _UNKNOWN,
+    20: _UNKNOWN,
+    21: _UNKNOWN,
+}
+"""By OpenSSL's X509_V_ERR_* (openssl/x509_vfy.h)."""
+
+_FILES: Final = {
+    "NO_CERTIFICATE_OR_CRL_FOUND": "ca: certificates in PEM are wanted, and there is none",
+    "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
+}
+_WANTED: Final = "it wants a certificate of this side, and none was given (certificate and key)"
+_STRANGE: Final = "it does not know the authority that signed this side's certificate"
+_OURS_EXPIRED: Final = "this side's certificate has expired"
+_ALERTS: Final = {
+    "CERTIFICATE_REQUIRED": _WANTED,
+    "UNKNOWN_CA": _STRANGE,
+    "CERTIFICATE_EXPIRED": _OURS_EXPIRED,
+    "CERTIFICATE_REVOKED": "this side's certificate was revoked",
+    "BAD_CERTIFICATE": "it takes this side's certificate for a bad one",
+}
+"""TLS alerts (RFC 8446, 6.2) by the end of OpenSSL's names for them, from servers that send any."""
+
+
+def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
+    """What is wrong, as an error to raise: NotAuthenticated where a certificate is refused, by either side;
+    Disagreement where only one side speaks TLS; SpecError for files of no use. None where TLS is not the reason, or
+    where nobody can be reached.
+    """
+    # Twice: a server that goes away closes connections, too, and is not there the second time.
+    return _look(server, credentials) and _look(server, credentials)
+
+
+@contextmanager
+def encrypted_to(address: tuple[str, int], context: ssl.SSLContext, name: str | None = None) -> Iterator[ssl.SSLSocket]:
+    """A connection whose handshake is done; OSError where none comes about.
+
+    The socket is wrapped before it connects: for a connection that has ended by then, Python's ssl makes no handshake
+    and says nothing, or raises and leaves the socket open.
+    """
+    with socket.create_connection(address, timeout=SECONDS) as found:
+        family, peer = found.family, found.getpeername()
+    with socket.socket(family) as plain, context.wrap_socket(plain, server_hostname=name) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(peer)
+        yield connection
+
+
+def _look(server: str, credentials: Credentials) -> IsthmusError | None:
+    host, _, port = server.rpartition(":")
+    host = host.strip("[]")
+    try:
+        if credentials.encrypted:
+            return _encrypted((host, int(port)), server, credentials.server_name or host, credentials)
+        return _clear((host, int(port)), server)
+    except (OSError, ValueError):
+        return None
+
+
+def _clear(address: tuple[str, int], server: str) -> IsthmusError | None:
+    """A server that speaks TLS greets back, whatever else it then wants."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(["h2"])
+    try:
+        with encrypted_to(address, context):
+            pass
+    except ssl.SSLError as error:
+        if _alert(error, server) is None:
+            return None
+    give = either("--ca FILE, or --tls", "Credentials(ca=FILE), or Credentials(tls=True)")
+    return Disagreement(f"{server} speaks TLS, and this side was given none: give {give}")
+
+
+def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Credentials) -> IsthmusError | None:
+    try:
+        context = context_of(credentials)
+    except (ssl.SSLError, OSError) as error:
+        files = [str(one) for one in (credentials.ca, credentials.certificate, credentials.key) if one is not None]
+        reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
+        reason = reason or "a file is not PEM, or has a password"
+        reason = _FILES.get(str(reason), reason)
+        return SpecError(f"credentials: {', '.join(files)} cannot be used: {reason}")
+    try:
+        with encrypted_to(address, context, name) as connection:
+            if connection.selected_alpn_protocol() != "h2":
+                return Disagreement(f"{server} speaks TLS, but no HTTP/2: it is no Isthmus server")
+            return _after_ours(connection, server, credentials)
+    except ssl.SSLCertVerificationError as error:
+        text = _THEIRS.get(error.verify_code) or f"its certificate does not hold: {error.verify_message}"
+        return NotAuthenticated(f"{server} did not prove who it is: {text}")
+    except ssl.SSLEOFError:
+        return _closed(server, credentials)
+    except ssl.SSLError as error:
+        return _alert(error, server) or Disagreement(f"{server} does not speak TLS, and this side was asked to")
+
+
+def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials) -> NotAuthenticated | None:
+    """What a server has against a certificate comes after its part of the handshake."""
+    try:
+        return None if connection.recv(1) else _closed(server, credentials)
+    except ssl.SSLError as error:
+        return _alert(error, server) or _closed(server, credentials)
+    except ConnectionResetError:
+        return _closed(server, credentials)
+
+
+def context_of(credentials: Credentials) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=None if credentials.ca is None else str(credentials.ca))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # which gRPC does not ask for either
+    context.set_alpn_protocols(["h2"])
+    if credentials.certificate is not None and credentials.key is not None:
+        context.load_cert_chain(credentials.certificate, credentials.key, password=lambda: "")
+    return context
+
+
+def _alert(error: ssl.SSLError, server: str) -> NotAuthenticated | None:
+    reason = error.reason or ""
+    if "ALERT" not in reason:
+        return None
+    found = (text for end, text in _ALERTS.items() if reason.endswith(end))
+    return NotAuthenticated(f"{server} refused the connection: {next(found, f'TLS says {reason}')}")
+
+
+def _closed(server: str, credentials: Credentials) -> NotAuthenticated:
+    """Only this side can tell why."""
+    if credentials.certificate is None or credentials.key is None:
+        text = _WANTED
+    else:
+        ours = {_EXPIRED: _OURS_EXPIRED, _NOT_YET: "this side's certificate is not valid yet"}
+        # gRPC's servers look at nothing else
+        text = ours.get(_verdict_on(credentials.certificate, credentials.key)) or _STRANGE
+    return NotAuthenticated(f"{server} refused the connection: {text}")
+
+
+def _verdict_on(certificate: str | Path, key: str | Path) -> int:
+    """What OpenSSL says of a certificate's dates: 0, or one of X509_V_ERR_*.
+
+    Python's ssl shows only a peer's dates. So the certificate is shown, in memory, to a peer that trusts exactly it.
+    """
+    shown, asked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    shown.check_hostname, shown.verify_mode = False, ssl.CERT_NONE
+    asked.verify_mode, asked.verify_flags = ssl.CERT_REQUIRED, ssl.VERIFY_X509_PARTIAL_CHAIN
+    asked.load_verify_locations(certificate)
+    for context in (shown, asked):
+        context.load_cert_chain(certificate, key, password=lambda: "")
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = shown.wrap_bio(back, there), asked.wrap_bio(there, back, server_side=True)
+    for side in (*sides, *sides):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLCertVerificationError as error:
+            return error.verify_code
+    return 0
+
 
 RECEIVED_BYTES: Final = 64 << 20
 """One message at most; what is larger comes in chunks."""

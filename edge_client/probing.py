@@ -18,16 +18,14 @@ from typing import Any, Final
 import grpc
 
 from edge_client.credentials import Credentials
-from edge_client.dial import check_address, dial
-from edge_client.handshake import why_not
+from edge_client.dial import check_address, dial, why_not
 from edge_client.load import Load
-from edge_client.planning.link import Curve, Link
-from edge_client.planning.speed import Speed, speed_of
-from edge_client.transport import KeepAlive, check_seconds, verdict, wire
+from edge_client.planning.link import Curve, Link, Speed, speed_of
+from edge_client.transport import KeepAlive, check_seconds, options, wire
 from protos import padding
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, IsthmusError, RemoteError, ServerUnavailable
-from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.profiling.profile import Quartiles
 
 METHOD: Final = "/isthmus.v1.Split/Probe"
 HEADER_BYTES: Final = 1 << 10  # a request's header goes in a frame of its own
@@ -170,7 +168,7 @@ class _Stream:
                     first_ns = None
             self._answers.put(ServerUnavailable(f"{self._server} ended the probe"))
         except grpc.RpcError as error:
-            self._answers.put(verdict.refusal(error, self._server, self._credentials))
+            self._answers.put(options.refusal(error, self._server, self._credentials))
         except Exception as error:
             self._answers.put(RemoteError(f"the probe of {self._server} failed: {error!r}"))
 
@@ -388,7 +386,7 @@ def fetch_profile(
                 if on_progress:
                     on_progress(reply.progress.done, reply.progress.total, reply.progress.what)
         except grpc.RpcError as error:
-            raise verdict.refusal(error, server, credentials) from None
+            raise options.refusal(error, server, credentials) from None
         finally:
             call.cancel()
     raise BadFrame(f"{server} ended its answer without a profile")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 _commanded = False
 
@@ -28,3 +29,18 @@ def option(keyword: str, value: object = None) -> str:
     """``max_edge_memory``, or ``--max-edge-memory``; with its ``value``, if there is one: ``rate=2``, ``--rate 2``."""
     command = f"--{keyword.replace('_', '-')}"
     return either(command, keyword) if value is None else either(f"{command} {value}", f"{keyword}={value!r}")
+
+
+# The ways to run a request without a cut, by the names that ``--split`` takes.
+
+
+EDGE_ONLY: Final = "edge-only"
+CLOUD_ONLY: Final = "cloud-only"
+CLOUD_FILE: Final = "cloud-only-file"
+"""Everything on the cloud: the raw input crosses (the cut "input"), or the file it came as."""
+
+AUTO: Final = "auto"
+"""One of these or a cut, chosen for every request (`edge_client.adaptive`)."""
+
+WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO)
+"""All that a split may be and that is no cut of the model."""

@@ -27,8 +27,8 @@ from edge_client.transport import now_ns
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.forward import context, run_plain
-from shared_hooks.models.example import to_device
-from shared_hooks.profiling.kind import kind, unlike
+from shared_hooks.models.inputs import to_device
+from shared_hooks.profiling.machine import kind, unlike
 from shared_hooks.showing import short
 from shared_hooks.state import PythonState
 from shared_hooks.tensors import ClassFinder, copied, dtype_named, flatten, identical, unflatten

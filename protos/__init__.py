@@ -1,4 +1,5 @@
-"""The wire format and the code generated from it; `python -m protos.generate` makes that code again."""
+"""The wire format and the code generated from it; `python -m protos.generate` makes that code again.
+frames      Frames of a session and their bytes: those that carry payloads by hand, all others by the generated code"""
 
 from typing import Final
 

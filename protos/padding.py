@@ -1,4 +1,4 @@
-"""A probe's frames without spare copies, as `protos.chunks` has those of a session: so that their cost is alike.
+"""A probe's frames without spare copies, as `protos.frames` has those of a session: so that their cost is alike.
 
 A round goes up as `ProbeFrame`s, the last of which says so; its answer comes down as `ProbeReply`s. Padding is a view
 of one block of zeros, joined once into the message; the bytes are those of the generated classes.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from google.protobuf.message import DecodeError
 
-from protos.chunks import read_varint, varint
+from protos.frames import read_varint, varint
 from protos.isthmus.v1 import split_pb2
 
 _PADDING = 1 << 3 | 2  # field 1, length-delimited, in both messages

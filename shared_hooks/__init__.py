@@ -1,51 +1,47 @@
 """The engine of Isthmus: walk any ``torch.nn.Module``, stop it after any layer, resume it in another process.
 
-wrapped = WrappedModel(model)
-early = wrapped.head("layer3.0.conv1", x)  # or forward(x, end="layer3.0.conv1")
-data = early.to_bytes()  # the values that cross, and the description of the cut (`Crossing`)
+wrapped       `WrappedModel`
+errors        every error raised on purpose
+sharing       who of many is evicted at a bound
+tensors       values and memory
+config        what users write
+command_line  the parser of both commands
+modules       the model as it stands
+codecs        how a tensor's bytes travel
+crossing      what crosses a cut, as both sides see it
+state         Python state, compared and put back
+metrics       what a forward took
+tracing       OpenTelemetry spans, and where they go
+lifecycle     stages, and hooks at them
+doctor        findings, and how to mend them
+selection     channels scored, masked, cut out
+models        specs, weights, inputs; the shipped model
+forward       one forward: layers, operations, settings
+purity        modules that provably write no state
+recording     one forward recorded
+planning      from a recording to cuts
+generation    step by step: models that keep state between calls, each half with its own
+head          a forward that stops early
+tail          a forward that starts late
+middle        and stops early, too; which runs in a process of its own
+mapping       the module tree joined with what ran; ONNX files
+explanation   one cut explained
+explaining    one cut explained
+verification  every cut against the whole model
+runs          forwards of one model: whole, heads, tails, middles
+compiling     tails whose modules torch.compile has made faster
+observers     looks at modules on either side
+batching      requests of several callers as one batch
+profiling     layers and cuts measured
+showing       what objects say of themselves: a line, a table, a small picture
+version       of all three packages
+sinks         where numbers of observers and metrics go
 ...
-output = other.tail(EarlyOutput.from_bytes(data))  # or forward(early); it works out what its tail does
 
 print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what the tail does
 
 This folder holds what a `WrappedModel` does. Each package may import those above it in this list:
 
-errors      every error raised on purpose
-sharing     who of many is evicted at a bound
-tensors     values and memory
-config      what users write
-command_line  the parser of both commands
-modules     the model as it stands
-codecs      how a tensor's bytes travel
-crossing    what crosses a cut, as both sides see it
-state       Python state, compared and put back
-metrics     what a forward took
-tracing     OpenTelemetry spans, and where they go
-lifecycle   stages, and hooks at them
-doctor      findings, and how to mend them
-selection   channels scored, masked, cut out
-models      specs, weights, inputs; the shipped model
-forward     one forward: layers, operations, settings
-purity      modules that provably write no state
-recording   one forward recorded
-planning    from a recording to cuts
-generation  step by step: models that keep state between calls, each half with its own
-head        a forward that stops early
-tail        a forward that starts late
-middle      ... and stops early, too
-mapping     the module tree joined with what ran; ONNX files
-explanation, explaining   one cut explained
-verification, report      every cut against the whole model
-apart                     ... which runs in a process of its own
-runs        forwards of one model: whole, heads, tails, middles
-wrapped     `WrappedModel`
-compiling   tails whose modules torch.compile has made faster
-observers   looks at modules on either side
-batching    requests of several callers as one batch
-profiling   layers and cuts measured
-showing     what objects say of themselves: a line, a table, a small picture
-version     of all three packages
-sinks       where numbers of observers and metrics go
 """
 
 from typing import TYPE_CHECKING, Any
@@ -59,9 +55,9 @@ if TYPE_CHECKING:
     from shared_hooks.forward import HookExitException
     from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
     from shared_hooks.planning import LayerInfo, Plan
-    from shared_hooks.report import Report
     from shared_hooks.tail import Recipe, RehearsalLimits
     from shared_hooks.tensors import identical
+    from shared_hooks.verification import Report
     from shared_hooks.wrapped import WrappedModel
 
 _HOME = {
@@ -76,7 +72,7 @@ _HOME = {
     "Plan": "planning",
     "Recipe": "tail",
     "RehearsalLimits": "tail",
-    "Report": "report",
+    "Report": "verification",
     "TensorShape": "metrics",
     "WrappedModel": "wrapped",
     "identical": "tensors",

@@ -19,7 +19,7 @@ from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
-from shared_hooks.modules import attach, fast_path_off, hierarchy
+from shared_hooks.modules import attach, fast_path_off, tables
 from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk
 from shared_hooks.purity import Turns
 from shared_hooks.tensors import classes_of, flatten
@@ -45,9 +45,9 @@ class Runs:
         self.depth = depth
         self.metrics_enabled = metrics
         self.lifecycle = Lifecycle() if lifecycle is None else lifecycle
-        self._modules = hierarchy.walk(model, depth)
-        self._aliases = hierarchy.aliases(model)
-        self._find = classes_of(hierarchy.holder_modules(model))
+        self._modules = tables.walk(model, depth)
+        self._aliases = tables.aliases(model)
+        self._find = classes_of(tables.holder_modules(model))
         self._save: frozenset[int | str] = frozenset()
         self._planner = Planner(model, self._modules, self._aliases, depth, self.lifecycle, loads)
         self._turns = Turns(model)

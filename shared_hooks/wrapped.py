@@ -17,7 +17,7 @@ from shared_hooks.forward import Session, context
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
-from shared_hooks.modules import agreement, attach, hierarchy, tables
+from shared_hooks.modules import attach, tables
 from shared_hooks.modules.manifest import Fact, manifest
 from shared_hooks.planning import INPUT, Cut, Layers, Loads, Plan
 from shared_hooks.purity import Turns
@@ -27,8 +27,8 @@ from shared_hooks.state import PythonState, first_few
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
-    from shared_hooks.report import Report
     from shared_hooks.tail import RehearsalLimits, Substitutes
+    from shared_hooks.verification import Report
 
 
 class WrappedModel(Runs):
@@ -63,7 +63,7 @@ class WrappedModel(Runs):
         if lazy:
             raise InputMismatch(f"{first_few(lazy)}: a lazy layer has no weights yet: run the model once, then wrap it")
         # before anything runs: attributes may count calls
-        self._attributes = agreement.attributes(model)
+        self._attributes = tables.attributes(model)
         self._tables = tables.tables(model)
         self._loads = loads
         super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
@@ -158,7 +158,7 @@ class WrappedModel(Runs):
         return self._planner.made
 
     @property
-    def modules(self) -> dict[nn.Module, hierarchy.ModuleInfo]:
+    def modules(self) -> dict[nn.Module, tables.ModuleInfo]:
         """The modules that it hooks, and their names; do not change it."""
         return self._modules
 
@@ -270,13 +270,13 @@ class WrappedModel(Runs):
     # -- agreement ----------------------------------------------------------------------------------------------
 
     def structure_digest(self) -> str:
-        """Hexadecimal; see `agreement.structure_digest`."""
-        return agreement.structure_digest(self.model, self.depth)
+        """Hexadecimal; see `tables.structure_digest`."""
+        return tables.structure_digest(self.model, self.depth)
 
     def weights_hash(self) -> str:
-        """Hexadecimal; see `agreement.weights_hash`."""
+        """Hexadecimal; see `tables.weights_hash`."""
         with self._looked_at():
-            return agreement.weights_hash(self.model)
+            return tables.weights_hash(self.model)
 
     @contextmanager
     def _looked_at(self) -> Iterator[None]:
@@ -294,8 +294,8 @@ class WrappedModel(Runs):
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
         code.
         """
-        configuration = agreement.configuration_digest(self._attributes)
-        own = {"model_configuration": configuration, "model_code": agreement.code_digest(self.model)}
+        configuration = tables.configuration_digest(self._attributes)
+        own = {"model_configuration": configuration, "model_code": tables.code_digest(self.model)}
         if self._tables:
             own["model_tables"] = tables.digest(self._tables)
         return {**context.environment(), **own}
@@ -328,7 +328,7 @@ class WrappedModel(Runs):
         what one process hides. Raises ModelFailed where that cannot be had: ``cold`` is not importable there, an output
         goes to no other process, or one has ended. A cut that differs is refused from then on.
         """
-        from shared_hooks.apart import Apart, Gone
+        from shared_hooks.middle import Apart, Gone
         from shared_hooks.verification import Cold, cold_here, verify
 
         run = partial(verify, self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)

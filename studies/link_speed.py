@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from edge_client.model_choice import ModelChoice
-from edge_client.planning.speed import mbit
+from edge_client.planning.link import mbit
 from edge_client.probing import probe
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from studies.experiments.network import CLOUD, CLOUD_ADDRESS, EDGE, Network, inside
 
 SIZES = (183, 4_221, 8_339, 16_410, 16_531, 24_734, 65_536)

@@ -65,5 +65,5 @@ def _switches() -> tuple[object, ...]:
 @pytest.fixture(autouse=True, scope="session")
 def servers_of_commands_are_forked() -> Iterator[None]:
     """Those that plan, sweep and others start themselves: an interpreter for each would cost minutes in all."""
-    with forked("edge_client.process.local_server"):
+    with forked("edge_client.process"):
         yield

@@ -25,19 +25,187 @@ An identity that has tokens proves itself by one of them; one without, by a cert
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
-from collections.abc import Mapping
+import secrets
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime, time, timezone
+from functools import cached_property, lru_cache
+from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
-from cloud_server.access.credentials import Credentials
-from cloud_server.access.policy import Policy
-from cloud_server.access.tokens import HASH_BYTES
+from cloud_server.limits import Limits
 from shared_hooks.config import Table, kind_of
 from shared_hooks.errors import AccessRefused, NotAuthenticated
+
+# What one identity may do, and how much of it.
+
+
+@dataclass(frozen=True)
+class Policy:
+    """None = whatever the server has; 0 = without a bound of its own, within the server's limits."""
+
+    models: tuple[str, ...] | None = None
+    cuts: tuple[str, ...] | None = None
+    """Names of layers, "input", and "cloud-only-file"."""
+    observers: tuple[str, ...] | None = None
+    profile: bool = True
+    probe: bool = True
+    max_in_flight: int = 0
+    """Requests that are received, waiting or running at a time."""
+    max_bytes: int = 0
+    """Payload bytes of these."""
+    requests_per_minute: int = 0
+    bytes_per_minute: int = 0
+    """Payload bytes received."""
+    weight: float = 1.0
+    """Its share of the workers while others wait, too: 2 gets twice as much as 1."""
+    manage: bool = False
+    """Whether it may load and unload the models that it may use, and that the server's files name."""
+
+
+EVERYTHING = Policy()
+
+
+def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
+    """Those of ``there`` that a policy's list allows, in order of their names."""
+    return sorted(name for name in there if allowed is None or name in allowed)
+
+
+# Tokens: long random words that prove who calls. The server's file holds their hashes only.
+#
+# A token has 256 random bits, so a plain SHA-256 of it can be shown around: there is nothing to guess, and nothing
+# that a slow hash for passwords would add. Words that people thought up do not belong here.
+
+
+PREFIX = "isthmus_"
+"""By which scanners for secrets find one that was committed by mistake."""
+HASH_BYTES = 32
+MAX_CHARACTERS = 1024
+
+
+def new_token() -> str:
+    """A token that nobody has seen."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def hash_of(token: str) -> bytes:
+    """SHA-256 of a token's characters; any text has one, whatever a stranger sends."""
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+
+
+# What a caller shows: a token with the call, a certificate with the connection.
+
+
+HEADER = "authorization"
+SCHEME = "bearer"
+PASSPORT = "isthmus-caller"
+"""What a front that this server trusts says of the caller (`cloud_server.cluster.passport`)."""
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """``token``: its hash, None without one. ``names``: of the certificate that the handshake verified; None while they
+    are not known. ``passport``: as it came; whoever asks for none does not look at it.
+    """
+
+    token: bytes | None = None
+    names: tuple[str, ...] | None = None
+    passport: str = ""
+
+
+def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
+    """The hash of the token in a call's metadata, None without one. Raises NotAuthenticated for what is none."""
+    found = [value for key, value in metadata if key == HEADER]
+    if not found:
+        return None
+    if len(found) > 1:
+        raise NotAuthenticated(f"{len(found)} authorization headers came; one is taken")
+    header = found[0]
+    text = header.decode("latin-1") if isinstance(header, bytes) else header
+    scheme, _, token = text.partition(" ")
+    token = token.strip(" ")
+    if scheme.lower() != SCHEME or not token:
+        raise NotAuthenticated('the authorization header is not of the form "Bearer TOKEN"')
+    if len(token) > MAX_CHARACTERS:
+        raise NotAuthenticated(f"a token of {len(token)} characters; none has more than {MAX_CHARACTERS}")
+    return hash_of(token)
+
+
+def passport_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """What came as a passport, empty without one."""
+    found = next((value for key, value in metadata if key == PASSPORT), "")
+    return found if isinstance(found, str) else ""
+
+
+def names_in(auth_context: Mapping[str, Any]) -> tuple[str, ...]:
+    """The names of the peer's certificate, from what gRPC says of the connection: the alternative names where there are
+    any, else the common name.
+    """
+    for key in ("x509_subject_alternative_name", "x509_common_name"):
+        names = [name.decode("utf-8", "replace") for name in auth_context.get(key, ())]
+        if names:
+            return tuple(names)
+    return ()
+
+
+# Who calls: made by the interceptor, once for each call, and known to all that is done for it.
+
+
+@dataclass(frozen=True)
+class Caller:
+    """One who calls, with the credentials that were checked."""
+
+    peer: str
+    """As gRPC says it: ``ipv4:127.0.0.1:50000``."""
+    identity: str = ""
+    """The name that its credentials prove; empty where none were asked for."""
+    policy: Policy = EVERYTHING
+
+    def max_request_bytes(self, limits: Limits) -> int:
+        """Payload of one of its requests: the server's limit, or what it may have of all its requests together."""
+        return min(limits.max_request_bytes, self.policy.max_bytes or limits.max_request_bytes)
+
+    def max_in_flight(self, limits: Limits) -> int:
+        """Requests of one of its clients at a time."""
+        return min(limits.max_in_flight, self.policy.max_in_flight or limits.max_in_flight)
+
+    @cached_property
+    def address(self) -> str:
+        """The address of its machine, without the port; for IPv6 its network (64 bits): one address there stands for
+        all.
+        """
+        return _address(self.peer)
+
+    @cached_property
+    def account(self) -> str:
+        """On whom it is charged: its identity, or the address of one without. Client ids cost nothing, so they never
+        count. What it asked for belongs to the same: nobody else fetches or cancels it.
+        """
+        return f"identity {self.identity}" if self.identity else f"address {self.address}"
+
+
+@lru_cache(1024)
+def _address(peer: str) -> str:
+    host = peer.rpartition(":")[0] or peer
+    scheme, _, rest = unquote(host).partition(":")
+    try:
+        found = IPv6Address(rest.strip("[]")) if scheme == "ipv6" else None
+    except AddressValueError:
+        found = None
+    if found is None:
+        return host
+    if found.ipv4_mapped is not None:
+        return f"ipv4:{found.ipv4_mapped}"
+    # On one's own machine and link there is but one network, of all.
+    if found.is_loopback or found.is_link_local:
+        return f"ipv6:[{found}]"
+    return f"ipv6:{IPv6Network((found.packed[:8] + bytes(8), 64))}"
+
 
 MAX_TOKENS = 4096
 """Each of them is compared with every caller's."""

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 
-from cloud_server.access.caller import Caller
+from cloud_server.access.identities import Caller
 from shared_hooks.errors import QuotaExceeded
 
 BURST_SECONDS = 10.0

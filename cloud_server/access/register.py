@@ -7,11 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from cloud_server.access.caller import Caller
-from cloud_server.access.credentials import Credentials
-from cloud_server.access.identities import Identities, read_identities
-from cloud_server.access.policy import EVERYTHING
-from cloud_server.access.watched import state_of, written_since
+from cloud_server.access.identities import EVERYTHING, Caller, Credentials, Identities, read_identities
+from cloud_server.access.tls import state_of, written_since
 from shared_hooks.errors import NotAuthenticated, SpecError
 
 SETTLE_SECONDS = 0.2

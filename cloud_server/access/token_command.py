@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 
-from cloud_server.access.identities import NAME
-from cloud_server.access.tokens import hash_of, new_token
+from cloud_server.access.identities import NAME, hash_of, new_token
 from cloud_server.arguments import token as token_parser
 
 DAY = 86400.0

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from cloud_server.cluster import allowed
+from cloud_server.cluster import passport
 from cloud_server.config import ServerConfig
 from cloud_server.transport import check_free
 from shared_hooks.errors import IsthmusError, ModelFailed, SpecError, by_name
@@ -46,7 +46,7 @@ def check_installed() -> None:
 
 def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
     """Serves until a signal comes; returns the exit status. ``words``: the command line, for processes elsewhere."""
-    allowed.check(config)
+    passport.check(config)
     check_installed()
     address = os.environ.get("RAY_ADDRESS", "")
     _settle(config, alone=not address)

@@ -9,24 +9,92 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from typing import Any
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
 
-from cloud_server.cluster import metrics
-from cloud_server.cluster.allowed import Uncounted
 from cloud_server.cluster.census import Census, Finder
-from cloud_server.cluster.inference_relay import InferenceRelay
-from cloud_server.cluster.proxied_calls import ProxiedCalls
-from cloud_server.cluster.relay import Relay
+from cloud_server.cluster.passport import Uncounted
+from cloud_server.cluster.relay import InferenceRelay, ProxiedCalls, Relay
 from cloud_server.config import ServerConfig
 from cloud_server.inference import Held
 from cloud_server.telemetry import MetricsPage, RequestCounts
 from cloud_server.transport import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, Listener
-from shared_hooks.errors import ServerUnavailable
+from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.lifecycle import Lifecycle
+
+# The replicas' metrics on one page: each line with the replica that said it, and fronts' own beside them.
+
+
+LABEL = "replica"
+
+
+class Together(Collector):
+    """``ask``: (name, metrics in Prometheus's text format) of each, now."""
+
+    def __init__(self, ask: Callable[[], Iterable[tuple[str, str]]]) -> None:
+        self._ask = ask
+
+    def describe(self) -> list[Metric]:
+        """None are foretold."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for replica, text in self._ask():
+            for family in text_string_to_metric_families(text):
+                whole = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                whole.samples += [_labelled(sample, replica) for sample in family.samples]
+        yield from families.values()
+
+
+def _labelled(sample: Sample, replica: str) -> Sample:
+    return sample._replace(labels={**sample.labels, LABEL: replica})
+
+
+def text(registry: CollectorRegistry) -> str:
+    """What it collects now."""
+    return generate_latest(registry).decode()
+
+
+# A port of Ray Serve's that nobody needs here, closed: each of its replicas listens on every address for calls
+# between deployments by gRPC, and unpickles what comes before it asks for anything, Ray's token included (seen with
+# 2.60: a file opened by a stranger's message). Calls between our deployments go another way.
+
+
+NAME = "add_port_to_grpc_server"
+"""What Ray Serve's replica calls to listen there, once it is made; of a private module, for there is no setting."""
+
+
+def close() -> None:
+    """In a replica's process, while it is made. Raises SpecError for a Ray that does this in another way.
+
+    With RAY_USE_TLS the port asks for a certificate of the cluster's, and stays.
+    """
+    from ray.serve._private import replica
+
+    if os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true"):
+        return
+    if not callable(getattr(replica, NAME, None)):
+        import ray
+
+        raise SpecError(
+            f"Ray {ray.__version__}: its replicas listen for whoever comes, in a way that is not known here and cannot "
+            "be closed: take Ray 2.60, or set RAY_USE_TLS=1 with certificates for the cluster"
+        )
+    setattr(replica, NAME, _nowhere)
+
+
+def _nowhere(server: Any, address: str) -> int:
+    """As Ray's: the port's number. There is none."""
+    return 0
+
 
 log = logging.getLogger(__name__)
 
@@ -145,9 +213,9 @@ class Front:
         self._stack.callback(self.lifecycle.remove, counts)
 
         def everybody() -> Iterator[tuple[str, str]]:
-            yield f"front-{os.getpid()}", metrics.text(own)
+            yield f"front-{os.getpid()}", text(own)
             yield from self._census.metrics()
 
         registry = CollectorRegistry()
-        registry.register(metrics.Together(everybody))
+        registry.register(Together(everybody))
         page.serve(registry)

@@ -1,19 +1,16 @@
 """The models of a server: placed on devices, loaded, replaced and unloaded while it runs.
 
-fleet       the models by name
-room        what is evicted where memory is full
-version     one model with one set of weights: there, or not
-pins        what keeps weights in memory
-hosts       where models are loaded: in this process, or in worker processes
-placing     which model on which devices
-replicated  one model on several of them
+fleet    the models by name
+room     what is placed where, and evicted where memory is full
+version  one model with one set of weights, and what keeps them in memory
+hosts    where models are loaded: in this process, in worker processes, or several of these
 
 May import models, processes, entries, config, limits.
 """
 
 from cloud_server.fleet.fleet import Fleet, freeze
 from cloud_server.fleet.hosts import Host, Processes, ThisProcess
-from cloud_server.fleet.placing import devices_of
+from cloud_server.fleet.room import devices_of
 from cloud_server.fleet.version import Version
 
 __all__ = [

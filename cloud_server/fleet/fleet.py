@@ -16,11 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from cloud_server.entries import ModelEntry
+from cloud_server.config import ModelEntry
 from cloud_server.fleet.hosts import Host
-from cloud_server.fleet.pins import Loaded
 from cloud_server.fleet.room import Resident, room_for
-from cloud_server.fleet.version import Version
+from cloud_server.fleet.version import Loaded, Version
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Identity
 from cloud_server.processes import Trials

@@ -3,19 +3,25 @@
 Every request is a stream of its own in this process (`cloud_server.streams`), so that whatever bounds and protects
 those holds for it: who may, places, quotas, memory, rehearsals, fair shares, deadlines, draining.
 
-service    what is served, and how a request is answered
-sending    a request as an edge client would send it
-query      a request and its answer, as either transport brings them
-datatypes  names and bytes of elements
-held       memory of what arrives and leaves in one piece
+service  what is served, and how a request is answered
+sending  a request and its answer as either transport brings them, and as an edge client would send them
 
 May import core, streams, models, access, limits.
 """
 
-from cloud_server.inference.datatypes import NAMES, NUMPY, pack, unpack
-from cloud_server.inference.held import Held
-from cloud_server.inference.query import MAX_VALUES, VALUE_BYTES, Named, Query, Result, Value
-from cloud_server.inference.service import VERSION, Asking, Inference, ModelInfo, TensorInfo, check_parameters
+from cloud_server.inference.sending import (
+    MAX_VALUES,
+    NAMES,
+    NUMPY,
+    VALUE_BYTES,
+    Named,
+    Query,
+    Result,
+    Value,
+    pack,
+    unpack,
+)
+from cloud_server.inference.service import VERSION, Asking, Held, Inference, ModelInfo, TensorInfo, check_parameters
 
 __all__ = [
     "MAX_VALUES",

@@ -1,20 +1,17 @@
 """The served models.
 
-engine         what the core needs of a model
+engine         what the core needs of a model, and an answer as bytes
 served_model   ... in this process
-form           what goes in and comes out, by name
 admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
 batching       requests of several clients as one batch
-packing        an output as the bytes of an answer
 weights_guard  checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
-layer_metrics  what was measured, into a reply
 
 May import entries, limits.
 """
 
-from cloud_server.models.admission import check_open
+from cloud_server.models.admission import check_open, leaves
 from cloud_server.models.engine import (
     FILE,
     Batching,
@@ -32,7 +29,6 @@ from cloud_server.models.engine import (
     inexact,
     room_for,
 )
-from cloud_server.models.form import leaves
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
 

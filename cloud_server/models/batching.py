@@ -13,8 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from cloud_server.models.engine import BatchKey, BegunTail, Computed
-from cloud_server.models.packing import packed
+from cloud_server.models.engine import BatchKey, BegunTail, Computed, packed
 from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made, Ways

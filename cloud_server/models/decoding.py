@@ -14,14 +14,14 @@ from typing import Any, Protocol
 
 import torch
 
-from cloud_server.entries import DecodingFactory
+from cloud_server.config import DecodingFactory
 from cloud_server.models.engine import Computed, EngineSession, owned
 from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
-from shared_hooks.generation.allowance import STEP_BYTES
+from shared_hooks.generation.remote_tensor import STEP_BYTES
 from shared_hooks.generation.together import Ended, Outcome, Together
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms

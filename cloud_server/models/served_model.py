@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from cloud_server.entries import ModelEntry, WarmUp
+from cloud_server.config import ModelEntry, WarmUp
 from cloud_server.limits import FileLimits, Limits
-from cloud_server.models.admission import check_file, check_frontier, check_step
+from cloud_server.models.admission import Form, buffers_kept, check_file, check_frontier, check_step, form_of
 from cloud_server.models.batching import BatchedTails
 from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import (
@@ -28,10 +28,9 @@ from cloud_server.models.engine import (
     Identity,
     Progress,
     inexact,
+    packed,
     room_for,
 )
-from cloud_server.models.form import Form, buffers_kept, form_of
-from cloud_server.models.packing import packed
 from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
 from shared_hooks.batching import Batches
@@ -49,12 +48,10 @@ from shared_hooks.errors import (
 )
 from shared_hooks.forward import Allowance, Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.models.example import to_device
-from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs
+from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs, to_device
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
-from shared_hooks.profiling.kind import kind
-from shared_hooks.profiling.machine import describe
+from shared_hooks.profiling.machine import describe, kind
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 from shared_hooks.sharing import Party, SharedCache

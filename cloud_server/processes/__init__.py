@@ -4,11 +4,8 @@ pooled_model    the engine that hands its work to workers
 crew            the workers: warm, watched, replaced
 worker          one worker's own program
 worker_process  ... as the server sees it
-task            what it is asked for
-channel         messages between the two
+channel         messages between the two, and memory for payloads that both see
 trials          cuts tried in a process of their own, before they are served
-trial           ... its program
-memory          payloads, where both see them
 
 May import models, wire, work, options, config, limits.
 """

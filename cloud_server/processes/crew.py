@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 
 from cloud_server.limits import Limits
 from cloud_server.models import Identity
-from cloud_server.processes.channel import Lost
-from cloud_server.processes.memory import SharedMemory
+from cloud_server.processes.channel import Lost, SharedMemory
 from cloud_server.processes.worker_process import ALL, END_SECONDS, Share, State, WorkerProcess
 from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, WorkerLost
 

@@ -15,10 +15,8 @@ from typing import Any
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, EngineSession, FileRead, Identity, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
-from cloud_server.processes.channel import Lost
+from cloud_server.processes.channel import Lost, ManifestTask, ProfileTask, SessionTask, SharedMemory, StepTask, Task
 from cloud_server.processes.crew import Crew
-from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, StepTask, Task
 from cloud_server.processes.worker_process import ALL, Share, WorkerProcess
 from shared_hooks import Crossing
 from shared_hooks.errors import (

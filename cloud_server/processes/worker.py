@@ -23,12 +23,10 @@ from typing import Any
 import torch
 
 from cloud_server import wire
-from cloud_server.config import ServerConfig
-from cloud_server.entries import ModelEntry
+from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.models import Computed, EngineSession, ServedModel, inexact
 from cloud_server.options import configure, parser
-from cloud_server.processes.channel import Channel, Lost, Message
-from cloud_server.processes.memory import Mapping
+from cloud_server.processes.channel import Channel, Lost, Mapping, Message
 from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
 from shared_hooks.crossing import decode, decoded_bytes

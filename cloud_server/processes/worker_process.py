@@ -34,9 +34,7 @@ import psutil
 from google.protobuf.message import DecodeError
 
 from cloud_server.models import Computed, Identity, Progress
-from cloud_server.processes.channel import Channel, Lost
-from cloud_server.processes.memory import SharedMemory
-from cloud_server.processes.task import ManifestTask, ProfileTask, SessionTask, Task
+from cloud_server.processes.channel import Channel, Lost, ManifestTask, ProfileTask, SessionTask, SharedMemory, Task
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 

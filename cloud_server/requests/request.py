@@ -5,22 +5,113 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property, partial
 from typing import Protocol
 
 from cloud_server import wire
+from cloud_server.access import Caller
 from cloud_server.decoding import Turn
 from cloud_server.models import FILE, Batching, BatchKey, Computed, Engine, FileRead, inexact
-from cloud_server.requests.answers import Key
-from cloud_server.requests.outlet import Outlet
 from cloud_server.scheduling import Payer, Task
-from protos.chunks import ChunkFrame
+from protos.frames import ChunkFrame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.crossing import read_header
 from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.lifecycle import About
+from shared_hooks.sharing import Party
+
+# An answer to a request: its result or its failure, and whose it is.
+
+
+Key = tuple[str, str, int]
+"""(account, client id, request id): what makes a request unique, and nobody else's."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply or a failure, ready to be sent as often as it is asked for."""
+
+    key: Key
+    fingerprint: bytes
+    """The fingerprint of the request it answers (`request.fingerprint`): an id that comes again with other content is
+    not answered.
+    """
+    reply: split_pb2.ReplyHeader | None = None
+    buffers: tuple[memoryview, ...] = ()
+    failed: split_pb2.RequestFailed | None = None
+    about: About | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.reply is None else self.reply.payload_bytes
+
+    @property
+    def held_bytes(self) -> int:
+        """What it takes in memory: messages are objects, about twice as large as their bytes."""
+        message = self.reply or self.failed
+        inline = 0 if self.reply is None else len(self.reply.payload)
+        besides = 0 if message is None else message.ByteSize() - inline
+        return OVERHEAD + self.nbytes + 2 * besides
+
+
+OVERHEAD = 1 << 10
+"""Bytes that an answer takes besides its content."""
+
+
+# Where answers go: what requests and their table need to know of a stream.
+
+
+class Outlet(Protocol):
+    """One client's stream, as seen by what runs for it. `session.StreamSession` is one."""
+
+    @property
+    def client_id(self) -> str: ...
+
+    @property
+    def caller(self) -> Caller:
+        """Whose stream it is."""
+        ...
+
+    @property
+    def party(self) -> Party:
+        """On whom it counts what is held for it."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is taken from it or sent on it any more."""
+        ...
+
+    @property
+    def inline_bytes(self) -> int:
+        """Answers up to this size go in their header."""
+        ...
+
+    @property
+    def undelivered(self) -> int:
+        """Answers that the client has not begun to fetch."""
+        ...
+
+    @property
+    def stuck_seconds(self) -> float:
+        """How long nothing was fetched of what is being sent; 0 where nothing is."""
+        ...
+
+    def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
+        """Takes an answer out of the line, and puts ``failure`` in its place; False when it is being sent."""
+        ...
+
+    def drop(self, error: IsthmusError) -> None:
+        """Ends the stream at once, with what is in line."""
+        ...
+
+    def send(self, item: split_pb2.ServerFrame | Answer) -> None:
+        """Puts a frame or an answer in line; never blocks. After the stream's end it is dropped."""
+        ...
+
 
 TRACEPARENT = 55
 """Characters of W3C's traceparent."""

@@ -11,10 +11,8 @@ from dataclasses import replace
 
 from cloud_server.limits import Limits
 from cloud_server.models import Engine
-from cloud_server.requests import replies
-from cloud_server.requests.answers import Answer, Key
-from cloud_server.requests.outlet import Outlet
-from cloud_server.requests.request import Request, State
+from cloud_server.requests import store
+from cloud_server.requests.request import Answer, Key, Outlet, Request, State
 from cloud_server.requests.store import AnswerStore
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -262,7 +260,7 @@ class RequestTable:
         if answer.held_bytes > self._limits.max_answer_bytes:
             most = self._limits.max_answer_bytes
             error = TooLarge(f"an answer of {answer.nbytes} bytes; all answers may have {most} (max_answer_bytes)")
-            answer = replies.failure(request, error)
+            answer = store.failure(request, error)
         with self._locked:
             outlet = request.outlet
             if request.cancelled:
@@ -292,7 +290,7 @@ class RequestTable:
             else:
                 self._end(request, error)
             if outlet is not None:
-                outlet.send(replies.failure(request, error))
+                outlet.send(store.failure(request, error))
 
     def left(self, outlet: Outlet) -> None:
         """Its stream is gone: unfinished uploads are dropped, running requests finish for whoever comes back."""
@@ -380,7 +378,7 @@ class RequestTable:
         outlet = request.outlet
         self._end(request, error)
         if outlet is not None:
-            outlet.send(replies.failure(request, error))
+            outlet.send(store.failure(request, error))
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:
         """Takes a request out of the table; the caller holds the lock."""

@@ -1,9 +1,7 @@
 """What the workers do, and in which order.
 
-scheduler   the next batch: whose tasks, which together, whether there is time
+scheduler   the next batch: whose tasks, which together, whether there is time; and the threads
 fair_queue  the order: accounts share the time, in each of them its clients
-flows       who has had least
-workers     the threads
 watchdog    ends what takes too long
 trim        freed memory goes back to the system
 
@@ -11,10 +9,9 @@ May import nothing of the server.
 """
 
 from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
-from cloud_server.scheduling.scheduler import BatchLimits, Result, Scheduler
+from cloud_server.scheduling.scheduler import BatchLimits, Result, Scheduler, Workers
 from cloud_server.scheduling.trim import Trim, few_heaps
 from cloud_server.scheduling.watchdog import Overtime, Watchdog
-from cloud_server.scheduling.workers import Workers
 
 __all__ = [
     "BatchLimits",

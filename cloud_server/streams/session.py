@@ -2,30 +2,385 @@
 
 from __future__ import annotations
 
+import fcntl
+import hmac
+import json
+import os
+import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
+from typing import Protocol
 
 from cloud_server import wire
-from cloud_server.access import Caller
-from cloud_server.requests import Answer, replies
-from cloud_server.streams.area import Area
+from cloud_server.access import Caller, granted
+from cloud_server.decoding import Sessions, Step
+from cloud_server.limits import Limits
+from cloud_server.models import FILE, Engine, check_open
+from cloud_server.requests import Answer, Outlet, Request, RequestTable, State, about, store
+from cloud_server.scheduling import Payer
+from cloud_server.streams.crossings import CrossingCache
 from cloud_server.streams.handshake import agree, check_form
-from cloud_server.streams.hub import Hub
-from cloud_server.streams.uploads import Uploads
-from protos.chunks import ChunkFrame
-from protos.frames import ClientFrame
-from protos.headed import HeadedRequest, request_of
+from cloud_server.streams.probe import Pace
+from protos.frames import ChunkFrame, ClientFrame, HeadedRequest, request_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
+    AccessRefused,
     BadFrame,
+    Cancelled,
     DeadlineExceeded,
+    Disagreement,
     IsthmusError,
+    ObserverRefused,
+    ServerUnavailable,
+    TooLarge,
 )
-from shared_hooks.lifecycle import Stage
+from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Party
+
+# What all streams share, as one stream sees it.
+
+
+class Hub(Protocol):
+    """What a session and its uploads ask of the server. `core.Core` is one. Any thread may call."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def engines_for(self, caller: Caller) -> Mapping[str, Engine]:
+        """The served models that ``caller`` may use, by id."""
+        ...
+
+    @property
+    def crossings(self) -> CrossingCache: ...
+
+    @property
+    def pace(self) -> Pace: ...
+
+    @property
+    def requests(self) -> RequestTable: ...
+
+    @property
+    def decoding(self) -> Sessions: ...
+
+    @property
+    def observers(self) -> frozenset[str]:
+        """Observers that clients may ask for."""
+        ...
+
+    @property
+    def lifecycle(self) -> Lifecycle: ...
+
+    @property
+    def draining(self) -> bool: ...
+
+    def check_open(self) -> None:
+        """Raises ServerUnavailable while draining."""
+        ...
+
+    def turned_away(self, payer: Payer) -> None:
+        """A request of it was refused because there is too much to do."""
+        ...
+
+    def submit(self, request: Request) -> None:
+        """The payload is complete: the request waits for a worker."""
+        ...
+
+
+# What one client asks for on one stream: requests announced, received in chunks, handed to the core, cancelled.
+
+
+# A client's memory on this machine, from which its payloads are read instead of from the stream.
+#
+# Whose it is: the client names a file of its own process, and the system decides whether this one may look into that.
+# It is used only if it is memory (nothing that could block, or do something when it is read) and begins with the
+# nonce of the greeting, which tells it from another process's of that number, on another machine or in another
+# container.
+#
+# It is read by a system call, never mapped: the client may shrink it, punch holes into it or write to it at any time.
+# A short read fails its request, holes cost nothing, and what was read is the server's own.
+
+
+NONCE_BYTES = 16
+MOST = 1 << 40
+LOCAL = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
+"""How gRPC's names of peers begin that are on this machine."""
+NAME = "/memfd:isthmus-area"
+"""No server's own memory is called so, an earlier version's neither: it was "isthmus"."""
+
+
+class Area:
+    """To be had from `opened`. One thread calls."""
+
+    def __init__(self, file: int, nbytes: int) -> None:
+        self._file = file
+        self._nbytes = nbytes
+
+    @classmethod
+    def opened(cls, reported: split_pb2.Area, peer: str) -> Area | None:
+        """What a client on ``peer`` described; None where it cannot be used, whatever the reason: then chunks come."""
+        if sys.platform != "linux" or not peer.startswith(LOCAL) or len(reported.nonce) != NONCE_BYTES:
+            return None
+        if not NONCE_BYTES < reported.nbytes <= MOST:
+            return None
+        path = f"/proc/{reported.pid}/fd/{reported.fd}"
+        try:
+            if not os.readlink(path).startswith(NAME):  # before it is opened, which may have effects
+                return None
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError:
+            return None
+        try:
+            fcntl.fcntl(file, fcntl.F_GET_SEALS)  # fails for all that is not memory
+            if hmac.compare_digest(os.pread(file, NONCE_BYTES, 0), reported.nonce):
+                return cls(file, reported.nbytes)
+        except OSError:
+            pass
+        os.close(file)
+        return None
+
+    def read(self, offset: int, into: memoryview) -> None:
+        """All of ``into``. Raises BadFrame where there is less."""
+        if offset + into.nbytes > self._nbytes:
+            raise BadFrame(f"{into.nbytes} bytes at {offset} of an area of {self._nbytes}")
+        done = 0
+        while done < into.nbytes:
+            try:
+                count = os.preadv(self._file, [into[done:]], offset + done)
+            except OSError as error:
+                raise BadFrame(f"the client's area cannot be read: {error.strerror}") from error
+            if count <= 0:
+                raise BadFrame(f"the client's area ends after {offset + done} bytes")
+            done += count
+
+    def close(self) -> None:
+        """Nothing is read any more: the file's number may be another's now."""
+        os.close(self._file)
+        self._file = -1
+
+
+_SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+MAX_OBSERVERS = 64
+"""Most observers of one request; there are fewer kinds."""
+
+
+class Uploads:
+    """The requests that are coming in on ``outlet``, all for ``engine``. One thread calls."""
+
+    def __init__(self, hub: Hub, outlet: Outlet, engine: Engine, area: Area | None = None) -> None:
+        """``area``: where payloads may lie."""
+        self._area = area
+        self._hub = hub
+        self._outlet = outlet
+        self._engine = engine
+        self._payer = Payer(outlet.caller.account, outlet.client_id, outlet.caller.policy.weight)
+        self._receiving: dict[int, Request] = {}
+        self._skipped: OrderedDict[int, None] = OrderedDict()
+
+    def announce(self, headed: HeadedRequest) -> None:
+        """A request's header: it is taken in, recognised as one that is known, or refused. With it the first bytes of
+        its payload, or all.
+        """
+        frame = headed.header
+        self._skipped.pop(frame.id, None)
+        try:
+            self._hub.requests.check_place(frame.id, self._outlet)
+            area = self._area_of(headed)
+            request = self._checked(frame, headed.nbytes)
+            is_new = self._hub.requests.admit(request)
+        except IsthmusError as error:
+            if isinstance(error, ServerUnavailable):
+                self._hub.turned_away(self._payer)
+            unfinished = self._receiving.pop(frame.id, None)
+            if unfinished is None or unfinished.state is State.OVER:
+                self._tell(frame, error)
+            else:
+                self._hub.requests.abandon(unfinished, error)
+            missing = (
+                isinstance(error, Disagreement)
+                and not frame.HasField("file")
+                and frame.cut_digest not in self._hub.crossings
+            )
+            self._fail(frame.id, error, retry=True if missing else None)
+            return
+        if not is_new:
+            self._skip(frame.id)
+            return
+        try:
+            self._prepare(request)
+            if area is not None:
+                request.read(area, frame.area_offset)
+        except IsthmusError as error:
+            self._hub.requests.abandon(request, error)
+            self._fail(frame.id, error)
+            return
+        if request.state is State.OVER:  # cancelled meanwhile, or it had to give way: what was allocated goes back
+            request.release()
+            self._skip(frame.id)
+        elif (request.received_bytes == request.payload_bytes and not request.opening) or (
+            headed.pieces and request.write(ChunkFrame(frame.id, 0, headed.pieces))
+        ):
+            self._submit(request)
+        else:
+            self._forget_ended()
+            self._receiving[frame.id] = request
+
+    def _area_of(self, headed: HeadedRequest) -> Area | None:
+        """Where the payload lies; None where it comes on the stream."""
+        if not headed.header.HasField("area_offset"):
+            return None
+        if self._area is None or headed.pieces:
+            raise BadFrame("a payload is said to lie in an area, and there is none, or it came with the header, too")
+        return self._area
+
+    def _forget_ended(self) -> None:
+        """Uploads that were given up or expired, and of which no chunk came since."""
+        if len(self._receiving) >= self._hub.limits.max_in_flight:
+            for id in [id for id, request in self._receiving.items() if request.state is not State.RECEIVING]:
+                del self._receiving[id]
+                self._skip(id)
+
+    def _prepare(self, request: Request) -> None:
+        """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
+        self._hub.requests.begin(request)
+        self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
+        request.allocate()
+
+    def _submit(self, request: Request) -> None:
+        self._hub.lifecycle.emit(Stage.AFTER_RECEIVE, request.about, nbytes=request.payload_bytes)
+        self._hub.submit(request)
+
+    def _checked(self, frame: split_pb2.RequestHeader, come: int) -> Request:
+        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet.
+        ``come``: bytes of the payload that came with it.
+        """
+        step = Step.of(frame)
+        if frame.open and (step is not None or frame.HasField("file") or frame.HasField("area_offset")):
+            raise BadFrame("only a request that is cut, and whose payload comes in chunks, may be open")
+        if come > frame.payload_bytes:
+            raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {come} came with the header")
+        self._check_observers(frame.hooks)
+        limit = self._outlet.caller.max_request_bytes(self._hub.limits)
+        if frame.payload_bytes > limit:
+            most = f"at most {limit} are accepted (max_request_bytes)"
+            raise TooLarge(f"a payload of {frame.payload_bytes} bytes is announced; {most}")
+        if step is not None:
+            self._check_cut(step.cut)
+            self._engine.admit_step(frame.header, frame.payload_bytes, limit)
+            turn = self._hub.decoding.turn(self._engine, self._outlet.party, step)
+            return Request(self._outlet, self._engine, None, frame, turn)
+        if frame.HasField("file"):
+            file = frame.file
+            self._check_cut(FILE)
+            self._engine.admit_file(file.suffix, file.preprocess_digest, frame.header, frame.payload_bytes, limit)
+            return Request(self._outlet, self._engine, None, frame)
+        crossing = self._hub.crossings.get(frame.cut_digest, self._outlet.party)
+        if crossing is None:
+            raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
+        self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
+        if crossing.payload_bytes > limit:
+            most = f"at most {limit} are accepted (max_request_bytes)"
+            raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; {most}")
+        if frame.open:
+            check_open(crossing, frame.header, frame.payload_bytes)
+        else:
+            self._engine.admit(crossing, frame.header, frame.payload_bytes, limit)
+        return Request(self._outlet, self._engine, crossing, frame)
+
+    def _check_observers(self, names: Sequence[str]) -> None:
+        if len(names) > MAX_OBSERVERS:
+            raise TooLarge(f"{len(names)} observers are asked for; at most {MAX_OBSERVERS} are taken")
+        allowed = granted(self._outlet.caller.policy.observers, self._hub.observers)
+        for name in names:
+            if name not in allowed:
+                text = ", ".join(allowed) or "none"
+                where = f'to "{self._outlet.caller.identity}"' if name in self._hub.observers else "on this server"
+                raise ObserverRefused(f"the observer {json.dumps(name[:80])} is not allowed {where}; allowed: {text}")
+
+    def _check_cut(self, name: str) -> None:
+        """A client that lies about its cut's name is found out by the rehearsal."""
+        allowed = self._outlet.caller.policy.cuts
+        if allowed is not None and name not in allowed:
+            raise AccessRefused(
+                f'identity "{self._outlet.caller.identity}" may not use the cut "{name[:256]}"; it may use: '
+                f"{', '.join(allowed) or 'none'}"
+            )
+
+    def chunk(self, chunk: ChunkFrame) -> None:
+        """A piece of a payload. Raises BadFrame for one that nobody announced."""
+        request = self._receiving.get(chunk.id)
+        if request is None:
+            if chunk.id not in self._skipped:
+                raise BadFrame(f"a chunk of payload {chunk.id}, which was not announced or is complete")
+            return
+        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+            del self._receiving[chunk.id]
+            self._skip(chunk.id)
+            return
+        try:
+            complete = request.write(chunk)
+        except BadFrame as error:
+            del self._receiving[chunk.id]
+            self._hub.requests.abandon(request, error)
+            self._fail(chunk.id, error)
+            return
+        if complete:
+            del self._receiving[chunk.id]
+            self._submit(request)
+
+    def close(self, closing: split_pb2.Closing) -> None:
+        """All of an open request has come. Raises BadFrame for one that nobody announced."""
+        request = self._receiving.pop(closing.id, None)
+        if request is None:
+            if closing.id not in self._skipped:
+                raise BadFrame(f"request {closing.id} is closed, which was not announced or is complete")
+            return
+        self._skip(closing.id)
+        if request.state is not State.RECEIVING:  # cancelled, expired, or taken over by a newer stream
+            return
+        assert request.crossing is not None
+        try:
+            request.close(closing.header, closing.payload_bytes)
+            limit = self._outlet.caller.max_request_bytes(self._hub.limits)
+            self._engine.admit(request.crossing, closing.header, closing.payload_bytes, limit)
+        except IsthmusError as error:
+            self._hub.requests.abandon(request, error)
+            self._fail(closing.id, error)
+            return
+        self._submit(request)
+
+    def cancel(self, id: int) -> None:
+        """The client no longer wants this request."""
+        if self._receiving.pop(id, None) is not None:
+            self._skip(id)
+        self._hub.requests.cancel((self._outlet.caller.account, self._outlet.client_id, id))
+
+    def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
+        """Reports a request that goes no further; chunks of it that still come are no mistake."""
+        self._skip(id)
+        self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
+
+    def _tell(self, frame: split_pb2.RequestHeader, error: IsthmusError) -> None:
+        """Hooks hear of a request that was not taken in."""
+        self._hub.lifecycle.emit(
+            Stage.ON_ERROR, about(frame, -1, self._engine, self._outlet), where="request", error=error
+        )
+
+    def _skip(self, id: int) -> None:
+        self._skipped[id] = None
+        self._skipped.move_to_end(id)
+        if len(self._skipped) > _SKIPPED:
+            self._skipped.popitem(last=False)
+
+    def end(self) -> None:
+        """The client sends nothing more: what is not complete is forgotten."""
+        for request in self._receiving.values():
+            self._hub.requests.abandon(
+                request, Cancelled("the client ended its stream before the payload was complete")
+            )
+
 
 InFrame = ClientFrame
 
@@ -242,7 +597,7 @@ class StreamSession:
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
-                for frame in replies.frames(item, self._hub.limits.chunk_bytes, self._headed):
+                for frame in store.frames(item, self._hub.limits.chunk_bytes, self._headed):
                     yield frame
                     self._moved = time.monotonic()
                     if self._phase is Phase.OVER:  # dropped meanwhile

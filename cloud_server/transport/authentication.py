@@ -20,8 +20,7 @@ from google.protobuf.message import DecodeError
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, Register, names_in, passport_in, token_in
 from cloud_server.limits import Limits
-from cloud_server.transport.active_calls import ActiveCalls
-from cloud_server.transport.waiting import Place, WaitingCalls
+from cloud_server.transport.active_calls import ActiveCalls, Place, WaitingCalls
 from protos import FACTS_WANTED
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Cancelled, Disagreement, IsthmusError, NotAuthenticated, TooLarge

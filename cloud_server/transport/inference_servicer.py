@@ -30,7 +30,7 @@ from cloud_server.inference import (
     unpack,
 )
 from cloud_server.transport.authentication import INFER, INFERENCE, AuthInterceptor
-from protos.chunks import varint
+from protos.frames import varint
 from protos.inference import inference_pb2 as pb
 from shared_hooks.errors import BadFrame, InputMismatch, IsthmusError
 from shared_hooks.lifecycle import on_behalf_of

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent import futures
 from pathlib import Path
 
 import grpc
-from grpc_health.v1 import health_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.reflection import SERVICE_NAME as REFLECTION
 from grpc_reflection.v1alpha.reflection import enable_server_reflection
 
 from cloud_server.access import Register, Tls
 from cloud_server.core import Core
 from cloud_server.inference import Inference
-from cloud_server.transport import health
 from cloud_server.transport.authentication import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor
 from cloud_server.transport.credentials import server_credentials
 from cloud_server.transport.inference_servicer import InferenceServicer
@@ -26,6 +26,71 @@ from cloud_server.transport.rest import RestServer
 from cloud_server.transport.servicer import SplitServicer
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Stage
+
+log = logging.getLogger(__name__)
+
+
+# The standard health service (https://grpc.io/docs/guides/health-checking/).
+#
+# grpcio-health-checking's own keeps every name that a stranger watches, and waits for the messages of all who watch in
+# one thread.
+
+
+HealthState = health_pb2.HealthCheckResponse
+
+NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+
+
+class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignore]
+    """The health of ``services``, which are all that there are. Any thread may call."""
+
+    def __init__(self, services: Iterable[str]) -> None:
+        self._changed = threading.Condition()
+        self._services = frozenset(services)
+        self._state: int = HealthState.SERVING
+        self._over = False
+
+    def Check(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> HealthState:
+        if request.service not in self._services:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            return HealthState()
+        return HealthState(status=self._state)
+
+    def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Iterator[HealthState]:
+        """What it is, and whatever it becomes, until the client leaves."""
+        known = request.service in self._services
+        if not context.add_callback(self._wake):
+            return
+        said = None
+        while context.is_active():
+            now = self._state if known else HealthState.SERVICE_UNKNOWN
+            if now != said:
+                said = now
+                yield HealthState(status=now)
+            with self._changed:
+                self._changed.wait_for(lambda: not context.is_active() or (known and self._state != said))  # noqa: B023
+
+    @property
+    def serving(self) -> bool:
+        """Whether that is what is said."""
+        return self._state == HealthState.SERVING
+
+    def set(self, state: int) -> None:
+        """What is said of every service from now on; after `end`, nothing is changed."""
+        with self._changed:
+            if not self._over:
+                self._state = state
+                self._changed.notify_all()
+
+    def end(self) -> None:
+        """NOT_SERVING, for good."""
+        self.set(HealthState.NOT_SERVING)
+        self._over = True
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
 
 # Whether the server may listen where it is to: asked before the models are loaded, which takes seconds or minutes.
 
@@ -124,10 +189,10 @@ class Listener:
             maximum_concurrent_rpcs=CALLS_PER_THREAD * threads,
             interceptors=[auth],
         )
-        self.health = health.Health(("", *services))
+        self.health = Health(("", *services))
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         if reflection:
-            enable_server_reflection((SERVICE, health.NAME, REFLECTION), self.server)
+            enable_server_reflection((SERVICE, NAME, REFLECTION), self.server)
         try:
             if tls is None:
                 self.port = self.server.add_insecure_port(address)
@@ -146,7 +211,7 @@ class Listener:
 
     def serving(self, able: bool) -> None:
         """What health says, until `unwell`."""
-        self.health.set(health.State.SERVING if able else health.State.NOT_SERVING)
+        self.health.set(HealthState.SERVING if able else HealthState.NOT_SERVING)
 
     def unwell(self) -> None:
         """Health says NOT_SERVING for good."""

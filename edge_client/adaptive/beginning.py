@@ -24,13 +24,20 @@ from edge_client.planning.partitioners import ByObjective, Partitioner, find_par
 from edge_client.planning.predict import predict
 from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen.progress import in_notebook
-from edge_client.survey.gather import Gathered, Wanted, edge_profile, gather, probe_sizes
-from edge_client.survey.learnt import asked_of_servers, with_books
-from edge_client.survey.loaded import Loaded
+from edge_client.survey.gather import (
+    Gathered,
+    Loaded,
+    Wanted,
+    asked_of_servers,
+    edge_profile,
+    gather,
+    probe_sizes,
+    with_books,
+)
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec
-from shared_hooks.models.example import to_device
+from shared_hooks.models.inputs import to_device
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profile import Profile
 from shared_hooks.showing import short
@@ -61,7 +68,7 @@ class AutoOptions:
     say: Callable[[str], None] | None = None
     """Gets what people should know, a line each; None: it is logged."""
     on_decision: Callable[[dict[str, Any]], None] | None = None
-    """Gets every decision and event, with its numbers (`edge_client.adaptive.decisions`)."""
+    """Gets every decision and event, with its numbers (`edge_client.adaptive.monitor`)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.objective, str):

@@ -5,25 +5,205 @@ All times are nanoseconds; ``now`` is a reading of any one monotonic clock. Not 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_client.adaptive.probing import Probing
-from edge_client.adaptive.steadiness import SECOND, Steadiness, Steady
 from edge_client.load import Load
-from edge_client.modes import EDGE_ONLY
-from edge_client.planning.calibration import Calibration
-from edge_client.planning.candidate import Candidate, undominated
 from edge_client.planning.codecs import Codecs
-from edge_client.planning.link import Curve, Link
-from edge_client.planning.link_estimate import LinkEstimate
-from edge_client.planning.objective import Constraints, Objective, decide
+from edge_client.planning.link import FLOOR, Curve, Link, LinkEstimate, Tracker
+from edge_client.planning.objective import Candidate, Constraints, Objective, decide, undominated
 from edge_client.planning.partitioners import Partitioner, Situation
-from edge_client.planning.predict import Power, predict
-from edge_client.planning.tracker import Tracker
+from edge_client.planning.predict import Calibration, Power, predict
+from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
+
+# Whether what is better is enough better, for long enough, to move to it.
+
+
+SECOND: Final = 1_000_000_000
+CALM_AFTER: Final = 10 * SECOND
+"""Moves so long ago no longer make the next one harder."""
+CLEAR: Final = 0.2
+"""A gain that needs no repetition when a sudden change has just been seen."""
+
+
+@dataclass(frozen=True)
+class Steady:
+    """When to move: a ``gain`` (0.10 = 10 % better) through ``decisions`` or ``seconds``, whichever is over first; at
+    once where the held candidate is impossible or ``worse`` times as bad as the best. Every move doubles the gain that
+    the next one needs (up to half), until a sudden change is seen or no move was made for some seconds.
+    """
+
+    gain: float = 0.10
+    decisions: int = 3
+    seconds: float = 0.5
+    worse: float = 3.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.gain < 1 or self.decisions < 1 or self.seconds < 0 or self.worse <= 1:
+            raise SpecError(f"{self}: expected 0 <= gain < 1, decisions >= 1, seconds >= 0, worse > 1")
+
+
+class Steadiness:
+    """What the next move needs, by the moves before. Times are nanoseconds."""
+
+    def __init__(self, steady: Steady) -> None:
+        self._steady = steady
+        self.is_shaken = False
+        """Whether a sudden change was seen since the last choice."""
+        self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
+        self._moves: list[int] = []  # when, since the last sudden change
+
+    def gives_way(self, now: int, held: float, best: float) -> bool:
+        """Whether what is held is replaced by another, by the scores of both: less is better."""
+        if best >= held:
+            self._better = None
+            return False
+        steady = self._steady
+        if held >= steady.worse * best:
+            return True
+        self._moves = [when for when in self._moves if now - when < CALM_AFTER]
+        needed = max(steady.gain, min(0.5, steady.gain * 2 ** len(self._moves)))
+        if best > (1 - needed) * held:
+            self._better = None
+            return False
+        if self.is_shaken and best <= (1 - CLEAR) * held:  # two observations, or a late request, have already said so
+            return True
+        since, count = self._better or (now, 0)
+        self._better = since, count + 1
+        return count + 1 >= steady.decisions or now - since >= steady.seconds * SECOND
+
+    def chosen(self, now: int, *, moved: bool) -> None:
+        """A choice was made; ``moved``: from one candidate to another."""
+        if moved:
+            self._moves.append(now)
+            self._better = None
+        self.is_shaken = False
+
+    def shaken(self) -> None:
+        """A sudden change was seen: earlier moves make the next one no harder."""
+        self._moves.clear()
+        self.is_shaken = True
+
+
+# When the link is probed beside the requests, and with how much. Pure: the time is passed in (ns, of one clock).
+
+
+EVERY: Final = SECOND
+WAITS: Final = 2 * SECOND
+"""Between two probes: at least, and where the last one found nothing new."""
+SOON: Final = SECOND // 4
+"""A probe that something depends on, after the one before."""
+DOUBT_WAITS: Final = 8 * SECOND
+"""The longest wait for a doubt's next probe: it grows fourfold while probes find nothing new."""
+SHARE: Final = 0.1
+"""Share of what a better link might gain, that looking for it may cost requests."""
+REGRET: Final = 4 * SECOND
+LARGEST_FLOOR: Final = 8 * FLOOR
+"""Probes are at least `FLOOR` bytes; twice as many after each move that a probe led to and requests revoked."""
+LONG_AGO: Final = 1 << 62
+
+
+class Probing:
+    """One link's probes: what they wait for, and which requests shared the link with them.
+
+    There is a reason to probe after what only a probe can decide (``doubtful``), and while no transfer tells the
+    goodput but a better link would move the choice: a worse one shows in the requests themselves.
+    """
+
+    def __init__(self, largest: int) -> None:
+        """``largest``: the most bytes that any request takes."""
+        self._largest = largest
+        self._last = self._told = self._over = -LONG_AGO  # asked for, goodput known from a transfer, answered
+        self._due = self._looked = -LONG_AGO
+        self._began: int | None = None  # of one that is under way
+        self._took = self._bytes = 0
+        self._waits, self._doubt_waits = EVERY, SOON
+        self._floor = FLOOR
+        self._replaced = self._lured = -LONG_AGO  # when a probe changed the belief, and when a move followed from that
+
+    def wants(
+        self, now: int, *, doubtful: bool, congested: bool, shared: bool, goodput: float, gain: Callable[[], float]
+    ) -> int | None:
+        """The bytes of the largest round to probe with; None: no probe now. Asking counts as having probed.
+
+        ``congested``: the last probe came late, and the next one must tell why. ``shared``: requests use the link.
+        ``goodput``: bytes a second, as believed. ``gain``: what a better link would gain, 0.2 = 20 %; nothing where it
+        would move no choice. Asked when nothing else speaks against a probe.
+        """
+        doubt = doubtful and now - self._last >= self._doubt_waits
+        if not doubt and (now < self._due or now - self._told < EVERY):
+            return None
+        if not congested:
+            if now - self._looked < EVERY:
+                return None
+            expected = gain()
+            if expected <= 0:
+                self._looked = now
+                return None
+            if not doubt and shared and now - self._last < self._took / (SHARE * expected):
+                self._due = self._last + int(self._took / (SHARE * expected))
+                return None
+        self._last = self._began = now
+        self._due = now + self._waits
+        self._bytes = 0
+        floor = max(2, min(self._largest, FLOOR) * self._floor // FLOOR)
+        return max(floor, int(min(self._largest, 4 * FLOOR, 0.1 * goodput)))
+
+    def sends(self, nbytes: int) -> None:
+        """The probe that is under way hands over so many bytes more."""
+        self._bytes += nbytes
+
+    def ended(self, now: int, *, news: bool) -> None:
+        """It was answered; ``news``: that changed the belief."""
+        if self._began is not None:
+            self._took = now - self._began
+        self._began, self._over = None, now
+        self._last = self._told = max(self._last, now)
+        if news:
+            self._replaced = now
+            self._doubt_waits, self._waits = SOON, EVERY
+        else:
+            self._doubt_waits = min(DOUBT_WAITS, 4 * self._doubt_waits)
+            self._waits = min(WAITS, 2 * self._waits)
+        self._due = now + max(self._waits, self._took)
+
+    def gave_up(self) -> None:
+        """There will be no answer: the server is gone."""
+        self._began = None
+
+    def soon(self, now: int) -> None:
+        """Nothing is known any more: the next doubt waits for nothing."""
+        self._last = now - DOUBT_WAITS
+
+    def observed(self, now: int) -> None:
+        """The goodput is known from a request's transfer."""
+        self._told = now
+
+    def moved(self, now: int) -> None:
+        """The choice moved: a better link may mean more now. Where a probe had led to the move before, that promised
+        more than requests got (a bucket let it pass), and the next ones are larger.
+        """
+        self._looked = -LONG_AGO
+        if now - self._lured < REGRET:
+            self._floor = min(2 * self._floor, LARGEST_FLOOR)
+        self._lured = now if now - self._replaced < EVERY else -LONG_AGO
+
+    def shared_with(self, began: int) -> bool:
+        """Whether a request that was handed over then had a probe on the link beside it: its slowness says nothing."""
+        return self._began is not None or self.was_behind(began)
+
+    def was_behind(self, began: int) -> bool:
+        """... and that probe is over."""
+        return began < self._over
+
+    @property
+    def under_way(self) -> int:
+        """Bytes that a probe has handed over which has no answer yet."""
+        return 0 if self._began is None else self._bytes
+
 
 # How much slower one side is than its profile, from what its parts of the model take.
 
@@ -76,7 +256,6 @@ class Side:
         return self._factor.observe(min(max(self.factor, least), most)) or doubted
 
 
-LONG_AGO: Final = 1 << 62
 NEAR: Final = 10
 ALL_EVERY: Final = SECOND // 2
 """How many candidates are predicted for every request where there are codecs, and how often all are."""

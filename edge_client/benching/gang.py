@@ -15,11 +15,8 @@ from typing import Any, Final, Protocol
 
 from edge_client import interrupts
 from edge_client.benching.generator import Fired, Generator
-from edge_client.benching.lane import Lane
-from edge_client.benching.live import LiveLane
-from edge_client.benching.load import Load
-from edge_client.benching.recorded import Recorded, RecordedLane
-from edge_client.benching.shot import Ended, Shot
+from edge_client.benching.load import Ended, Lane, Load, Recorded, RecordedLane, Shot
+from edge_client.benching.page import LiveLane
 from edge_client.benching.worker import instructions
 from shared_hooks.errors import RemoteError, by_name
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from edge_client import interrupts
-from edge_client.benching.lane import Lane
-from edge_client.benching.shot import ABANDONED, CONNECTION, Ended, Shot
+from edge_client.benching.load import ABANDONED, CONNECTION, Ended, Lane, Shot
 
 TICK: Final = 0.05
 """Seconds between two looks at what has taken too long."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import queue
+import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from edge_client.benching.load import Ended, Load, Over, Shot
 from edge_client.benching.results import KEPT, knee
-from edge_client.pages.rendering import render as page_of
-from edge_client.pages.rendering import stem
-from edge_client.pages.words import counted, duration
+from edge_client.client import EdgeClient
+from edge_client.pages import counted, duration, stem
+from edge_client.pages import render as page_of
+from edge_client.request import Pending
 from edge_client.screen.text import printable, size
+from shared_hooks.errors import DeadlineExceeded
 
 TEMPLATE: Final = Path(__file__).parent / "page.html.j2"
 CONTENTS: Final = (
@@ -145,3 +151,76 @@ def _generator(known: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         shares = [f"{its[key]:.0%}" for key in ("processor", "machine")]
         rows.append([f"{one['rate']:g}", *late, *shares, its["bottleneck"] or "no"])
     return headers, rows
+
+
+# A client that runs its heads: an `EdgeClient`, asked by as many threads as it may have requests under way.
+
+
+Order = tuple[Shot, float, int, Over]
+
+
+class LiveLane:
+    """What is due while all threads are busy waits here: its time continues from when it was to begin."""
+
+    def __init__(self, load: Load, client: int) -> None:
+        self._load = load
+        self._client = EdgeClient(
+            load.server,
+            load.choice,
+            load.cuts[0],
+            codec=load.codecs[client],
+            metrics=False,
+            exact=load.exact,
+            deadline=load.give_up,
+            connection=load.connection(),
+        )
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    def begin(self) -> None:
+        self._client.open()
+        for cut in self._load.cuts:
+            self._client.infer(self._load.calls[0], split=cut, deadline=60.0)
+        for _ in range(self._load.in_flight):
+            self._threads.append(threading.Thread(target=self._work, name="bench", daemon=True))
+            self._threads[-1].start()
+
+    def send(self, shot: Shot, intended: float, over: Over) -> None:
+        self._orders.put((shot, intended, int(1e9 * (time.monotonic() - intended)), over))
+
+    def tick(self) -> None:
+        pass  # each request has its deadline, and a thread that waits for it
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._orders.put(None)
+        self._client.close()
+        for thread in self._threads:
+            thread.join(1.0)
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            shot, intended, late_ns, over = order
+            ended = self._ask(shot, intended)
+            ended.late_ns = late_ns
+            over(ended)
+
+    def _ask(self, shot: Shot, intended: float) -> Ended:
+        pending: Pending | None = None
+        error, company, bytes_up, load = "", 1, 0, None
+        try:
+            left = intended + self._load.give_up - time.monotonic()
+            if left <= 0:
+                raise DeadlineExceeded("it waited here, behind others, until then")
+            pending = self._client.submit(self._load.calls[shot.input], split=self._load.cuts[shot.cut], deadline=left)
+            answer = pending.result()
+            company, bytes_up, load = answer.company, answer.bytes_up, answer.load
+        except Exception as failed:  # whatever it is, it is counted
+            error = type(failed).__name__
+        took_ns = int(1e9 * (time.monotonic() - intended))
+        exchange = None if pending is None else getattr(pending.request, "exchange", None)
+        ended = Ended(shot.number, 0, took_ns, error, 0 if exchange is None else exchange.put_offs, bytes_up)
+        ended.company = company
+        if load is not None:
+            ended.pending, ended.workers, ended.queue_ns = load.pending, load.workers, int(load.queue_ns)
+        return ended

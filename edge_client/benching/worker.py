@@ -17,11 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.benching.generator import Generator
-from edge_client.benching.lane import Lane
-from edge_client.benching.live import LiveLane
-from edge_client.benching.load import Load
-from edge_client.benching.recorded import Recorded, RecordedLane
-from edge_client.benching.shot import Shot
+from edge_client.benching.load import Lane, Load, Recorded, RecordedLane, Shot
+from edge_client.benching.page import LiveLane
 from edge_client.call import Call
 from edge_client.credentials import Credentials
 from edge_client.model_choice import ModelChoice

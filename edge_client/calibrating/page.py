@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from edge_client.calibrating.outputs import MEANS
-from edge_client.pages.rendering import render as page_of
-from edge_client.pages.rendering import stem
-from edge_client.pages.words import counted
-from edge_client.planning.loss_table import CodecLoss, CutLosses, LossTable
+from edge_client.pages import counted, stem
+from edge_client.pages import render as page_of
+from edge_client.planning.codecs import CodecLoss, CutLosses, LossTable
 from edge_client.screen.text import printable, size
 
 TEMPLATE: Final = Path(__file__).parent / "page.html.j2"

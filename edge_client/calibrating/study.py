@@ -11,24 +11,81 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Final
 
-from edge_client.calibrating import intervals
-from edge_client.calibrating.learning import Books, coarsest, learn
+from edge_client.calibrating import inputs
+from edge_client.calibrating.inputs import Tally
 from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
-from edge_client.calibrating.tally import Tally
 from edge_client.given import Given
-from edge_client.planning.loss_table import CutLosses, LossTable
-from edge_client.survey.loaded import Loaded
+from edge_client.planning.codecs import CutLosses, LossTable
+from edge_client.survey.gather import Loaded
+from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS
-from shared_hooks.codecs.basis import Basis
-from shared_hooks.crossing import EarlyOutput
+from shared_hooks.codecs.basis import Basis, Book
+from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError
 from shared_hooks.forward import run_plain
-from shared_hooks.models.example import to_device
+from shared_hooks.models.inputs import to_device
 from shared_hooks.modules import holder_modules
 from shared_hooks.profiling.profiler import identity
 from shared_hooks.tensors import ClassFinder, classes_of, copied, flatten, unflatten
+
+# Books for the codec "basis": learnt at every cut from inputs that are set apart, in several steps; one is kept.
+#
+# Of the steps, from the finest on, each is judged by its own upper bound, until one loses more than is allowed; the
+# one before it is taken. Tests in a fixed order need no correction for their number: the bound of what is taken holds
+# as if it had been the only one.
+
+
+STEPS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
+"""Standard deviations of a cut's values to a quantiser's cell."""
+LEAST: Final = 8
+"""Inputs to learn from."""
+MOST: Final = 200
+SHARE: Final = 4
+"""One input of so many is learnt from."""
+
+Call = tuple[Any, Any]
+Books = tuple[Book | None, ...]
+
+
+def set_apart(count: int, wanted: int | None) -> list[int]:
+    """The numbers of inputs to learn from, spread over all of them; none where they would be too few.
+
+    ``wanted``: less than ``count``; None: one of `SHARE`.
+    """
+    learnt = min(MOST, count // SHARE) if wanted is None else wanted
+    if learnt < LEAST and wanted is None:
+        return []
+    return sorted({number * count // learnt for number in range(learnt)}) if learnt > 0 else []
+
+
+def learn(wrapped: WrappedModel, cut: str, calls: Sequence[Call]) -> dict[float, Books]:
+    """By step, the books of a cut; empty where nothing can be learnt. Raises what the model raises."""
+    heads: list[EarlyOutput] = []
+    for args, kwargs in calls:
+        args, kwargs = copied(args, kwargs)
+        try:
+            heads.append(wrapped.head(cut, *args, **kwargs))
+        except IsthmusError:  # this input takes a path without that cut
+            continue
+    pieces = len(heads[0].pieces) if heads else 0
+    heads = [head for head in heads if len(head.pieces) == pieces]
+    if len(heads) < 2:
+        return {}
+    found = {step: books_of(heads, step) for step in STEPS}
+    return {step: books for step, books in found.items() if any(book is not None for book in books)}
+
+
+def coarsest(tallies: Sequence[Tally], max_loss: float) -> Tally | None:
+    """The coarsest step of one codec at one cut that loses no more than is allowed; the finest step comes first."""
+    chosen = None
+    for tally in tallies:
+        if chosen is not None and (tally.stopped or tally.bounds()[1] > max_loss):
+            break
+        chosen = tally
+    return chosen
+
 
 TOO_LOSSY = 2.0
 """A codec that surely loses so many times the loss that is allowed is not measured to the end."""
@@ -78,7 +135,7 @@ class Study:
     codecs: Sequence[str]
     max_loss: float
     kind: str | None = None
-    confidence: float = intervals.CONFIDENCE
+    confidence: float = inputs.CONFIDENCE
     seconds: float | None = None
     """No input is begun after as many."""
     learnt: Sequence[Given] = ()

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from edge_client.credentials import Credentials
-from edge_client.modes import AUTO
+from edge_client.spoken import AUTO
 
 if TYPE_CHECKING:
     from edge_client.choosing.chooser import Chooser
+    from edge_client.planning.codecs import LossTable
     from edge_client.planning.link import Link
-    from edge_client.planning.loss_table import LossTable
 
 PROBE_SECONDS: Final = 0.4
 PROBE_PATIENCE: Final = 2.0

@@ -3,22 +3,14 @@
 The commands are those that `arguments` lists: each has a file of its name with `main(options)`. To add one, write that
 file, and its name and options in `arguments`.
 
-arguments   the commands and their options; loads nothing, so that ``--help`` is quick
-common      options that several commands have
-kinds       what the text of an option may be
-credentials options by which a command proves who it is
-server      --server, and what stands for it
-loading     model, inputs and cut from them
-feed        what run is fed with
-outcome     what became of one input
-pace        how long requests took, and how many a second
-kept        outputs that are saved
-auto        run with --split auto
-run_journal run with --journal
-witnesses   run with --witness
-speaking    generate and chat: the model and how it writes, from them
-looking     run with --dashboard and --sink
+arguments        the commands and their options; loads nothing, so that ``--help`` is quick
+common           options that several commands have
+feed             inputs, models and cuts from words; the pace of a run
+report           what became of inputs, printed and written
+run_journal      run with --journal and --save-outputs
+auto             run with --split auto, --dashboard, --sink
+witnesses        run with --witness
+speaking         generate and chat: the model and how it writes, from them
 compare_benches  compare, where both are of bench
-report, heat_maps, output   what is printed and written
-exits       exit statuses
+heat_maps        run with --heat-maps
 """

@@ -7,18 +7,30 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands.common import CHOOSES, Commands, add_codec, add_config, add_losses, add_observe, add_sink
-from edge_client.commands.credentials import add_credentials
-from edge_client.commands.kinds import count, number, rate, seconds, share
-from edge_client.commands.kinds import count as _count
-from edge_client.commands.kinds import number as _number
-from edge_client.commands.kinds import pixels as _pixels
-from edge_client.commands.kinds import rate as _rate
-from edge_client.commands.kinds import rates as _rates
-from edge_client.commands.kinds import seconds as _seconds
-from edge_client.commands.kinds import share as _share
-from edge_client.commands.kinds import some_seconds as _some_seconds
-from edge_client.commands.server import add_server
+from edge_client.commands.common import (
+    CHOOSES,
+    Commands,
+    add_codec,
+    add_config,
+    add_credentials,
+    add_losses,
+    add_observe,
+    add_server,
+    add_sink,
+    count,
+    number,
+    rate,
+    seconds,
+    share,
+)
+from edge_client.commands.common import count as _count
+from edge_client.commands.common import number as _number
+from edge_client.commands.common import pixels as _pixels
+from edge_client.commands.common import rate as _rate
+from edge_client.commands.common import rates as _rates
+from edge_client.commands.common import seconds as _seconds
+from edge_client.commands.common import share as _share
+from edge_client.commands.common import some_seconds as _some_seconds
 from shared_hooks.command_line import Parser, add_common
 
 # The options of the commands that measure and compare: plan, profile, sweep, compare, prune, calibrate and bench.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, keywords
-from edge_client.commands.output import check_json_target, say, screen_width, write_json
-from edge_client.commands.server import needed
-from edge_client.sweeping import extras
+from edge_client.commands import common
+from edge_client.commands.common import needed
+from edge_client.commands.feed import choice_of, keywords
+from edge_client.commands.report import check_json_target, say, screen_width, write_json
+from edge_client.sweeping import settings
 from edge_client.tasks.bench import bench
 from shared_hooks.errors import SpecError
 
@@ -18,7 +18,7 @@ def main(options: argparse.Namespace) -> int:
     """Load it, print, write; exit status. What was measured before Ctrl-C, or before the server went, is written."""
     check_json_target(options.json)
     if options.html:
-        extras.check("jinja2")
+        settings.check("jinja2")
         _write(options.html, "")
     found = bench(
         needed(options),
@@ -34,8 +34,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(found.text(screen_width()), file=options.stdout)
     if isinstance(found.failure, KeyboardInterrupt):
-        return exits.INTERRUPTED
-    return exits.OK if found.failure is None else exits.CONNECTION
+        return common.INTERRUPTED
+    return common.OK if found.failure is None else common.CONNECTION
 
 
 def _write(file: str, text: str) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, keywords
-from edge_client.commands.output import check_json_target, say, write_json
+from edge_client.commands import common
+from edge_client.commands.feed import choice_of, keywords
+from edge_client.commands.report import check_json_target, say, write_json
 from edge_client.tasks.calibrate import calibrate
 
 
@@ -24,4 +24,4 @@ def main(options: argparse.Namespace) -> int:
         write_json(found.as_dict(), options.json, options.stdout)
     if options.json != "-":
         print(found.text(), file=options.stdout)
-    return exits.OK
+    return common.OK

@@ -7,13 +7,11 @@ import sys
 from typing import Any, Final
 
 from edge_client import interrupts
-from edge_client.commands import exits
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands import common
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.commands.speaking import draw, figures, how, speaker, tell
 from edge_client.generation import Conversation
-from edge_client.screen.flow import Flow
-from edge_client.screen.table import table
-from edge_client.screen.text import one_line
+from edge_client.screen.text import Flow, one_line, table
 from shared_hooks.errors import DeadlineExceeded, ModelFailed, near
 from shared_hooks.showing import duration, size
 
@@ -30,7 +28,7 @@ PROMPT: Final = "> "
 def main(options: argparse.Namespace) -> int:
     """Answer line by line until the input ends; exit status."""
     check_json_target(options.json)
-    status = exits.OK
+    status = common.OK
     with speaker(options) as (generator, words):
         draw(options)
         chat = Conversation(generator, words, system=options.system, **how(options))
@@ -80,16 +78,16 @@ def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
         interrupts.heard()
         flow.end()
         tell("interrupted: this turn does not count")
-        return exits.OK
+        return common.OK
     except (DeadlineExceeded, ModelFailed) as error:
         flow.end()
         print(f"edge-client: error: {one_line(str(error))}", file=sys.stderr)
-        return exits.SOME_FAILED
+        return common.SOME_FAILED
     finally:
         flow.end()
     tell(figures(turn.summary))
     done.append({"said": text, "text": turn.text, "read": turn.read, "kept": turn.kept, **turn.summary.as_dict()})
-    return exits.OK
+    return common.OK
 
 
 def _obey(word: str, chat: Conversation) -> None:

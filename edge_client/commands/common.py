@@ -3,11 +3,90 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TypeAlias
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, TypeAlias
 
-from edge_client.commands.kinds import names as _names
+from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.command_line import Parser
+from shared_hooks.errors import SpecError
+
+if TYPE_CHECKING:
+    from edge_client.credentials import Credentials
+    from edge_client.model_choice import ModelChoice
+
+
+# What the text of an option may be; they load nothing. Each raises ArgumentTypeError.
+
+
+def count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
+    return int(text)
+
+
+def number(text: str) -> int:
+    """A whole number of at least 0."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return int(text)
+
+
+def pixels(text: str) -> tuple[int, int]:
+    """WIDTHxHEIGHT."""
+    width, cross, height = text.lower().partition("x")
+    if not (cross and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
+        raise argparse.ArgumentTypeError(f'expected WIDTHxHEIGHT in pixels, such as 640x480, found "{text}"')
+    return int(width), int(height)
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between."""
+    return [name.strip() for name in text.split(",")]
+
+
+def share(text: str) -> float:
+    """A number from 0 to 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """A time above 0."""
+    return _above_0(text, "a number of seconds")
+
+
+def rate(text: str) -> float:
+    """A number above 0."""
+    return _above_0(text, "a number")
+
+
+def rates(text: str) -> list[float]:
+    """Numbers above 0 with commas between."""
+    return [rate(one.strip()) for one in text.split(",")]
+
+
+def some_seconds(text: str) -> float:
+    """A time of 0 or more."""
+    return 0.0 if text.strip() in ("0", "0.0") else seconds(text)
+
+
+def _above_0(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0")
+    return value
+
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
 LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
@@ -46,7 +125,7 @@ def add_observe(
     command.add_argument(
         "--observe",
         dest="observers",
-        type=_names,
+        type=names,
         default=list(default),
         metavar="NAME,NAME",
         help=f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the '
@@ -72,3 +151,88 @@ def add_config(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--log-level", choices=("debug", "info", "warning"), help="log connections, moves, errors")
     command.add_argument("--log-format", choices=("console", "json"), default="console", help="of these lines")
+
+
+# Exit statuses of ``edge-client``.
+
+
+OK: Final = 0
+SOME_FAILED: Final = 1  # an input failed, or a cut is not exact
+USAGE: Final = 2  # the command line, a file it names, the model spec, the cut
+CONNECTION: Final = 3  # no server, or it disagrees
+INTERRUPTED: Final = 130  # Ctrl-C
+
+
+# The options by which a command proves who it is, and says whom it trusts; they load nothing.
+
+
+def add_credentials(command: argparse.ArgumentParser) -> None:
+    """The options, in a group of their own."""
+    group = command.add_argument_group("who may", "for a server that asks (docs/access.md); files are PEM")
+    group.add_argument("--tls", action="store_true", help="connect by TLS, trusting the authorities that gRPC brings")
+    group.add_argument("--ca", metavar="FILE", help="connect by TLS, trusting the authorities in FILE instead")
+    group.add_argument("--cert", metavar="FILE", help="this side's certificate, for a server that wants one")
+    group.add_argument("--key", metavar="FILE", help="its private key")
+    group.add_argument("--server-name", metavar="NAME", help="in the server's certificate (default: --server's host)")
+    group.add_argument("--token-file", metavar="FILE", help="holds the token (default: the variable ISTHMUS_TOKEN)")
+    group.add_argument("--insecure", action="store_true", help="let the token travel to other machines in the clear")
+
+
+def credentials_of(options: argparse.Namespace) -> Credentials:
+    """What they say. Raises SpecError for what does not go together."""
+    from edge_client.credentials import Credentials  # it is more than --help needs
+
+    return Credentials(
+        tls=options.tls,
+        ca=options.ca,
+        certificate=options.cert,
+        key=options.key,
+        server_name=options.server_name,
+        token_file=options.token_file,
+        insecure=options.insecure,
+    )
+
+
+# ``--server`` of every command: what it says, or the default (`edge_client.settings`), which is shown.
+
+
+OPTION = "--server"
+
+
+def add_server(command: argparse.ArgumentParser, what: str = "") -> None:
+    """The option. ``what``: what the command does with a server, or without one."""
+    default = f"(default: {VARIABLE}, then [client] server of {FILE_NAME})"
+    command.add_argument(
+        OPTION,
+        metavar=f"HOST:PORT|{OWN}|{NONE}",
+        help=f'{what + "; " if what else ""}"{OWN}" starts one on this machine {default}',
+    )
+
+
+def chosen(options: argparse.Namespace) -> str | None:
+    """``HOST:PORT``, or `OWN`, or None where there is none; a default is shown on standard error."""
+    found = server_of(options.server, getattr(options, "config", None))
+    if found.address is not None and found.origin != OPTION:
+        print(f"edge-client: {found}", file=sys.stderr, flush=True)
+    return found.address
+
+
+def needed(options: argparse.Namespace) -> str:
+    """The same, where there is no doing without. Raises SpecError."""
+    server = chosen(options)
+    if server is None:
+        raise SpecError(f"no server: {how_named()}; --server {OWN} starts one on this machine for as long as this runs")
+    return server
+
+
+@contextmanager
+def running(server: str | None, choice: ModelChoice, observers: Sequence[str] = ()) -> Iterator[str | None]:
+    """``server``; in place of `OWN` the address of one of our own, for as long as the context lasts."""
+    if server != OWN:
+        yield server
+        return
+    from edge_client.process import local_server
+
+    print("edge-client: starting a server on this machine", file=sys.stderr, flush=True)
+    with local_server(choice, observers=observers) as address:
+        yield address

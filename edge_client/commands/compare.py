@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.benching.results import is_bench
-from edge_client.commands import compare_benches, exits
-from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.commands import common, compare_benches
+from edge_client.commands.report import check_json_target, table, write_json
 from edge_client.screen.text import milliseconds, one_line, printable
-from edge_client.sweeping import extras
-from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read
-from edge_client.sweeping.compare_page import render
+from edge_client.sweeping import settings
+from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read, render
 from shared_hooks.errors import SpecError
 
 
@@ -22,7 +21,7 @@ def main(options: argparse.Namespace) -> int:
     """Print what differs (and JSON); the exit status is 0 whatever it is."""
     if is_bench(options.a) or is_bench(options.b):
         return compare_benches.main(options)
-    extras.check("polars", *(["jinja2"] if options.report else []))
+    settings.check("polars", *(["jinja2"] if options.report else []))
     check_json_target(options.json)
 
     a, b = read(options.a), read(options.b)
@@ -34,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
         write_json(known, options.json, options.stdout)
     if options.report:
         _write_page(known, options.report)
-    return exits.OK
+    return common.OK
 
 
 def _write_page(known: dict[str, Any], file: str) -> None:

@@ -6,11 +6,10 @@ import argparse
 from collections.abc import Mapping
 from typing import Any, Final
 
-from edge_client.benching.compare import IN_TIME, compare, differences
-from edge_client.benching.results import is_bench, read
-from edge_client.benching.spread import CONFIDENCE
-from edge_client.commands import exits
-from edge_client.commands.output import check_json_target, table, write_json
+from edge_client.benching.load import CONFIDENCE
+from edge_client.benching.results import IN_TIME, compare, differences, is_bench, read
+from edge_client.commands import common
+from edge_client.commands.report import check_json_target, table, write_json
 from edge_client.screen.text import one_line, printable
 from shared_hooks.errors import SpecError
 
@@ -39,7 +38,7 @@ def main(options: argparse.Namespace) -> int:
         print(text(known))
     if options.json:
         write_json(known, options.json, options.stdout)
-    return exits.OK
+    return common.OK
 
 
 def text(known: Mapping[str, Any]) -> str:

@@ -14,16 +14,15 @@ from typing import Final
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
-from edge_client.commands import auto, exits
-from edge_client.commands.credentials import credentials_of
+from edge_client.commands import auto, common
+from edge_client.commands.auto import Looking
+from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
-from edge_client.commands.loading import choice_of, cut_for, find
-from edge_client.commands.looking import Looking
-from edge_client.commands.server import needed, running
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.live import Dashboard
-from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable
+from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import InputItem, ModelSpec
@@ -56,7 +55,7 @@ def _watch_only(options: argparse.Namespace) -> int:
     ):
         print(f"edge-client: dashboard at {page.url} (no --input: the server is only watched)", file=sys.stderr)
         threading.Event().wait()
-    return exits.OK
+    return common.OK
 
 
 def _work(options: argparse.Namespace, server: str | None, items: Sequence[InputItem]) -> int:
@@ -89,7 +88,7 @@ def _work(options: argparse.Namespace, server: str | None, items: Sequence[Input
                 failed = _send(client, spec, items, options)
         finally:
             client.close()
-    return exits.SOME_FAILED if failed else exits.OK
+    return common.SOME_FAILED if failed else common.OK
 
 
 def _send(

@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 import torch
 
-from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of
-from edge_client.commands.output import check_json_target, write_json
-from edge_client.commands.server import needed
+from edge_client import doctor
+from edge_client.commands import common
+from edge_client.commands.common import credentials_of, needed
+from edge_client.commands.feed import choice_of
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.credentials import Credentials
-from edge_client.doctor import agree, reach
 from edge_client.model_choice import ModelChoice
 from edge_client.settings import OWN
 from protos import PROTOCOL_VERSION
-from shared_hooks.doctor import Finding, Level, as_json, contained, counts, machine, report
+from shared_hooks import doctor as checks
+from shared_hooks.doctor import Finding, Level, as_json, contained, counts, report
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.machine import describe
 
@@ -33,28 +33,28 @@ def main(options: argparse.Namespace) -> int:
     found = report(looks(server, credentials_of(options), choice_of(options)), sys.stdout)
     if options.json:
         write_json(as_json(found), options.json, options.stdout)
-    return exits.SOME_FAILED if counts(found)["wrong"] else exits.OK
+    return common.SOME_FAILED if counts(found)["wrong"] else common.OK
 
 
 def looks(server: str, credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
     """This machine first; then the server, as far as it can be reached."""
-    yield machine.versions(PROTOCOL_VERSION)
+    yield checks.versions(PROTOCOL_VERSION)
     yield from contained("machine", _machine(choice))
-    yield from contained("energy", machine.sensors())
-    yield from contained("clock", machine.clock())
+    yield from contained("energy", checks.sensors())
+    yield from contained("clock", checks.clock())
     further = True
-    yield from contained("credentials", reach.own(credentials))
-    for finding in contained("reach", reach.way(server, credentials)):
+    yield from contained("credentials", doctor.own(credentials))
+    for finding in contained("reach", doctor.way(server, credentials)):
         further = further and finding.level is not Level.WRONG
         yield finding
-    for finding in contained("models", agree.served(server, credentials)) if further else ():
+    for finding in contained("models", doctor.served(server, credentials)) if further else ():
         further = further and finding.level is not Level.WRONG
         yield finding
     if further:
-        yield from contained("greeting", agree.greeted(server, credentials, choice))
+        yield from contained("greeting", doctor.greeted(server, credentials, choice))
 
 
 def _machine(choice: ModelChoice) -> Iterator[Finding]:
     device = choice.set_up()
-    yield from machine.processor(describe(device), torch.get_num_threads())
-    yield from machine.memory(0, "")
+    yield from checks.processor(describe(device), torch.get_num_threads())
+    yield from checks.memory(0, "")

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import math
+import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import Any, Final, TypeAlias
 
-from edge_client.modes import CLOUD_FILE
+from edge_client.commands.common import credentials_of
+from edge_client.model_choice import ModelChoice
+from edge_client.screen.text import milliseconds
 from edge_client.sources import Item, Source, Tally
-from edge_client.sources.files import Files
 from edge_client.sources.opening import open_source
+from edge_client.sources.source import Files
+from edge_client.spoken import CLOUD_FILE
+from edge_client.survey.loading import cut_for as cut_for
+from edge_client.survey.loading import cut_of as cut_of
+from edge_client.survey.loading import example_of as example_of
+from edge_client.survey.loading import find as find
+from edge_client.survey.loading import first_readable as first_readable
+from edge_client.survey.loading import load as load
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem
 
@@ -102,3 +114,124 @@ def feed_of(options: argparse.Namespace) -> Feed:
         source.close()
         raise SpecError("--journal keeps what became of input files; frames are none")
     return feed
+
+
+# How long a run's requests took and how many a second were answered, the first one apart.
+
+
+KEPT: Final = 100_000
+"""Latencies that are kept, the last ones: 0.8 MB."""
+
+
+class Pace:
+    """The rate of one run with up to ``in_flight`` requests under way, after ``warmup`` that are not counted at all.
+
+    The first request makes plans, recipes and caches on both sides and is often the slowest by far; where no warm-up
+    went before it, it is reported separately, and counts neither for latency nor for throughput.
+    """
+
+    def __init__(self, in_flight: int = 1, warmup: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.in_flight, self.warmup = in_flight, warmup
+        self.first_ns: int | None = None
+        self._clock = clock
+        self._latencies: deque[int] = deque(maxlen=KEPT)
+        self._count = 0
+        self._since: float | None = None if not warmup else clock()
+        self._last = 0.0
+
+    def start(self) -> None:
+        """The run begins now."""
+        if self.warmup:
+            self._since = self._clock()
+
+    def add(self, latency_ns: int) -> bool:
+        """An answer has come; False for the one that is reported separately."""
+        now = self._clock()
+        if self._since is None:
+            self.first_ns, self._since = latency_ns, now
+            return False
+        self._latencies.append(latency_ns)
+        self._count += 1
+        self._last = now
+        return True
+
+    @property
+    def per_second(self) -> float | None:
+        """Answers a second; None where there were none but the first."""
+        if self._since is None or not self._count or self._last <= self._since:
+            return None
+        return self._count / (self._last - self._since)
+
+    def quantile_ns(self, share: float) -> int | None:
+        """The latency within which this share of the requests was answered."""
+        ordered = sorted(self._latencies)
+        return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
+
+    def lines(self) -> list[str]:
+        """For people."""
+        reported = []
+        if self.first_ns is not None:
+            apart = "; it makes plans and caches, and is left out below" if self._count else ""
+            reported.append(f"first request {milliseconds(self.first_ns)} ms{apart}")
+        median, most = self.quantile_ns(0.5), self.quantile_ns(0.9)
+        if median is not None and most is not None:
+            how = "one at a time" if self.in_flight == 1 else f"up to {self.in_flight} in flight"
+            count = f"{self._count} request{'' if self._count == 1 else 's'}"
+            reported.append(
+                f"latency: median {milliseconds(median)} ms, 90 % within {milliseconds(most)} ms ({count}, {how})"
+            )
+        if self.in_flight > 1 and self.per_second is not None:
+            reported.append(
+                f"throughput: {self.per_second:.1f} requests a second with up to {self.in_flight} in flight"
+            )
+        return reported
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; times in nanoseconds."""
+        return {
+            "in_flight": self.in_flight,
+            "warmup": self.warmup,
+            "first_ns": self.first_ns,
+            "requests": self._count,
+            "median_ns": self.quantile_ns(0.5),
+            "p90_ns": self.quantile_ns(0.9),
+            "p99_ns": self.quantile_ns(0.99),
+            "per_second": self.per_second,
+        }
+
+
+# The model's choice from the command line; what `edge_client.survey.loading` makes of words.
+
+
+def choice_of(options: argparse.Namespace) -> ModelChoice:
+    """What --model, --weights, --selection, --example, --depth, --device, --threads and --only-head say."""
+
+    return ModelChoice(
+        options.model,
+        weights=tuple(options.weights or ()),
+        selection=options.selection,
+        example=options.example,
+        depth=options.depth,
+        device=options.device,
+        threads=options.threads,
+        only_head=getattr(options, "only_head", None),  # of run
+    )
+
+
+def keywords(options: argparse.Namespace, task: Callable[..., Any], *but: str) -> dict[str, Any]:
+    """What a command passes on to its task: an option and the task's keyword of the same name are one. ``but``: those
+    that the command gives itself.
+    """
+    found: dict[str, Any] = {}
+    for name, keyword in inspect.signature(task).parameters.items():
+        if keyword.kind is not keyword.KEYWORD_ONLY or name in but:
+            continue
+        if name == "progress" and hasattr(options, "no_progress"):
+            found[name] = not options.no_progress
+        elif name == "credentials" and hasattr(options, "token_file"):
+            found[name] = credentials_of(options)
+        elif name == "failures":
+            found[name] = "raise" if options.debug else "return"
+        elif hasattr(options, name):
+            found[name] = getattr(options, name)
+    return found

@@ -7,11 +7,11 @@ import sys
 
 import torch
 
-from edge_client.commands import exits
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands import common
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.commands.speaking import draw, figures, how, speaker, tell
 from edge_client.generation import SplitGenerator, TextStream, Words
-from edge_client.screen.flow import Flow
+from edge_client.screen.text import Flow
 from shared_hooks.errors import SpecError
 
 
@@ -35,11 +35,11 @@ def main(options: argparse.Namespace) -> int:
                 "text": text,
                 "token_ids": ids,
                 "unlike": list(generator.client.unlike),
-                "exit_status": exits.OK,
+                "exit_status": common.OK,
                 **summary.as_dict(),
             }
             write_json(said, options.json, options.stdout)
-    return exits.OK
+    return common.OK
 
 
 def _written(

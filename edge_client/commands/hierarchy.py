@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, find, keywords
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands import common
+from edge_client.commands.feed import choice_of, find, keywords
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.tasks.hierarchy import hierarchy
-from edge_client.tasks.tree_text import print_tree
+from edge_client.tasks.subject import print_tree
 
 
 def main(options: argparse.Namespace) -> int:
@@ -24,4 +24,4 @@ def main(options: argparse.Namespace) -> int:
     if options.json != "-":
         print_tree(found.map, options.stdout)
         print("\n" + "\n".join(found.lines()), file=options.stdout)
-    return exits.OK if found.ok else exits.SOME_FAILED
+    return common.OK if found.ok else common.SOME_FAILED

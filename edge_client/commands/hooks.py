@@ -12,23 +12,22 @@ from typing import Any
 
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
-from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.loading import choice_of, cut_for, find
-from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.commands.server import needed, running
+from edge_client.commands import common
+from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.feed import choice_of, cut_for, find
+from edge_client.commands.report import check_json_target, table, write_json
 from edge_client.model_choice import ModelChoice
-from edge_client.modes import EDGE_ONLY
 from edge_client.screen.text import one_line, printable
 from edge_client.settings import NONE
+from edge_client.spoken import EDGE_ONLY
 from edge_client.tracing import Traces
 from edge_client.transport import ConnectionOptions
 from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.listing import lines
-from shared_hooks.lifecycle.loading import read
 from shared_hooks.lifecycle.log import show
+from shared_hooks.lifecycle.registry import read
 from shared_hooks.tracing import endpoint_of, exporting
 
 
@@ -37,11 +36,11 @@ def main(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     if options.stages:
         print(_stages())
-        return exits.OK
+        return common.OK
     if options.split is not None and not options.input:
         raise SpecError(f"--split {options.split}: nothing is run without --input")
     lifecycle = configured(options.config, options.log_level, options.log_format)
-    status = exits.OK
+    status = common.OK
     if options.input:
         status = _run(choice_of(options), options.input, options, lifecycle)
     print("\n".join(lines(lifecycle)))
@@ -121,7 +120,7 @@ def _send(
                 print(f"edge-client: {printable(item.name)}: {one_line(str(answer.error))}", file=sys.stderr)
     finally:
         client.close()
-    return exits.SOME_FAILED if failed else exits.OK
+    return common.SOME_FAILED if failed else common.OK
 
 
 def _stages() -> str:

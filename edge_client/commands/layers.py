@@ -7,11 +7,11 @@ import dataclasses
 import shutil
 from typing import Any
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, cut_of, find, load
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands import common
+from edge_client.commands.feed import choice_of, cut_of, find, load
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.screen.text import printable
-from edge_client.survey.loaded import Loaded
+from edge_client.survey.gather import Loaded
 from edge_client.tasks.layers import layers
 from shared_hooks import LayerInfo
 from shared_hooks.errors import CutRefused
@@ -46,7 +46,7 @@ def main(options: argparse.Namespace) -> int:
         )
     if options.json != "-":
         print(found.text())
-    return exits.OK
+    return common.OK
 
 
 def _explain(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
@@ -59,9 +59,9 @@ def _explain(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any]
             reason = str(error).removeprefix(f"--explain {cut}: ")
             near = _nearest(known_layers, cut)
             text = f"{loaded.spec.model_id}: {reason}\nnearest cuts: {', '.join(near) or 'none'}"
-            return {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, text, exits.SOME_FAILED
+            return {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, text, common.SOME_FAILED
     known = {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **dataclasses.asdict(explanation)}
-    return known, explanation.text(max(shutil.get_terminal_size().columns, NARROWEST), everything=everything), exits.OK
+    return known, explanation.text(max(shutil.get_terminal_size().columns, NARROWEST), everything=everything), common.OK
 
 
 def _nearest(layers: tuple[LayerInfo, ...], wanted: str) -> list[str]:

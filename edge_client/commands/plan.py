@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, find, keywords
-from edge_client.commands.output import check_json_target, say, screen_width, write_json
-from edge_client.commands.server import chosen
+from edge_client.commands import common
+from edge_client.commands.common import chosen
+from edge_client.commands.feed import choice_of, find, keywords
+from edge_client.commands.report import check_json_target, say, screen_width, write_json
 from edge_client.planning.partitioners import partitioners
 from edge_client.settings import NONE
-from edge_client.tasks.generation_page import write_page
-from edge_client.tasks.plan import plan
-from edge_client.tasks.plan_generation import plan_generation
-from edge_client.tasks.planned import Planned
-from edge_client.tasks.planned_generation import PlannedGeneration
+from edge_client.tasks.plan import Planned, plan
+from edge_client.tasks.plan_generation import PlannedGeneration, plan_generation, write_page
 from shared_hooks.errors import SpecError
 
 
@@ -23,7 +20,7 @@ def main(options: argparse.Namespace) -> int:
 
     if options.list_partitioners:
         print("\n".join(f"{name}: {about}" for name, about in partitioners().items()), file=options.stdout)
-        return exits.OK
+        return common.OK
     check_json_target(options.json)
     if options.generate:
         found = _generation(options)
@@ -50,7 +47,7 @@ def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> i
         print(found.text(options.top, screen_width()))
         if options.explain:
             print(f"\n{found.explain()}")
-    return exits.OK
+    return common.OK
 
 
 def _generation(options: argparse.Namespace) -> PlannedGeneration:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, find, keywords
-from edge_client.commands.output import check_json_target, say, screen_width, write_json
-from edge_client.commands.server import chosen
+from edge_client.commands import common
+from edge_client.commands.common import chosen
+from edge_client.commands.feed import choice_of, find, keywords
+from edge_client.commands.report import check_json_target, say, screen_width, write_json
 from edge_client.settings import NONE
 from edge_client.tasks.profile import profile
 
@@ -33,4 +33,4 @@ def main(options: argparse.Namespace) -> int:
         print(found.text(screen_width()), flush=True)
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)
-    return exits.OK if found.failure is None else exits.CONNECTION
+    return common.OK if found.failure is None else common.CONNECTION

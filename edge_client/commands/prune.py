@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, keywords
-from edge_client.commands.output import check_json_target, write_json
+from edge_client.commands import common
+from edge_client.commands.feed import choice_of, keywords
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.screen.text import one_line
 from edge_client.tasks.prune import prune
 from shared_hooks.errors import SpecError
@@ -32,4 +32,4 @@ def main(options: argparse.Namespace) -> int:
         print(found.text(), file=options.stdout)
         for name, why in found.report.trial.unavailable.items():
             print(f"edge-client: {name} is not available: {one_line(why)}", file=sys.stderr)
-    return exits.OK if found.all_exact else exits.SOME_FAILED
+    return common.OK if found.all_exact else common.SOME_FAILED

@@ -12,23 +12,17 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client import interrupts
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
-from edge_client.commands import exits, witnesses
-from edge_client.commands.credentials import credentials_of
-from edge_client.commands.feed import Feed, Named, feed_of
+from edge_client.commands import common, witnesses
+from edge_client.commands.auto import Looking
+from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.feed import Feed, Named, Pace, choice_of, cut_for, feed_of, first_readable
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.kept import Kept
-from edge_client.commands.loading import choice_of, cut_for, first_readable
-from edge_client.commands.looking import Looking
-from edge_client.commands.outcome import Outcome
-from edge_client.commands.output import check_json_target, write_json
-from edge_client.commands.pace import Pace
-from edge_client.commands.report import Report
-from edge_client.commands.run_journal import RunJournal
-from edge_client.commands.server import needed, running
+from edge_client.commands.report import Outcome, Report, check_json_target, write_json
+from edge_client.commands.run_journal import Kept, RunJournal
 from edge_client.core import CONNECTION_ERRORS
-from edge_client.modes import EDGE_ONLY
 from edge_client.screen.progress import progress
 from edge_client.screen.text import one_line, printable
+from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle.listing import is_default, lines
@@ -159,15 +153,15 @@ def _run(
         if journal is not None:
             journal.close()
     status = (
-        exits.INTERRUPTED
+        common.INTERRUPTED
         if report.interrupted
-        else exits.USAGE
+        else common.USAGE
         if stopped
-        else exits.CONNECTION
+        else common.CONNECTION
         if report.gave_up
-        else exits.SOME_FAILED
+        else common.SOME_FAILED
         if report.some_failed or report.refused or feed.broken
-        else exits.OK
+        else common.OK
     )
     # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not (report.gave_up or report.interrupted):

@@ -12,13 +12,12 @@ from rich.console import Console
 from rich.text import Text
 
 from edge_client.client import EdgeClient
-from edge_client.commands.credentials import credentials_of
+from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.feed import choice_of
 from edge_client.commands.hooks import configured
-from edge_client.commands.loading import choice_of
-from edge_client.commands.server import needed, running
 from edge_client.generation import SplitGenerator, Summary, Words
-from edge_client.modes import AUTO
 from edge_client.screen.text import printable
+from edge_client.spoken import AUTO
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import size

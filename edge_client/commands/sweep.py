@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, keywords
-from edge_client.commands.output import check_json_target, say, write_json
-from edge_client.commands.server import chosen
+from edge_client.commands import common
+from edge_client.commands.common import chosen
+from edge_client.commands.feed import choice_of, keywords
+from edge_client.commands.report import check_json_target, say, write_json
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.settings import NONE
-from edge_client.sweeping import extras
-from edge_client.tasks.sweep import sweep
-from edge_client.tasks.swept import Swept
+from edge_client.sweeping import settings
+from edge_client.tasks.sweep import Swept, sweep
 from shared_hooks.errors import HookRefused
 
 
 def main(options: argparse.Namespace) -> int:
     """Measure what is not measured yet, write the results; exit status."""
-    extras.check()
+    settings.check()
     check_json_target(options.json)
     found = sweep(
         chosen(options) or NONE,
@@ -45,12 +44,12 @@ def main(options: argparse.Namespace) -> int:
 
 def _status(found: Swept) -> int:
     if isinstance(found.failure, KeyboardInterrupt):
-        return exits.INTERRUPTED
+        return common.INTERRUPTED
     if isinstance(found.failure, HookRefused):
-        return exits.USAGE
+        return common.USAGE
     if found.failure is not None:
-        return exits.CONNECTION
-    return exits.SOME_FAILED if any(way.failed for way in found.ways) else exits.OK
+        return common.CONNECTION
+    return common.SOME_FAILED if any(way.failed for way in found.ways) else common.OK
 
 
 def _say(line: str) -> None:

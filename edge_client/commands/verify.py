@@ -7,10 +7,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Final
 
-from edge_client.commands import exits
-from edge_client.commands.loading import choice_of, find, keywords
-from edge_client.commands.output import check_json_target, table, write_json
-from edge_client.commands.server import chosen
+from edge_client.commands import common
+from edge_client.commands.common import chosen
+from edge_client.commands.feed import choice_of, find, keywords
+from edge_client.commands.report import check_json_target, table, write_json
 from edge_client.screen.text import printable
 from edge_client.settings import NONE
 from edge_client.tasks.verify import Verified, verify
@@ -33,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
         print(_text(found.found) if isinstance(found.found, Verified) else found.text())
     if options.json:
         write_json(found.as_dict(), options.json, options.stdout)
-    return exits.OK if found.ok else exits.SOME_FAILED
+    return common.OK if found.ok else common.SOME_FAILED
 
 
 def _text(found: Verified) -> str:

@@ -16,11 +16,10 @@ from rich.text import Text
 
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
-from edge_client.commands import exits
-from edge_client.commands.credentials import credentials_of
+from edge_client.commands import common
+from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
-from edge_client.commands.loading import choice_of, cut_for, find
-from edge_client.commands.server import needed, running
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.model_choice import ModelChoice
 from edge_client.screen.observation_table import ObservationTable, tables
@@ -85,10 +84,10 @@ def _watch(
         if options.debug:
             raise
         print(f"edge-client: error: {one_line(f'{type(error).__name__}: {error}')}", file=sys.stderr)
-        return exits.CONNECTION
+        return common.CONNECTION
     finally:
         client.close()
-    return exits.SOME_FAILED if failed else exits.OK
+    return common.SOME_FAILED if failed else common.OK
 
 
 @contextmanager

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from edge_client.answer import Answer
-from edge_client.modes import CLOUD_FILE, EDGE_ONLY
 from edge_client.screen.text import milliseconds, one_line, printable
+from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
 from shared_hooks.errors import SpecError
 
 LOGGER: Final = "edge_client.witness"

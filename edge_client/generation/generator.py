@@ -13,23 +13,22 @@ import torch
 from torch import nn
 
 from edge_client.core import ClientCore
-from edge_client.generation.clock import Clock, criteria_with, prompt_length
 from edge_client.generation.link import SessionLink
-from edge_client.generation.summary import Summary
-from edge_client.modes import AUTO, WORDS
+from edge_client.generation.summary import Clock, Summary, criteria_with, prompt_length
+from edge_client.spoken import AUTO, WORDS
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer, near
 from shared_hooks.generation import Link, SplitForward, StepRecord
+from shared_hooks.generation.results import Answer
 from shared_hooks.generation.split import HISTORY_BYTES
-from shared_hooks.generation.wanted import Answer
 from shared_hooks.modules import weights_hash
-from shared_hooks.observers import groups
+from shared_hooks.observers import watching
 from shared_hooks.showing import summary_of
 
 # Which module a generation is cut after, where somebody names it.
 
 GROUP: Final = "group:"
 TOWERS: Final = ("vision", "audio", "fusion")
-"""Groups of modules (`shared_hooks.observers.groups`) whose results go into a language model."""
+"""Groups of modules (`shared_hooks.observers.watching`) whose results go into a language model."""
 MOST: Final = 3
 """Lists of blocks that a message names."""
 NEAR: Final = 0.6
@@ -65,7 +64,7 @@ def group_cut(model: nn.Module, group: str) -> str:
 
     Raises UnknownLayer for a group that the model does not have, CutRefused for one that is not before the language.
     """
-    found = groups.find(model)
+    found = watching.find(model)
     if group not in found:
         has = ", ".join(found) or "none"
         raise UnknownLayer(f'the model has no group "{group}" (it has: {has}).{_blocks_told(model)}')
@@ -240,7 +239,7 @@ def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
 def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
     """The cut that a plan chooses. Raises what plans raise."""
     from edge_client.generation.survey import best_generation_cut
-    from edge_client.planning.generation.workload import Workload  # few ask for it, and it loads what measures
+    from edge_client.planning.generation.predict import Workload  # few ask for it, and it loads what measures
 
     short = answer is not None and answer[0] != "top"
     return best_generation_cut(client, Workload(answer=("token",) if short else answer), model=model)

@@ -3,10 +3,8 @@
 Tensors, and whatever else a model's arguments may be, go to the model as they are. A picture, a frame, a file or its
 bytes are read as the model's spec says, by its own code, so that they give what ``edge-client run`` makes of them.
 
-reader     `InputReader`: which kind an input is
-kinds      arrays, pictures, bytes
-swallowed  keywords that a model takes by its **kwargs alone, and that are near to another
-unfit      why a model raised, where its inputs say so
+reader  `InputReader`: which kind an input is
+kinds   arrays, pictures, bytes; what a model does not take, and says nothing of
 
 May import call, model_choice, screen, sources; of the engine models, tensors, errors.
 """

@@ -1,11 +1,9 @@
 """Requests looked at while they run: a page in the browser, and sinks for their numbers.
 
 dashboard    `Dashboard`: the page of one client, served while that works
-board        what the page shows: requests, events, the link, both machines, observers; bounded
-entries      an answer, a decision, a reading, as the page shows them
+board       what the page shows: requests, events, the link, both machines, observers; bounded
 server       a thread that answers it
 to_sinks     `ToSinks`: every answer's numbers to sinks
-aside        work done beside the requests, in a thread with a bounded queue
 """
 
 from __future__ import annotations

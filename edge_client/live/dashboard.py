@@ -24,12 +24,10 @@ from edge_client.client import EdgeClient
 from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address
-from edge_client.live import entries
-from edge_client.live.aside import Aside
-from edge_client.live.board import RINGS, Board
-from edge_client.live.entries import Entry, reading
-from edge_client.modes import AUTO
+from edge_client.live import board
+from edge_client.live.board import RINGS, Aside, Board, Entry, reading
 from edge_client.probing import LinkProber
+from edge_client.spoken import AUTO
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import Reading, Track, gpu_of
@@ -101,37 +99,37 @@ class Telling:
             self._aside.put(partial(self._decided, dict(one)))
 
     def decided(self, entry: Mapping[str, Any]) -> None:
-        """A choice, or an event (`edge_client.adaptive.decisions`)."""
+        """A choice, or an event (`edge_client.adaptive.monitor`)."""
         self._aside.put(partial(self._decided, dict(entry)))
 
     # -- beside the requests
 
     def _about(self) -> None:
-        self._board.set("server", {key: entries.said(one) for key, one in self._client.server_about.items()})
+        self._board.set("server", {key: board.said(one) for key, one in self._client.server_about.items()})
 
     def _answered(self, answer: Answer) -> None:
         number = self._board.count("answered")
-        self._board.add("requests", entries.request(answer, number))
+        self._board.add("requests", board.request(answer, number))
         if answer.fallback:
-            self._board.add("events", entries.event("fallback", answer.fallback))
-        if self._due("cloud") and (known := entries.cloud(answer)) is not None:
+            self._board.add("events", board.event("fallback", answer.fallback))
+        if self._due("cloud") and (known := board.cloud(answer)) is not None:
             self._board.add("cloud", known)
         if answer.observations and self._due("observed"):
-            self._board.set("observed", entries.observed(answer, number))
+            self._board.set("observed", board.observed(answer, number))
 
     def _decided(self, entry: dict[str, Any]) -> None:
         kind, reason, at = entry.pop("kind"), entry.pop("reason", ""), round(self._began + entry.pop("seconds"), 3)
         if kind == "choice":
             self._chose(entry, str(reason), at)
         elif kind == "probe":
-            self._board.add("link", entries.link(entry.get("up_bytes_per_second"), None, entry.get("rtt_ms"), "probe"))
+            self._board.add("link", board.link(entry.get("up_bytes_per_second"), None, entry.get("rtt_ms"), "probe"))
         elif kind == "allowed":
             cuts = entry.get("cuts")
             text = "every cut" if cuts is None else ", ".join(map(str, cuts)) or "no cut"
-            self._board.add("events", entries.event("allowed", f"the server lets this side use {text}", at=at))
+            self._board.add("events", board.event("allowed", f"the server lets this side use {text}", at=at))
         else:
             where = entry.get("candidate") or entry.get("cut") or ""
-            self._board.add("events", entries.event(kind, reason, new=str(where), at=at))
+            self._board.add("events", board.event(kind, reason, new=str(where), at=at))
 
     def _chose(self, entry: dict[str, Any], reason: str, at: float) -> None:
         up, down, rtt = (entry.get(key) for key in ("up_bytes_per_second", "down_bytes_per_second", "rtt_ms"))
@@ -143,15 +141,15 @@ class Telling:
             held, new = entry.get("held"), entry["candidate"]
             self._board.add(
                 "events",
-                entries.event("moved", reason, old=held, new=new, up=up, down=down, rtt=rtt, at=at, **numbers),
+                board.event("moved", reason, old=held, new=new, up=up, down=down, rtt=rtt, at=at, **numbers),
             )
         if self._due("choice") or moved:
-            self._board.set("choice", entries.event("choice", reason, **entry))
+            self._board.set("choice", board.event("choice", reason, **entry))
             if up is not None:
-                self._board.add("link", entries.link(up, down, rtt, "controller"))
+                self._board.add("link", board.link(up, down, rtt, "controller"))
 
     def _event(self, kind: str, text: object, **known: Any) -> None:
-        self._aside.put(lambda: self._board.add("events", entries.event(kind, text, **known)))
+        self._aside.put(lambda: self._board.add("events", board.event(kind, text, **known)))
 
     def _due(self, what: str) -> bool:
         now = time.monotonic()
@@ -249,13 +247,13 @@ class LinkWatch:
                 return
             if (kind := type(error).__name__) != self._complaint:  # once for each kind of reason
                 self._complaint = kind
-                self._board.add("events", entries.event("gone", f"probe: {error}"))
+                self._board.add("events", board.event("gone", f"probe: {error}"))
             return
         if self._complaint:
             self._complaint = ""
-            self._board.add("events", entries.event("back", "the server answers probes again"))
-        self._board.add("link", entries.link(self._up, None, ping.network_ns / 1e6, "probe"))
-        self._board.add("cloud", entries.load(ping.load))
+            self._board.add("events", board.event("back", "the server answers probes again"))
+        self._board.add("link", board.link(self._up, None, ping.network_ns / 1e6, "probe"))
+        self._board.add("cloud", board.load(ping.load))
 
     def _rate(self, rtt_ns: int) -> float:
         """Bytes a second up: by the second round's way in, on the server's clock, or by the whole train if slower."""
@@ -302,12 +300,12 @@ class Dashboard:
         model = "" if isinstance(own, str) else _name_of(own)
         self.board = Board(
             {
-                "title": entries.said(title or model or server),
-                "model": entries.said(model),
+                "title": board.said(title or model or server),
+                "model": board.said(model),
                 "server": server,
                 "device": str(self._client.device) if self._client else "",
                 "auto": False,
-                "stages": entries.stages(),
+                "stages": board.stages(),
             }
         )
         self._server = PageServer(self.board, listen)

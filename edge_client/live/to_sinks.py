@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
 from edge_client.answer import Answer
-from edge_client.live.aside import Aside
+from edge_client.live.board import Aside
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import FORWARD_READINGS, ForwardMetrics
 from shared_hooks.sinks import Sink, Value, of_records

@@ -2,18 +2,242 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from edge_client.planning.loss_table import LossTable, loss_of, read
 from edge_client.spoken import option
 from shared_hooks import codecs
 from shared_hooks.codecs import CODECS
-from shared_hooks.codecs.basis import Basis, Frames
-from shared_hooks.errors import SpecError
+from shared_hooks.codecs.basis import Basis, Book, Frames
+from shared_hooks.errors import BadFrame, SpecError
+from shared_hooks.profiling.profile import Fields, ModelIdentity
 from shared_hooks.showing import short
+
+# `LossTable`: what every codec costs in answers at every cut, as ``edge-client calibrate`` found it; a file.
+#
+# A codec may be used at a cut for a loss that a user allows if it is lossless, or if the upper bound of what it was
+# found to lose there is no more. docs/calibration.md.
+
+
+FORMAT: Final = "isthmus-codec-losses"
+VERSION: Final = 1
+MAX_BYTES: Final = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class CodecLoss:
+    """One codec at one cut. ``low`` and ``high``: bounds of the loss (docs/calibration.md); ``high`` None: unknown."""
+
+    codec: str
+    lossless: bool
+    n: int
+    """Rows that were compared; 0 where nothing can be lost."""
+    bytes_up: float
+    """Header and payload, the mean of all inputs."""
+    loss: float
+    low: float
+    high: float | None
+    accuracy: float | None
+    """By the labels, where there are any."""
+    measures: Mapping[str, float]
+    """Means of what else was measured: kl, cosine, relative_error, iou, found."""
+    stopped: bool
+    """Whether it was found too lossy before all inputs had been through it."""
+
+    def within(self, max_loss: float) -> bool:
+        """Whether it is shown to lose no more."""
+        return self.lossless or (self.high is not None and self.high <= max_loss)
+
+
+@dataclass(frozen=True, slots=True)
+class CutLosses:
+    """One cut; ``refused``: why nothing could be measured there, else empty."""
+
+    name: str
+    layer_id: int
+    frontier_bytes: int
+    codecs: tuple[CodecLoss, ...]
+    refused: str = ""
+
+
+@short
+@dataclass(frozen=True)
+class LossTable:
+    """``kind``: of the output (docs/calibration.md); ``inputs``: how many there were, ``labelled``: with a label."""
+
+    model: ModelIdentity
+    kind: str
+    inputs: int
+    labelled: int
+    confidence: float
+    max_loss: float
+    """Asked for when it was made: beyond twice as much, codecs were not measured to the end."""
+    whole_accuracy: float | None
+    created: str
+    cuts: tuple[CutLosses, ...]
+    books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
+    """By cut, what "basis" and "frames" send its pieces by."""
+    origin: str = field(default="the calibration", compare=False)
+
+    @cached_property
+    def _by_place(self) -> Mapping[tuple[str, str], CodecLoss]:
+        return {(cut.name, one.codec): one for cut in self.cuts for one in cut.codecs}
+
+    def of(self, cut: str, codec: str) -> CodecLoss | None:
+        """What is known of a codec at a cut ("input": before the first layer)."""
+        return self._by_place.get((cut, codec))
+
+    def allows(self, cut: str, codec: str, max_loss: float | None) -> bool:
+        """Whether a codec of this side may be used at a cut."""
+        if CODECS[codec].lossless:
+            return True
+        known = self.of(cut, codec)
+        return max_loss is not None and known is not None and known.within(max_loss)
+
+    def check(self, weights_hash: str, structure_digest: str) -> None:
+        """Raises SpecError for a table of other weights, or of another structure."""
+        for what, theirs, ours in (
+            ("weights", self.model.weights_hash, weights_hash),
+            ("layers", self.model.structure_digest, structure_digest),
+        ):
+            if theirs != ours:
+                raise SpecError(
+                    f"{self.origin} is of other {what}: {theirs[:12]}... in the calibration, {ours[:12]}... here; "
+                    "what codecs lose there says nothing of this model: edge-client calibrate makes a new one"
+                )
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        known = asdict(replace(self, books={}))
+        del known["origin"]
+        if self.books:
+            known["books"] = {
+                cut: [None if one is None else one.to_json() for one in books] for cut, books in self.books.items()
+            }
+        return {"format": FORMAT, "version": VERSION, **known}
+
+
+def read(path: str | Path) -> LossTable:
+    """Strictly. Raises SpecError that names the place."""
+    try:
+        if Path(path).stat().st_size > MAX_BYTES:
+            raise SpecError(f"{path}: larger than any calibration ({MAX_BYTES} bytes)")
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"{path} is not JSON: {error}") from error
+    return from_json(data, str(path))
+
+
+def write(table: LossTable, path: str | Path) -> None:
+    """As a file. Raises SpecError where it cannot be written."""
+    try:
+        Path(path).write_text(json.dumps(table.as_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def from_json(data: object, origin: str) -> LossTable:
+    """The reverse of `LossTable.as_dict`. Raises SpecError; keys that this version does not know are left alone."""
+    top = Fields(data, origin)
+    if top.data.get("format") != FORMAT:
+        raise SpecError(f'{origin}: no calibration of codecs: "format" is not "{FORMAT}"')
+    if type(top.data.get("version")) is not int or top.data["version"] != VERSION:
+        raise SpecError(f"{origin}.version: this Isthmus reads {VERSION}, found {top.data.get('version')!r:.40}")
+    model = top.inner("model")
+    return LossTable(
+        model=ModelIdentity(
+            model.text("model_id"),
+            model.text("weights_hash"),
+            model.text("structure_digest"),
+            model.text("plan_digest"),
+            model.whole("depth") if model.has("depth") else None,
+        ),
+        kind=top.text("kind"),
+        inputs=top.whole("inputs"),
+        labelled=top.whole("labelled"),
+        confidence=_share(top, "confidence"),
+        max_loss=_share(top, "max_loss"),
+        whole_accuracy=_share(top, "whole_accuracy") if top.has("whole_accuracy") else None,
+        created=top.text("created"),
+        cuts=tuple(_cut(item) for item in top.each("cuts")),
+        books=_books(top),
+        origin=origin,
+    )
+
+
+def _books(top: Fields) -> Mapping[str, tuple[Book | None, ...]]:
+    found = top.data.get("books", {})
+    if not isinstance(found, dict) or not all(isinstance(books, list) for books in found.values()):
+        raise SpecError(f"{top.place}.books: expected a list for each cut")
+    try:
+        return {
+            cut: tuple(None if one is None else Book.from_json(one) for one in books) for cut, books in found.items()
+        }
+    except BadFrame as error:
+        raise SpecError(f"{top.place}.books: {error}") from error
+
+
+def _cut(item: Fields) -> CutLosses:
+    return CutLosses(
+        item.text("name"),
+        item.whole("layer_id", least=-1),
+        item.whole("frontier_bytes"),
+        tuple(_codec(one) for one in item.each("codecs")),
+        item.text("refused"),
+    )
+
+
+def _codec(item: Fields) -> CodecLoss:
+    measures = item.inner("measures")
+    loss, low = item.number("loss"), item.number("low")
+    high = item.number("high") if item.has("high") else None
+    if high is not None and low > high:
+        item.fail("low", "more than the upper bound")
+    lossless, codec = item.flag("lossless"), item.text("codec")
+    if lossless and codec in CODECS and not CODECS[codec].lossless:
+        item.fail("lossless", f"{codec} is not")
+    if lossless and (loss or high is None or high):
+        item.fail("loss", "a lossless codec that loses")
+    return CodecLoss(
+        codec=codec,
+        lossless=lossless,
+        n=item.whole("n"),
+        bytes_up=item.number("bytes_up"),
+        loss=loss,
+        low=low,
+        high=high,
+        accuracy=_share(item, "accuracy") if item.has("accuracy") else None,
+        measures={key: measures.number(key, -math.inf) for key in measures.data},
+        stopped=item.flag("stopped"),
+    )
+
+
+def _share(item: Fields, key: str) -> float:
+    value = item.number(key)
+    if value > 1:
+        item.fail(key, f"expected a share from 0 to 1, found {value:g}")
+    return value
+
+
+def loss_of(value: str | float, name: str = "max_loss") -> float:
+    """A loss that is allowed, 0 to less than 1, from 0.005 or "0.5%". Raises SpecError."""
+    text = str(value).strip()
+    try:
+        found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        found = math.nan
+    if isinstance(value, bool) or not 0 <= found < 1:  # which rejects NaN, too
+        meant = f". Did you mean {text}%?" if 1 <= found < 100 and not text.endswith("%") else ""
+        raise SpecError(f"{option(name, value)}: expected a share from 0 to less than 1, such as 0.005 or 0.5%{meant}")
+    return found
+
 
 AUTO: Final = "auto"
 """In place of a codec's name: chosen for every tensor, or with the cut."""

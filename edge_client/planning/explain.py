@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
-from edge_client.planning.candidate import STAGES, Candidate
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.objective import Decision, Objective
+from edge_client.planning.objective import STAGES, Candidate, Decision, Objective
 from edge_client.screen.text import number
+from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
 
 Repredict = Callable[[Link, float, float], Sequence[Candidate]]
 """(link, edge factor, server factor) -> candidates; the factors multiply times."""

@@ -2,13 +2,194 @@
 
 from __future__ import annotations
 
+import math
+import statistics
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from edge_client.planning.speed import Speed, half_of
+from edge_client.screen.text import size
 from shared_hooks.showing import short
+
+# How fast one direction of a link is: a robust figure with its spread, or that it cannot be known.
+#
+# What the bytes of a round take is what a large round takes more than one of half its size: so neither the round trip
+# nor what a token bucket forgives the first bytes counts. Of all pairs of a large and a smaller round the median is
+# the figure (Hodges and Lehmann 1963), and the interval is the one that belongs to the rank test of Wilcoxon, Mann
+# and Whitney: it asks nothing of the noise but that it is alike for both sizes, and a round out of four may be far
+# off.
+
+
+LEAST_ROUNDS: Final = 3
+"""Fewest rounds of either size, below which nothing is said."""
+Z: Final = 1.96
+"""95 %; of three rounds of either size the whole range, 90 %."""
+WIDEST: Final = 4.0
+"""The upper end of an interval is at most so many times the lower one, or the speed cannot be known."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Bytes per second. ``low`` to ``high``: where the true value lies, as far as the noise lets one say (None: no
+    bound is known). ``value`` is None where it cannot be known, and ``why`` says why.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    why: str = ""
+
+    @classmethod
+    def exactly(cls, value: float) -> Speed:
+        """A speed that was given; infinite is none."""
+        if not math.isfinite(value):
+            return cls(None, None, None, "more bytes take no more time")
+        return cls(value, value, value)
+
+    def times(self, factor: float) -> Speed:
+        """A link ``factor`` times as fast."""
+        value, low, high = (None if one is None else one * factor for one in (self.value, self.low, self.high))
+        return Speed(value, low, high, self.why)
+
+    @property
+    def ratio(self) -> float:
+        """``high`` over ``low``; infinite where either is unknown."""
+        return self.high / self.low if self.low and self.high else math.inf
+
+    def overlaps(self, other: Speed) -> bool:
+        """Whether both may be one speed; False where either knows no interval."""
+        if self.low is None or self.high is None or other.low is None or other.high is None:
+            return False
+        return self.low <= other.high and other.low <= self.high
+
+    def __str__(self) -> str:
+        if self.value is None:
+            least = f"at least {mbit(self.low)}; cannot be known more closely" if self.low else "cannot be known"
+            return f"{least}: {self.why}"
+        if self.low == self.high or self.low is None or self.high is None:
+            return mbit(self.value)
+        return f"{mbit(self.value)} ({mbit(self.low)} to {mbit(self.high)})"
+
+    def as_dict(self, prefix: str = "") -> dict[str, Any]:
+        """JSON-able; null is what cannot be known."""
+        return {
+            f"{prefix}bytes_per_second": self.value,
+            f"{prefix}bytes_per_second_low": self.low,
+            f"{prefix}bytes_per_second_high": self.high,
+            f"{prefix}bytes_per_second_note": self.why,
+        }
+
+
+def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
+    """The speed from what rounds took (ns), by their bytes."""
+    largest = max(rounds, default=0)
+    smaller = half_of(sorted(rounds), largest)
+    if not largest:
+        return Speed(None, None, None, "no bytes were sent")
+    few = min(len(rounds[largest]), len(rounds[smaller]))
+    if few < LEAST_ROUNDS:
+        return Speed(None, None, None, f"{few} rounds are too few")
+    gap = largest - smaller
+    middle, least, most = shift(rounds[largest], rounds[smaller])
+    if most <= 0:
+        return Speed(None, None, None, f"{size(gap)} more take no more time")
+    low = gap / most * 1e9
+    if least <= 0 or most / least > WIDEST:
+        return Speed(None, low, gap / least * 1e9 if least > 0 else None, f"{size(gap)} more drown in noise")
+    return Speed(gap / middle * 1e9, low, gap / least * 1e9)
+
+
+def half_of(sizes: Sequence[int], largest: int) -> int:
+    """The largest of ``sizes`` (0 among them) that is no more than half of ``largest``."""
+    return max((one for one in sizes if one <= largest / 2), default=0)
+
+
+def shift(larger: Sequence[float], smaller: Sequence[float]) -> tuple[float, float, float]:
+    """By how much ``larger`` values are larger: the median of all differences, and the ends of its interval."""
+    differences = sorted(one - other for one in larger for other in smaller)
+    n, m = len(larger), len(smaller)
+    left_out = max(0, math.floor(n * m / 2 - Z * math.sqrt(n * m * (n + m + 1) / 12)))
+    return statistics.median(differences), differences[left_out], differences[-1 - left_out]
+
+
+def mbit(bytes_per_second: float | None) -> str:
+    """As people write a link's speed."""
+    if bytes_per_second is None:
+        return "-"
+    bits = bytes_per_second * 8
+    for unit, one in (("Gbit/s", 1e9), ("Mbit/s", 1e6)):
+        if bits >= one:
+            return f"{bits / one:.3g} {unit}"
+    return f"{bits / 1e3:.3g} kbit/s"
+
+
+# A number followed through noisy observations: an exponentially weighted mean that believes a sudden change.
+
+
+WEIGHT: Final = 0.3
+SURPRISE: Final = math.log(1.5)
+"""How far from the mean (as a ratio) an observation is a surprise, in a calm series."""
+CALM: Final = 4.0
+"""... and in a noisy one: so many mean deviations."""
+
+
+class Tracker:
+    """Follows a positive number in its logarithm: half and double are equally far.
+
+    One observation far off is noise and leaves the mean alone. A second one in a row on the same side is a change, and
+    becomes the mean. ``offset`` is added to every value inside, for numbers that may be 0.
+    """
+
+    def __init__(self, value: float, offset: float = 0.0) -> None:
+        self._offset = offset
+        self._mean = self._log(value)
+        self._deviation = SURPRISE / CALM / 2
+        self._suspect: float | None = None
+        self._stale = False
+
+    @property
+    def value(self) -> float:
+        """The present belief."""
+        return max(0.0, math.exp(self._mean) - self._offset)
+
+    @property
+    def stale(self) -> bool:
+        """Whether the next observation replaces the belief."""
+        return self._stale
+
+    def observe(self, value: float) -> bool:
+        """Take an observation in; whether it was believed to be a sudden change."""
+        seen = self._log(value)
+        if self._stale:
+            self.reset(value)
+            return False
+        off = seen - self._mean
+        if abs(off) <= max(SURPRISE, CALM * self._deviation):
+            self._mean += WEIGHT * off
+            self._deviation += WEIGHT * (abs(off) - self._deviation)
+            self._suspect = None
+            return False
+        if self._suspect is None or (self._suspect - self._mean) * off < 0:
+            self._suspect = seen
+            return False
+        agree = abs(seen - self._suspect) <= SURPRISE
+        self._mean = (seen + self._suspect) / 2 if agree else seen  # the first may have seen half of the change
+        self._suspect = None
+        return True
+
+    def acquit(self) -> None:
+        """Something else showed that the last surprise was noise."""
+        self._suspect = None
+
+    def reset(self, value: float, stale: bool = False) -> None:
+        """Forget the past. ``stale``: the next observation replaces this, whatever it is."""
+        self._mean = self._log(value)
+        self._suspect = None
+        self._stale = stale
+
+    def _log(self, value: float) -> float:
+        return math.log(max(value + self._offset, 1e-9))
 
 
 @short
@@ -30,9 +211,9 @@ class Curve:
         if sizes != sorted(set(sizes)):
             raise ValueError("a curve's sizes rise")
         highest, rising = 0.0, []
-        for size, ns in self.points:
+        for nbytes, ns in self.points:
             highest = max(highest, ns)
-            rising.append((size, highest))
+            rising.append((nbytes, highest))
         object.__setattr__(self, "points", tuple(rising))
 
     @classmethod
@@ -129,3 +310,162 @@ class Link:
 def as_points(curve: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
     """Points as JSON has them."""
     return tuple((int(size), float(ns)) for size, ns in curve)
+
+
+# What the link carries now, from real transfers: a measured curve whose round trip and slowness are followed.
+#
+# A transfer is one number for two unknowns. Where the bytes' time is the larger part of what is expected, or the
+# transfer is far slower than expected and not tiny, it speaks of the goodput; else of the round trip. A token bucket
+# lets small transfers pass at full speed, so a fast one is believed only from `FLOOR` bytes on; a slow one always.
+
+
+FLOOR: Final = 32 << 10
+TINY: Final = 2 << 10
+SLOW: Final = 2.0
+SLOW_LARGE: Final = 1.5
+"""So many times slower than expected, a transfer that is mostly round trip speaks of the goodput after all; one of
+`FLOOR` bytes sooner, or small transfers between would for ever call it noise."""
+FASTEST_NS_PER_BYTE: Final = 0.02
+"""No direction is taken to be faster than 50 GB/s: a curve may be flat, a time per byte may not be nothing."""
+
+
+class _Way:
+    """One direction: the measured shape of bytes to time, times a slowness."""
+
+    def __init__(self, curve: Curve) -> None:
+        self.slowness = Tracker(1.0)
+        self.suspect_bytes = 0.0  # of the last transfer that spoke of this way
+        self.take(curve)
+
+    def take(self, curve: Curve, stale: bool = False) -> None:
+        self.shape = Curve(tuple((n, ns - curve.ns(0) + n * FASTEST_NS_PER_BYTE) for n, ns in curve.points))
+        self.slowness.reset(1.0, stale)
+
+    def take_line(self, nbytes: float, ns: float, stale: bool = False) -> None:
+        self.take(Curve(((0, 0.0), (max(1, int(nbytes)), max(ns, 0.0)))), stale)
+
+    def base(self, nbytes: float) -> float:
+        """Not below the cost of its bytes at the fastest, also for a curve of one point."""
+        return max(self.shape.ns(nbytes), nbytes * FASTEST_NS_PER_BYTE, 1.0)
+
+    def ns(self, nbytes: float) -> float:
+        return self.slowness.value * self.base(nbytes) if nbytes > 0 else 0.0
+
+    def observe(self, nbytes: float, ns: float) -> bool:
+        """The bytes took so long; True for a sudden change, after which the shape is the line through it."""
+        self.suspect_bytes = nbytes
+        if self.slowness.observe(max(ns, nbytes * FASTEST_NS_PER_BYTE) / self.base(nbytes)):
+            self.take_line(nbytes, self.ns(nbytes))
+            return True
+        return False
+
+    def curve(self, fixed_ns: float) -> Curve:
+        points = self.shape.points if len(self.shape.points) > 1 else ((0, 0.0), (1 << 20, self.base(1 << 20)))
+        return Curve(tuple((n, fixed_ns + (self.slowness.value * ns if n else 0.0)) for n, ns in points))
+
+
+class LinkEstimate:
+    """``largest``: the most bytes that any candidate sends; a smaller `FLOOR` is taken when that is less."""
+
+    def __init__(self, link: Link, largest: int) -> None:
+        self._up, self._down = _Way(link.up), _Way(link.down)
+        self._rtt = Tracker(link.rtt_ns, offset=1e3)
+        self._largest = max(1, largest)
+        self._floor = min(FLOOR, max(1, largest // 2))
+        self.congested = False
+        """Whether the last probe came in so late that the next one must tell why."""
+        self.doubtful = False
+        """Whether something was seen that only a probe can decide."""
+
+    @property
+    def link(self) -> Link:
+        """As believed now."""
+        return Link(self._up.curve(self._rtt.value), self._down.curve(0.0), "observed")
+
+    @property
+    def rtt_ns(self) -> float:
+        return self._rtt.value
+
+    def goodput(self) -> tuple[float, float]:
+        """Bytes per second up and down, at the size of the largest request."""
+        return tuple(self._largest / way.ns(self._largest) * 1e9 for way in (self._up, self._down))  # type: ignore[return-value]
+
+    def ns(self, bytes_up: float, bytes_down: float) -> float:
+        """Expected of a transfer."""
+        return self._rtt.value + self._up.ns(bytes_up) + self._down.ns(bytes_down)
+
+    def speaks_of_goodput(self, bytes_up: float, bytes_down: float) -> bool:
+        """Whether such a transfer would tell the goodput, up or down, fast or slow."""
+        ups, downs = self._up.ns(bytes_up), self._down.ns(bytes_down)
+        return max(ups, downs) >= 0.3 * self.ns(bytes_up, bytes_down) and max(bytes_up, bytes_down) >= self._floor
+
+    def observe(self, bytes_up: float, bytes_down: float, ns: float) -> bool:
+        """A transfer; True for a sudden change."""
+        ups, downs, rtt = self._up.ns(bytes_up), self._down.ns(bytes_down), self._rtt.value
+        expected = ups + downs + rtt
+        way, nbytes, own = (self._up, bytes_up, ups) if ups >= downs else (self._down, bytes_down, downs)
+        mostly_bytes = own >= (0.25 if nbytes >= self._floor else 0.5) * expected
+        slow = ns > (SLOW_LARGE if nbytes >= self._floor else SLOW) * expected and nbytes >= TINY
+        if not mostly_bytes and not slow:
+            if nbytes >= way.suspect_bytes / 2:  # as fast as ever: the slow one before was noise
+                way.slowness.acquit()
+            rest = ns - ups - downs
+            # Bytes that a bucket let pass for nothing say of the round trip only that it is no longer than this.
+            return self._rtt.observe(rest if rest > 0.2 * ns else min(rtt, ns))
+        rest = ns - (expected - own)
+        if rest < 0.1 * ns:  # faster than the round trip that was believed: that has fallen, too
+            rest = own * ns / expected
+            self._rtt.observe(min(rtt, ns))
+        if rest < 0.67 * own and nbytes < self._floor:
+            self.doubtful = True
+            return False
+        return way.observe(nbytes, rest)
+
+    def bound(self, bytes_up: float, ahead: float, ns: float) -> None:
+        """A transfer is not over after ``ns``, and perhaps ``ahead`` other bytes were before it: no faster than that.
+        The next observation decides how much slower.
+        """
+        if ns <= self.ns(bytes_up + ahead, 0):
+            return
+        if bytes_up >= TINY:
+            self._up.take_line(bytes_up + ahead, ns - self._rtt.value, stale=True)
+        else:
+            self._rtt.reset(ns - self._up.ns(ahead), stale=True)
+        self.doubtful = True
+
+    def replace(self, link: Link) -> bool:
+        """A probe's result: believed where it differs, else averaged in. True for a sudden change."""
+        congested = link.rtt_ns > SLOW * self._rtt.value and not self._rtt.stale
+        if congested and not self.congested:  # it waited behind other bytes, or it is true: the next one tells
+            self.congested = self.doubtful = True
+            return False
+        self.congested = self.doubtful = False
+        nbytes, ns = link.up.points[-1]
+        stale = self._up.slowness.stale
+        if nbytes and not stale and 1 / 1.5 < ns / max(self.ns(nbytes, 0), 1.0) < 1.5:
+            self._rtt.observe(link.rtt_ns)
+            self.observe(nbytes, 0, ns)
+            return False
+        self._up.take(_without_burst(link.up))
+        if link.down.points[-1][0]:
+            self._down.take(link.down)
+        self._rtt.reset(link.rtt_ns)
+        return True
+
+    def forget(self) -> None:
+        """What was known is old: the next observations replace it."""
+        for tracker in (self._up.slowness, self._down.slowness, self._rtt):
+            tracker.reset(tracker.value, stale=True)
+        self.doubtful = True
+
+
+def _without_burst(curve: Curve) -> Curve:
+    """A token bucket's first bytes are free, after an idle time only: where the last piece is far steeper than the
+    whole, it alone is the link.
+    """
+    points = curve.points
+    if len(points) < 3:
+        return curve
+    (size0, ns0), (size1, ns1) = points[-2:]
+    last, whole = (ns1 - ns0) / (size1 - size0), (ns1 - points[0][1]) / size1
+    return Curve(((0, points[0][1]), (size1, points[0][1] + size1 * (last if last > 1.7 * whole else whole))))

@@ -12,20 +12,59 @@ link and server do so independently of each other, and are added as squares.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edge_client.load import Load
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.planning.calibration import Calibration
-from edge_client.planning.candidate import Candidate
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
+from edge_client.planning.objective import Candidate
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
-from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, FileInput, Profile
-from shared_hooks.profiling.quartiles import Quartiles
+from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, FileInput, Profile, Quartiles
+
+# What every networked request takes beyond the prediction: fitted from a few real ones, kept with their numbers.
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One real request: its candidate's name, what was predicted of it without calibration, and what it took (ns)."""
+
+    name: str
+    predicted_ns: float
+    measured_ns: float
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """``overhead_ns``: the median of measured less predicted, added to the network stage of every networked candidate.
+
+    It may be negative: then requests were faster than predicted.
+    """
+
+    overhead_ns: float
+    samples: tuple[Sample, ...]
+
+    @classmethod
+    def fit(cls, samples: Sequence[Sample]) -> Calibration:
+        """Raises ValueError for no samples."""
+        if not samples:
+            raise ValueError("no requests to calibrate with")
+        return cls(statistics.median(one.measured_ns - one.predicted_ns for one in samples), tuple(samples))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "overhead_ns": self.overhead_ns,
+            "samples": [
+                {"name": one.name, "predicted_ns": one.predicted_ns, "measured_ns": one.measured_ns}
+                for one in self.samples
+            ],
+        }
+
 
 LEAST_MEASURED = 3
 """Repetitions below which nothing is said of a spread."""

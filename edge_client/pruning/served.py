@@ -15,9 +15,9 @@ import torch
 from edge_client.client import EdgeClient
 from edge_client.given import Given
 from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from shared_hooks.models import ModelSpec
-from shared_hooks.models.example import to_device
+from shared_hooks.models.inputs import to_device
 from shared_hooks.selection.capture import Sample, run
 from shared_hooks.showing import short
 

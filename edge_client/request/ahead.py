@@ -7,7 +7,11 @@ what has left. Where it was not, or the head took another path, the request that
 
 from __future__ import annotations
 
+import itertools
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -15,7 +19,97 @@ import torch
 from edge_client.transport import Opening, now_ns
 from shared_hooks import Crossing, EarlyOutput, Parcel
 from shared_hooks.codecs import RAW, Codec
+from shared_hooks.codecs.basis import KEY, Frames, Ring
 from shared_hooks.crossing import ALIGN, Packing
+
+# `SentFrames`: what this side knows of the frames that it has sent with the codec "frames".
+#
+# A frame refers to the last one that was answered: that one is surely known at the other side. A server that does not
+# keep it any more says so, and the frame is sent again, whole. Where that happens again and again (several worker
+# processes, little memory), twice as many frames each time go without reference.
+
+
+CUTS = 64
+"""Descriptions of cuts whose frames are remembered; a new size of inputs is a new one."""
+MOST_ALONE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One that was packed: its number, and the digest of its cut."""
+
+    number: int
+    cut: str
+
+
+class SentFrames:
+    """Any thread may call."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._rings: OrderedDict[str, list[Ring]] = OrderedDict()
+        self._answered: dict[str, int] = {}
+        self._alone = 0
+        """Frames still to go without reference."""
+        self._pause = 0
+
+    def codecs(self, early: EarlyOutput) -> tuple[list[Codec], Frame]:
+        """To pack the next frame with, and the name by which `answered` and `lost` know it."""
+        crossing = early.crossing
+        with self._lock:
+            rings = self._rings.setdefault(crossing.digest, [Ring() for _ in crossing.grains])
+            self._rings.move_to_end(crossing.digest)
+            if len(self._rings) > CUTS:
+                gone, _ = self._rings.popitem(last=False)
+                self._answered.pop(gone, None)
+            frame = Frame(next(self._numbers), crossing.digest)
+            latest = KEY if self._alone else self._answered.get(crossing.digest, KEY)
+            self._alone = max(0, self._alone - 1)
+        bound = crossing.bound_to(lambda piece: _Piece(self, rings[piece], frame.number, latest))
+        return [codecs[Frames.name] for codecs in bound], frame
+
+    def answered(self, frame: Frame) -> None:
+        """The other side has it."""
+        with self._lock:
+            if frame.cut in self._rings:
+                self._answered[frame.cut] = max(frame.number, self._answered.get(frame.cut, KEY))
+            self._pause //= 2
+
+    def lost(self, frame: Frame) -> None:
+        """The other side does not have what it refers to."""
+        with self._lock:
+            self._answered.pop(frame.cut, None)
+            self._alone = self._pause
+            self._pause = min(MOST_ALONE, 2 * self._pause + 1)
+
+    def get(self, ring: Ring, number: int) -> torch.Tensor | None:
+        with self._lock:
+            return ring.get(number)
+
+    def put(self, ring: Ring, number: int, symbols: torch.Tensor, reference: int) -> None:
+        with self._lock:
+            ring.put(number, symbols, reference)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """`References` of one piece of one frame."""
+
+    frames: SentFrames
+    ring: Ring
+    number: int
+    last: int
+
+    def get(self, number: int) -> torch.Tensor | None:
+        return self.frames.get(self.ring, number)
+
+    def put(self, number: int, symbols: torch.Tensor, reference: int) -> None:
+        self.frames.put(self.ring, number, symbols, reference)
+
+    def latest(self) -> int:
+        return self.last
+
 
 LEAST: Final = 64 << 10
 """Bytes of a section that is worth messages of its own."""
@@ -23,7 +117,7 @@ STATE_BYTES: Final = 64 << 10
 """Most for the state of a random number generator."""
 HEADER_BYTES: Final = 60 << 10
 """Most of a header that may follow its payload; one with more values goes first."""
-CUTS: Final = 1024
+AHEAD_CUTS: Final = 1024
 Way = tuple[Crossing, Sequence[Codec]]
 """A cut with its books, and a codec for every piece."""
 
@@ -119,7 +213,7 @@ class Ahead:
     def _was_in_vain(self) -> None:
         """This cut's sections cannot leave early: its head is not what the plan says, or what is read is not."""
         if self._planned is not None and self._opening is not None:
-            if len(self._in_vain) >= CUTS:
+            if len(self._in_vain) >= AHEAD_CUTS:
                 self._in_vain.clear()
             self._in_vain.add(self._planned.digest)
         self.give_up()

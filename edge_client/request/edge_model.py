@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import platform
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,12 +17,10 @@ import torch
 from torch import nn
 
 from edge_client.call import Call
-from edge_client.inputs.unfit import another_size, unfit
+from edge_client.inputs.kinds import another_size, unfit
 from edge_client.model_choice import ModelChoice
-from edge_client.modes import CLOUD_FILE, EDGE_ONLY, WORDS
-from edge_client.request.ahead import Ahead, Way
-from edge_client.request.frames import Frame, SentFrames
-from edge_client.request.only_head import OnlyHead
+from edge_client.request.ahead import Ahead, Frame, SentFrames, Way
+from edge_client.spoken import CLOUD_FILE, EDGE_ONLY, WORDS
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
@@ -31,18 +31,83 @@ from shared_hooks.head import listening
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import InputItem, ModelSpec
-from shared_hooks.models.example import inputs_of_text, to_device
-from shared_hooks.models.uploads import check_suffix
+from shared_hooks.models.images import check_suffix
+from shared_hooks.models.inputs import inputs_of_text, to_device
+from shared_hooks.models.weights import MappedWeights
 from shared_hooks.modules import holder_modules
 from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
-from shared_hooks.observers.texts import Texts
+from shared_hooks.observers.thumbnails import Texts
+from shared_hooks.planning import INPUT, Loads
+from shared_hooks.planning.needed import parameters_of_head
 from shared_hooks.tensors import classes_of, flatten, unflatten
 from shared_hooks.tensors.staging import to_host, wait
 
 if TYPE_CHECKING:
     from edge_client.choosing.chooser import Chooser
+
+
+# ``only_head``: of a model's weights only those that heads need are in memory, the others stay in their files.
+#
+# The model is whole all the same: its hash, its digests and its plans are made of every weight, read from the files
+# on the way and given back. What the plan's run up to the layer reads is then loaded, and every later cut is refused.
+
+
+_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+"""glibc's: else what was freed stays with the process."""
+
+
+class OnlyHead(Loads):
+    """Loads one model's parameters from their files as its head needs them. The planner calls it with its lock."""
+
+    def __init__(self, layer: int | str, model: nn.Module, weights: MappedWeights) -> None:
+        self.layer = layer
+        self.weights = weights
+        self._model = model
+        self._until: set[str] = set()  # names of layers, up to the one, on every path that is known
+
+    @property
+    def summary(self) -> str:
+        """How much of the weights is in memory."""
+        loaded, total = self.weights.loaded / 2**20, self.weights.total / 2**20
+        return f"{loaded:.1f} of {total:.1f} MiB of the weights are in memory"
+
+    def before_reading(self) -> None:
+        self.weights.check()
+
+    def after_plan(self, plan: Plan | None) -> None:
+        try:
+            if plan is not None:
+                self._settle(plan)
+        finally:
+            self.release()
+
+    def release(self) -> None:
+        """Give back what was read of other weights, and what planning used."""
+        self.weights.release()
+        if _trim is not None:
+            _trim(0)
+
+    def _settle(self, plan: Plan) -> None:
+        """Loads what heads need on this path, and refuses later cuts."""
+        names = [info.name for info in plan.layers]
+        try:
+            last = plan.layer_id(self.layer)
+        except UnknownLayer as error:
+            if not self._until:  # nor does it run on any path so far
+                for number in range(len(names)):
+                    plan.refuse(number, f"no weights are loaded, for no layer {self.layer} has run")
+                raise UnknownLayer(f"only_head: {error}") from error
+            # on this path the last of those that come before it on another
+            last = max((number for number, name in enumerate(names) if name in self._until), default=-1)
+        else:
+            self._until.update(names[: last + 1])
+            self.layer = names[last] if last >= 0 else INPUT  # on another path it has another id
+        self.weights.load(parameters_of_head(self._model, plan, last))
+        for number in range(last + 1, len(names)):
+            plan.refuse(number, f"only the weights up to {self.layer} are loaded")
+
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +148,7 @@ class LocalRun:
 
 
 class Learnt(Protocol):
-    """What a calibration knows of cuts (`edge_client.planning.loss_table.LossTable`)."""
+    """What a calibration knows of cuts (`edge_client.planning.codecs.LossTable`)."""
 
     @property
     def books(self) -> Mapping[str, Books]:

@@ -10,13 +10,13 @@ from typing import Any, Final
 
 from edge_client.answer import Answer
 from edge_client.call import Call
-from edge_client.modes import EDGE_ONLY
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.many import Position
-from edge_client.request.reports import Reports
-from edge_client.request.running import NOT_SERVED, Done, Running, restarted, settle
+from edge_client.request.running import NOT_SERVED, Done, Reports, Running, restarted, settle
 from edge_client.request.sending import Sender
-from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, layer_metrics, now_ns, wire
+from edge_client.spoken import EDGE_ONLY
+from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
+from edge_client.transport.times import forward_metrics, layer_metrics
 from edge_client.witness import INPUT, Witness, Witnesses
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import Cancelled, CutRefused, PlanMismatch, ReferenceLost
@@ -188,7 +188,7 @@ class Receiver:
             layer_id=running.head.layer_id,
             times=times,
             layers_edge=layers,
-            layers_cloud=layer_metrics.layer_metrics(exchange.reply),
+            layers_cloud=layer_metrics(exchange.reply),
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
             sends=exchange.sends,
@@ -196,7 +196,7 @@ class Receiver:
             finished_ns=finished if witness is None else now_ns(),
             load=wire.load(exchange.reply),
             forward_edge=forward,
-            forward_cloud=layer_metrics.forward_metrics(exchange.reply),
+            forward_cloud=forward_metrics(exchange.reply),
             observations=self._edge_model.observed(
                 exchange.observers, running.head.observations, exchange.reply.observations
             ),

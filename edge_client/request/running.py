@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from edge_client.answer import Answer
 from edge_client.call import Call
-from edge_client.modes import CLOUD_FILE
-from edge_client.request.edge_model import Cut, Head
+from edge_client.request.edge_model import Cut, EdgeModel, Head
+from edge_client.request.many import Position
+from edge_client.spoken import CLOUD_FILE
 from edge_client.transport import Connection, Exchange, Stamps, State, now_ns
 from edge_client.witness import Kept
 from shared_hooks.errors import (
@@ -25,7 +28,7 @@ from shared_hooks.errors import (
     UnknownModel,
     WorkerLost,
 )
-from shared_hooks.lifecycle import About
+from shared_hooks.lifecycle import About, Stage
 
 NOT_SERVED: Final = (
     *(ServerUnavailable, Disagreement, UnknownModel, AccessRefused, QuotaExceeded),
@@ -98,3 +101,46 @@ def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:
     if exchange.put_off_by is not None:
         return DeadlineExceeded(f"{what}: put off {exchange.put_offs} times (last: {exchange.put_off_by})")
     return DeadlineExceeded(what)
+
+
+# `Reports`: requests get their numbers, and hooks hear what becomes of them.
+
+
+class Reports:
+    """Numbers the requests of one client, and calls its hooks. Any thread may call."""
+
+    def __init__(self, edge_model: EdgeModel, client_id: str) -> None:
+        self.lifecycle = edge_model.lifecycle
+        self._edge_model = edge_model
+        self._client_id = client_id
+        self._ids = itertools.count(1)
+        self._singles = itertools.count()
+
+    def about(self, position: Position | None = None) -> About:
+        """A new request; ``position``: where in its run its input is, None for one by itself."""
+        position = position or Position(next(self._singles), None)
+        return About(self.next_id(), position.index, position.total, self._edge_model.model_id, self._client_id)
+
+    def next_id(self) -> int:
+        """No other request of this client has it."""
+        return next(self._ids)
+
+    def ending(self, about: About, answer: Callable[[], Answer]) -> Answer:
+        """``answer()``, with which the request is over: with what it gives, or with what it raises."""
+        try:
+            with self.lifecycle.request(about):
+                given = answer()
+                self.lifecycle.emit(Stage.ON_RESULT, answer=given)
+        except BaseException as error:
+            self.over(about, error)
+            raise
+        self.over(about, answer=given)
+        return given
+
+    def over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
+        """Hooks hear how it ended. Ctrl-C and what abandons a hedge are no errors."""
+        if error is not None and not isinstance(error, Exception):
+            error = Cancelled("the caller was interrupted")
+        if error is not None and not isinstance(error, Cancelled):
+            self.lifecycle.emit(Stage.ON_ERROR, about, where="request", error=error)
+        self.lifecycle.emit(Stage.AFTER_REQUEST, about, error=error, answer=answer)

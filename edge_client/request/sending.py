@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Final
 
 from edge_client.call import Call
-from edge_client.modes import CLOUD_ONLY
 from edge_client.request.ahead import Ahead
 from edge_client.request.edge_model import Cut, EdgeModel
-from edge_client.request.reports import Reports
-from edge_client.request.running import Running
+from edge_client.request.running import Reports, Running
+from edge_client.spoken import CLOUD_ONLY
 from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, now_ns, wire
 from edge_client.witness import INPUT, Kept, Witnesses
 from shared_hooks import Crossing

@@ -5,25 +5,17 @@
             ...
 
 opening      which source the words of a command line name
-cameras      a V4L2 device, or a stream from the network
-videos       a video file
-decoding     frames out of PyAV; its errors by name
-live_source  any frames that come by themselves, read in a thread of its own
-files        image and tensor files
-source       what all of them are: `Source`
-tally        frames a second
-extras       PyAV, where it is installed
+cameras     a V4L2 device, or a stream from the network
+videos      a video file; frames out of PyAV; its errors by name
+source      what all of them are: `Source`; image and tensor files; frames a second; PyAV, where it is installed
 
 A source that waits (files, videos) drops nothing. A live one keeps the newest frames. Loads PyAV when a video or a
 camera is opened. No module has the name of a function here, which would stand before it.
 """
 
-from edge_client.sources.cameras import camera
-from edge_client.sources.files import folder
-from edge_client.sources.live_source import live
-from edge_client.sources.source import Item, Source
-from edge_client.sources.tally import Tally
+from edge_client.sources.cameras import camera, live
+from edge_client.sources.source import Item, Source, Tally, folder
 from edge_client.sources.videos import video
-from shared_hooks.models.frames import Frame, FrameId, Pixels
+from shared_hooks.models.images import Frame, FrameId, Pixels
 
 __all__ = ["Frame", "FrameId", "Item", "Pixels", "Source", "Tally", "camera", "folder", "live", "video"]

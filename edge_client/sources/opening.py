@@ -6,10 +6,8 @@ import glob
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from edge_client.sources.cameras import camera, is_camera
-from edge_client.sources.files import Files, folder
-from edge_client.sources.live_source import KEPT
-from edge_client.sources.source import Item, Source
+from edge_client.sources.cameras import KEPT, camera, is_camera
+from edge_client.sources.source import Files, Item, Source, folder
 from edge_client.sources.videos import SUFFIXES, video
 from edge_client.spoken import either, option
 from shared_hooks.errors import InputMismatch, SpecError

@@ -9,20 +9,19 @@ from typing import TypeVar
 from torch import nn
 
 from edge_client.core import ClientCore
-from edge_client.inputs.unfit import unfit
+from edge_client.inputs.kinds import unfit
 from edge_client.model_choice import Inputs, ModelChoice
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from edge_client.screen.text import one_line
 from edge_client.sources import Item
 from edge_client.sources.cameras import is_camera, without_password
 from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
-from edge_client.spoken import either, option
-from edge_client.survey.loaded import Loaded
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS, either, option
+from edge_client.survey.gather import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near_path
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
-from shared_hooks.models.example import to_device
+from shared_hooks.models.inputs import to_device
 from shared_hooks.modules import walk
 from shared_hooks.planning import blocks, last_layer
 

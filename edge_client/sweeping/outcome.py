@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from edge_client.planning.objective import Decision
 from edge_client.screen.text import finite
-from edge_client.sweeping.ways import Mode
+from edge_client.sweeping.records import Mode
 from shared_hooks.metrics import Reading
 from shared_hooks.showing import short
 

@@ -4,12 +4,177 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, Protocol
 
-from edge_client.sweeping.columns import LAYER_READINGS, OUTSIDE, REQUESTS, ROWS, status_of
-from edge_client.sweeping.ways import Way
+from edge_client.planning.objective import STAGES
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from edge_client.transport import Times
+from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
+from shared_hooks.planning import LayerInfo, blocks, last_layer
+
+# The ways to run a request that a sweep tries, and in which order.
+
+
+Mode = Literal["networked", "local"]
+WHOLE: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """``name`` is what ``--split`` takes. Local: without a server."""
+
+    name: str
+    layer_id: int | None
+    mode: Mode
+
+    @property
+    def networked(self) -> bool:
+        return self.mode == "networked"
+
+    def __str__(self) -> str:
+        return f"{self.name} (local)" if self.mode == "local" and self.name != EDGE_ONLY else self.name
+
+
+def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | None = None) -> list[tuple[str, int]]:
+    """(name, layer id) of the cuts to try: all that are allowed, the named ones ("a,b"), or every n-th.
+
+    Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
+    """
+    if cuts is not None and every is not None:
+        raise SpecError(f"{option('cuts')} or {option('every')}, not both")
+    if cuts is None:
+        allowed = [(layer.name, layer.layer_id) for layer in layers if layer.can_split]
+        return allowed[:: every or 1]
+    by_name = {layer.name: layer for layer in layers}
+    by_id = {str(layer.layer_id): layer for layer in layers}
+    chosen: dict[str, int] = {}
+    for word in (word.strip() for word in cuts.split(",")):
+        if word in ("input", *WHOLE):
+            continue  # always tried
+        layer = by_name.get(word) or by_id.get(word)
+        if layer is None and (last := last_layer(word, {one.name: at for at, one in enumerate(layers)})) is not None:
+            layer = layers[last]
+        if not word or layer is None:
+            raise UnknownLayer(
+                f'{option("cuts")}: no layer "{word}".{near_path(word, [*by_name, *blocks(by_name)])} '
+                "(edge-client layers lists them)"
+            )
+        if not layer.can_split:
+            raise CutRefused(f"{option('cuts')}: the model cannot be cut after {layer.name}: {layer.reason}")
+        chosen[layer.name] = layer.layer_id
+    return sorted(chosen.items(), key=lambda cut: cut[1])
+
+
+def ways_of(cuts: Sequence[tuple[str, int]], *, files: bool, local: bool) -> list[Way]:
+    """Everything here, everything there (as a file, too, if the inputs are files), the cuts; each cut locally, too."""
+    ways = [Way(EDGE_ONLY, None, "local"), Way(CLOUD_ONLY, -1, "networked")]
+    if files:
+        ways.append(Way(CLOUD_FILE, None, "networked"))
+    ways += [Way(name, layer_id, "networked") for name, layer_id in cuts]
+    if local:
+        ways += [Way(name, layer_id, "local") for name, layer_id in cuts]
+    return ways
+
+
+def rotated(ways: Sequence[Way], round_number: int, rounds: int) -> list[Way]:
+    """All ways, beginning elsewhere in each of ``rounds``, so that a machine that warms up favours none."""
+    first = round_number * len(ways) // max(1, rounds) % len(ways)
+    return [*ways[first:], *ways[:first]]
+
+
+# The columns of a sweep's two tables. A name ends in its unit: _ns nanoseconds, _j joules, _w watts, _bytes,
+# _percent.
+#
+# ``requests``: one row per request. Measuring layers takes time, and sending what was measured takes more: a request
+# either asks for its layers (``layers`` is true; it has rows in the other table, and its forwards' energy) or counts
+# for the latency. ``rows``: one row per request, side and layer, and one more per side for what lies outside layers
+# (no ``layer_id``, the type "outside"). A value that was not measured is null; its ``_status`` says whether it was
+# measured, estimated or unavailable, and the note why.
+
+
+Kind = Literal["text", "integer", "number", "flag"]
+Columns = dict[str, Kind]
+
+TIMES: Final = tuple(row.name for row in fields(Times))
+OUTSIDE: Final = "outside layers"
+LAYER_READINGS: Final = {
+    "energy": "energy_j",
+    "mean_power": "mean_power_w",
+    "memory_allocated": "memory_allocated_bytes",
+    "memory_peak": "memory_peak_bytes",
+    "cpu_utilisation": "cpu_utilisation_percent",
+    "gpu_utilisation": "gpu_utilisation_percent",
+    "memory_utilisation": "memory_utilisation_percent",
+}
+"""Field of `LayerMetrics` -> column."""
+
+_KEY: Final[Columns] = {
+    "input": "text",
+    "input_index": "integer",
+    "cut": "text",  # edge-only, cloud-only, cloud-only-file, or the layer after which the model was cut
+    "mode": "text",  # networked, or local: head and tail (or the whole model) in the edge's process
+    "repetition": "integer",  # from 0
+}
+
+
+def status_of(column: str) -> str:
+    """The column beside a reading's: "energy_j" -> "energy_status"."""
+    return f"{column.rpartition('_')[0]}_status"
+
+
+def _requests() -> Columns:
+    columns: Columns = {**_KEY, "layers": "flag", "sequence": "integer", "layer_id": "integer"}
+    columns |= {f"{name}_ns": "integer" for name in (*TIMES, "end_to_end", "measured")}
+    columns |= {"bytes_up": "integer", "bytes_down": "integer", "sends": "integer"}
+    for side in ("edge", "cloud"):
+        columns |= {f"{side}_forward_ns": "integer", f"{side}_layers_ns": "integer", f"{side}_cpu_ns": "integer"}
+        columns |= {f"{side}_energy_j": "number", f"{side}_energy_status": "text", f"{side}_energy_note": "text"}
+        columns |= {f"{side}_memory_peak_bytes": "number"}
+    columns |= {"codecs": "text"}  # what tensors travelled with; null of local ones
+    columns |= {"exact": "flag", "top1": "text", "top1_agrees": "flag", "truth": "text", "error": "text"}
+    return columns
+
+
+def _rows() -> Columns:
+    columns: Columns = {**_KEY, "side": "text", "layer_id": "integer", "layer": "text", "layer_type": "text"}
+    columns |= {"inference_ns": "integer", "cpu_ns": "integer"}
+    for column in LAYER_READINGS.values():
+        columns |= {column: "number", status_of(column): "text"}
+    columns |= {"energy_note": "text", "output_bytes": "integer", "dtype": "text", "shape": "text"}
+    return columns
+
+
+REQUESTS: Final = _requests()
+ROWS: Final = _rows()
+PREDICTED: Final[Columns] = {
+    "predicted_latency_ns": "number",
+    **{f"predicted_{stage}_ns": "number" for stage in STAGES},
+    "predicted_bytes_up": "integer",
+    "predicted_bytes_down": "integer",
+    "predicted_edge_energy_j": "number",
+}
+"""Added to ``requests`` when the tables are written: what the plan said of this way before the sweep."""
+
+SEGMENTS: Final = {
+    "prepare": ("prepare",),
+    "edge": ("retry", "wait", "edge_other", "edge_compute"),
+    "encode": ("encode",),
+    "upload": ("send_wait", "upload"),
+    "transit": ("in_transit",),
+    "queue": ("server_queue",),
+    "tail": ("server_decode", "server_inject", "server_compute", "server_encode"),
+    "download": ("download",),
+    "finish": ("turn", "edge_decode", "postprocess"),
+}
+"""The pieces of a bar -> the rows of `Times` in it. All rows are in one piece, so the pieces add up to the whole."""
+
+STAGE_SEGMENTS: Final = {
+    stage: ("upload", "transit", "download") if stage == "network" else (stage,) for stage in STAGES
+}
+"""A plan's stage -> the pieces that measure it."""
+
 
 Table = dict[str, list[Any]]
 

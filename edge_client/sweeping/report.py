@@ -6,15 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.modes import EDGE_ONLY
-from edge_client.pages.blocks import blocks
-from edge_client.pages.rendering import render as page_of
-from edge_client.pages.rendering import stem
-from edge_client.pages.words import duration, short
+from edge_client.pages import blocks, duration, short, stem
+from edge_client.pages import render as page_of
 from edge_client.screen.text import size
+from edge_client.spoken import EDGE_ONLY
 from edge_client.sweeping import wording
-from edge_client.sweeping.observed import drawn as attention
-from edge_client.sweeping.observed import section
+from edge_client.sweeping.runner import drawn as attention
+from edge_client.sweeping.runner import section
 from edge_client.sweeping.summary import pareto
 from edge_client.sweeping.wording import is_choice, is_cut
 
@@ -84,7 +82,7 @@ def render(known: Mapping[str, Any]) -> str:
         explanation=wording.explanation(known),
         plan=(known["prediction"] or {}).get("explanation"),
         agreement=wording.agreement(decision, known["prediction"]),
-        energy=wording.energy(choices),
+        energy=wording.energy_lines(choices),
         front_energy=bool(costly),
         local=wording.local(ways, whole),
         tables=tables,

@@ -4,17 +4,83 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_client.planning.objective import Objective
-from edge_client.sweeping import observed, report, summary, tables
-from edge_client.sweeping.journal import Entry, Journal
+from edge_client.spoken import EDGE_ONLY, option
+from edge_client.sweeping import report, runner, summary
 from edge_client.sweeping.outcome import Summary
-from edge_client.sweeping.settings import installed
-from edge_client.sweeping.ways import Way
+from edge_client.sweeping.records import PREDICTED, REQUESTS, ROWS, Columns, Kind, Way
+from edge_client.sweeping.settings import Entry, Journal, installed
+from shared_hooks.errors import SpecError
+
+if TYPE_CHECKING:
+    import polars as pl
+
+
+# The two tables as CSV and as Parquet, which say the same.
+
+
+def schema(columns: Columns) -> dict[str, Any]:
+    """Columns as polars' types."""
+    import polars as pl
+
+    kinds: dict[Kind, Any] = {"text": pl.String, "integer": pl.Int64, "number": pl.Float64, "flag": pl.Boolean}
+    return {name: kinds[kind] for name, kind in columns.items()}
+
+
+def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]]) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """(requests, rows) of the journal's entries; ``predicted``: candidate's name -> its dictionary."""
+    import polars as pl
+
+    columns = {"requests": schema(REQUESTS), "rows": schema(ROWS)}
+    parts = {table: [pl.DataFrame(schema=own)] for table, own in columns.items()}
+    for entry in entries:  # one after the other: a column of polars is a tenth of a list of Python's
+        for table, own in columns.items():
+            parts[table].append(pl.DataFrame(entry[table], schema=own))
+    said = {name: _predicted(one) for name, one in predicted.items()}
+    foretold = pl.DataFrame(
+        [{"cut": name, **cells} for name, cells in said.items()], schema={"cut": pl.String, **schema(PREDICTED)}
+    )
+    requests = pl.concat(parts["requests"]).join(foretold, on="cut", how="left", maintain_order="left")
+    # of a local split nothing was predicted: the network is not in it
+    local = (pl.col("mode") == "local") & (pl.col("cut") != EDGE_ONLY)
+    requests = requests.with_columns(
+        pl.when(local).then(None).otherwise(pl.col(name)).alias(name) for name in PREDICTED
+    )
+    return requests, pl.concat(parts["rows"])
+
+
+def _predicted(candidate: Mapping[str, Any]) -> dict[str, Any]:
+    cells: dict[str, Any] = {
+        "predicted_latency_ns": float(candidate["latency_ns"]),
+        "predicted_bytes_up": int(candidate["bytes_up"]),
+        "predicted_bytes_down": int(candidate["bytes_down"]),
+        "predicted_edge_energy_j": candidate["edge_energy"]["value"],
+    }
+    return cells | {f"predicted_{stage}_ns": float(ns) for stage, ns in candidate["stages_ns"].items()}
+
+
+def write_tables(folder: Path, requests: pl.DataFrame, rows: pl.DataFrame) -> None:
+    """requests.csv, requests.parquet, rows.csv, rows.parquet, each whole or not at all. Raises SpecError."""
+    for name, frame in (("requests", requests), ("rows", rows)):
+        whole_file(folder / f"{name}.csv", frame.write_csv)
+        whole_file(folder / f"{name}.parquet", frame.write_parquet)
+
+
+def whole_file(path: Path, fill: Callable[[Path], Any]) -> None:
+    """``fill`` writes a file beside it, which then takes its place. Raises SpecError for what the disk says."""
+    beside = path.with_name(f".{path.name}.part")
+    try:
+        fill(beside)
+        os.replace(beside, path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise SpecError(f"{option('out')}: {path} cannot be written: {error.strerror or error}") from error
 
 
 def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> Summary:
@@ -31,13 +97,13 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
     def noted() -> Iterator[Entry]:
         for entry in journal.entries():
             seen.append({key: entry[key] for key in ("input", "repetitions", "notes")})
-            if "observed" in entry and len(watched) < observed.SHOWN:
+            if "observed" in entry and len(watched) < runner.SHOWN:
                 picture = {"picture": entry["picture"]} if "picture" in entry else {}
                 watched.append({"input": entry["input"], **entry["observed"], **picture})
             yield entry
 
-    requests, rows = tables.frames(noted(), predicted)
-    tables.write(journal.folder, requests, rows)
+    requests, rows = frames(noted(), predicted)
+    write_tables(journal.folder, requests, rows)
     measured = summary.ways_measured(requests, ways, predicted)
     measured = [way for way in measured if way.requests or way.name not in contents.skipped]
     found = Summary(
@@ -60,15 +126,15 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
         observed=watched,
     )
     if watched:
-        tables.whole_file(journal.folder / observed.FILE, lambda path: _write_lines(path, journal))
+        whole_file(journal.folder / runner.FILE, lambda path: _write_lines(path, journal))
     known = found.as_dict()
     text = json.dumps(known, indent=1, allow_nan=False)
-    tables.whole_file(journal.folder / "summary.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+    whole_file(journal.folder / "summary.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
     page = report.render(known)
-    tables.whole_file(journal.folder / "report.html", lambda path: path.write_text(page, encoding="utf-8"))
+    whole_file(journal.folder / "report.html", lambda path: path.write_text(page, encoding="utf-8"))
     return found
 
 
 def _write_lines(path: Path, journal: Journal) -> None:
     with path.open("w", encoding="utf-8") as file:
-        file.writelines(observed.lines(journal.entries()))
+        file.writelines(runner.lines(journal.entries()))

@@ -2,19 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
 
 import torch
 
+from edge_client.call import Call
 from edge_client.credentials import Credentials
-from edge_client.given import Given
-from edge_client.survey.loaded import Loaded
-from edge_client.sweeping.ways import Way
+from edge_client.given import Given, given, named
+from edge_client.journal import JournalFile
+from edge_client.planning.explain import break_evens, explain
+from edge_client.planning.objective import Objective, decide
+from edge_client.spoken import either, option
+from edge_client.survey.gather import Gathered, Loaded
+from edge_client.sweeping.records import Way
+from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
 from shared_hooks.profiling.machine import describe
 from shared_hooks.version import __version__
+
+# The libraries that only sweeps need, so that a device that runs the client alone stays light.
+
+
+NEEDED: Final = ("polars", "jinja2")
+
+
+def check(*names: str) -> None:
+    """SpecError, before any work is done, naming what is missing and how to get it."""
+    missing = [name for name in names or NEEDED if find_spec(name) is None]
+    if missing:
+        raise SpecError(f'{" and ".join(missing)} missing: pip install "isthmus[sweep]"')
+
 
 Settings = dict[str, Any]
 """JSON-able: what is measured (model, weights, machine, versions), on what (inputs, ways), how (repetitions, codec)."""
@@ -107,3 +132,181 @@ def _short(value: Any) -> str:
         return " ".join(map(_short, value))
     text = "nothing" if value is None else str(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# The inputs of a sweep: files, calls, the images that come with a model, or its example.
+
+
+HANDFUL: Final = 5
+"""How many of the images that come with a model are used, spread over all of them."""
+
+
+def handed_over(inputs: Any) -> list[Given] | None:
+    """Those of ``inputs``; None for None. Raises SpecError."""
+    try:
+        return None if inputs is None else given(inputs)
+    except InputMismatch as error:
+        raise SpecError(f"{either('--input', 'inputs')}: {error}") from error
+
+
+def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
+    """The shipped images, else the example. Raises SpecError when there is none."""
+    images = spec.folder / "images"
+    if images.is_dir() and spec.folder in {path.parent.resolve() for path in BUILT_IN.values()}:
+        found = find_inputs(images)
+        return named(found[:: max(1, len(found) // HANDFUL)][:HANDFUL])
+    example = spec.example()
+    if example is None:
+        raise SpecError(f"{spec.origin}: the spec has no example input; give {either('inputs with --input', 'inputs')}")
+    return [Given("example", value=Call(*example), made=True)]
+
+
+# What the plan says of every way, before anything is measured: kept in the journal, so that it stays a prediction.
+
+
+def predicted(gathered: Gathered, objective: Objective) -> dict[str, Any]:
+    """JSON-able: the candidates, the decision (None, and why, where the objective's numbers are unavailable), machines,
+    link and warnings.
+    """
+    candidates = gathered.candidates()
+    decided = explanation = why_not = None
+    try:
+        decision = decide(candidates, objective)
+        decided = decision.as_dict()
+        explanation, _ = explain(
+            decision, candidates, break_evens(decision, objective, gathered.link, gathered.candidates)
+        )
+    except SpecError as error:
+        why_not = str(error)
+    return {
+        "candidates": [one.as_dict() for one in candidates],
+        "decision": decided,
+        "explanation": explanation,
+        "idle_power": gathered.edge.idle_power.as_dict(),
+        "why_not": why_not,
+        "machines": {"edge": dict(gathered.edge.machine), "cloud": dict(gathered.cloud.machine)},
+        "link": gathered.link.as_dict(),
+        "warnings": list(gathered.warnings),
+    }
+
+
+# What a sweep has measured so far: one line of JSON per finished input, on the disk before the next one starts.
+#
+# The first line says what the sweep is of, the second (if there is one) what was predicted. A line that an
+# interruption cut off is dropped when the journal is read again: at most that one input is lost.
+
+
+NAME: Final = "journal.jsonl"
+FORMAT: Final = "isthmus sweep 1"
+RESULTS: Final = (
+    "rows.csv",
+    "rows.parquet",
+    "requests.csv",
+    "requests.parquet",
+    "summary.json",
+    "report.html",
+    "observations.jsonl",
+)
+
+Entry = dict[str, Any]
+"""{"index", "input", "repetitions", "requests": columns, "rows": columns, "notes": [[column, status, note, count]]},
+and "observed" where observers were asked for, with "picture" where the input is one of the first, and an image.
+"""
+
+
+_OURS: Final = b'{"format":"isthmus sweep '
+_ENTRY: Final = re.compile(rb'\{"index":(\d+),')
+"""How the line of an input begins."""
+
+
+@dataclass
+class Contents:
+    """What a journal holds beside what was measured. ``done``: numbers of the inputs that were; ``skipped``: ways that
+    this server does not go, and why.
+    """
+
+    settings: Settings | None = None
+    prediction: dict[str, Any] | None = None
+    skipped: dict[str, str] = field(default_factory=dict)
+    done: list[int] = field(default_factory=list)
+
+
+class Journal:
+    """The journal in a folder; made by `open_journal`. One process at a time (a lock that ends with the process)."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / NAME
+        self._file = JournalFile(self.path, option("out"), "sweep")
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One line, on the disk when this returns; all of it or nothing. Raises SpecError, for a full disk for one."""
+        self._file.write(record)
+
+    def begin(self, settings: Settings, fresh: bool) -> Contents:
+        """Start, or go on; what there is. Raises SpecError naming what is not as it was, unless ``fresh``: then all
+        starts over.
+        """
+        if fresh:
+            with self.path.open("rb") as file:
+                if (first := file.readline()) and not first.startswith(_OURS):
+                    raise SpecError(f"{option('out')}: {self.path} does not belong to a sweep and is left alone")
+            self._file.clear()
+            for name in RESULTS:
+                (self.folder / name).unlink(missing_ok=True)
+        contents = self.read()
+        if contents.settings is None:
+            self.write({"format": FORMAT, "settings": settings})
+            return Contents(settings)
+        if changed := difference(contents.settings, settings):
+            raise SpecError(
+                f"{self.folder} holds another sweep ({changed}); give another folder, or {option('fresh')} to start "
+                "over"
+            )
+        return contents
+
+    def read(self) -> Contents:
+        """All but what was measured; an end that was cut off is taken away. Raises SpecError for what is no journal."""
+        contents = Contents()
+        for number, line in self._file.lines():
+            if (entry := _ENTRY.match(line)) and contents.settings is not None:
+                contents.done.append(int(entry.group(1)))
+                continue
+            record = self._file.parsed(number, line)
+            if number == 1:
+                if record.get("format") != FORMAT or not isinstance(record.get("settings"), dict):
+                    raise SpecError(f'{self.path}: not a journal of this version ("{FORMAT}"); give another folder')
+                contents.settings = record["settings"]
+            elif "prediction" in record:
+                contents.prediction = record["prediction"]
+            elif "skipped" in record:
+                contents.skipped[record["skipped"]] = record["why"]
+        return contents
+
+    def entries(self) -> Iterator[Entry]:
+        """What was measured, one input at a time: a sweep may be larger than memory likes."""
+        for number, line in self._file.lines():
+            if _ENTRY.match(line):
+                yield self._file.parsed(number, line)
+
+
+def open_journal(folder: str | os.PathLike[str]) -> Journal:
+    """The journal of a folder, which is made. SpecError when it cannot be, or holds something else."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        others = sorted(entry.name for entry in path.iterdir()) if not (path / NAME).exists() else []
+    except OSError as error:
+        raise SpecError(f"{option('out')}: {path} cannot be a folder of results: {error.strerror}") from error
+    if others:
+        shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
+        raise SpecError(f"{option('out')}: {path} holds something else ({shown}); give an empty or a new folder")
+    return Journal(path)

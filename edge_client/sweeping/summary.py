@@ -10,12 +10,10 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.planning.candidate import STAGES, Candidate
-from edge_client.planning.objective import Decision, Objective, decide
-from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.planning.objective import STAGES, Candidate, Decision, Objective, decide
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweeping.outcome import Foretold, MeasuredWay, Outcome, Timed
-from edge_client.sweeping.ways import Way
+from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS, Way
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import STATUSES, Reading
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
-from edge_client.pages.words import counted, duration
+from edge_client.pages import counted, duration
+from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
 
 Way = Mapping[str, Any]
 
@@ -134,7 +134,7 @@ def agreement(decision: Mapping[str, Any], prediction: Mapping[str, Any] | None)
     return text if error is None else f"{text} In the median a prediction is {error:.1f} % off."
 
 
-def energy(ways: Sequence[Way]) -> list[str]:
+def energy_lines(ways: Sequence[Way]) -> list[str]:
     lines = []
     for side in ("edge", "cloud"):
         readings = [way[f"{side}_energy"] for way in ways if way["mode"] == "networked" or side == "edge"]

@@ -1,20 +1,17 @@
 """What the commands do, as functions for Python; `edge_client.plan` and its like are these.
 
-plan       what every cut would take; which is best
-plan_generation  the same of a language model, called token by token
+plan        what every cut would take; which is best
+plan_generation the same of a language model, called token by token; a plan of a generation as a page
 profile    where time, memory and energy go, on both sides
-sweep      every cut measured
-prune      which channels are worth sending
+sweep       every cut measured
+prune       which channels are worth sending
 calibrate  what every codec costs in answers
 bench      a server under an open load
 hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut
 verify     every cut against the whole model
 planned, planned_generation, swept, pruned, calibrated, benched   what these return
-generation_page          a plan of a generation as a page
-tree_text                a module tree as text
-subject    what people have - a name, a file, a module, arrays - as a model with inputs
-tabular    what all results can: rows, polars, pandas, a table in a notebook
+subject     what people have - a name, a file, a module, arrays - as a model with inputs
 
 Each takes a server first where it takes one (None: the default of `edge_client.settings`; "own": one that is started
 here), then a model, then inputs. Each shows its progress on standard error unless ``progress=False``, prints nothing,

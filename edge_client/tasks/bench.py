@@ -16,28 +16,32 @@ import torch
 
 from edge_client import interrupts
 from edge_client.benching import page
-from edge_client.benching.arrivals import arrivals as arrivals_of
-from edge_client.benching.arrivals import at_rate, mean_rate, trace
 from edge_client.benching.gang import Alone, Gang, Several
-from edge_client.benching.load import Load
-from edge_client.benching.mix import Weighted, codecs_of, cuts_of, shots
-from edge_client.benching.recorded import record
-from edge_client.benching.results import FORMAT, KEPT, knee
-from edge_client.benching.spread import FEW_BEYOND
-from edge_client.benching.step import step
+from edge_client.benching.load import (
+    FEW_BEYOND,
+    Load,
+    Weighted,
+    at_rate,
+    codecs_of,
+    cuts_of,
+    mean_rate,
+    record,
+    shots,
+    trace,
+)
+from edge_client.benching.load import arrivals as arrivals_of
+from edge_client.benching.results import FORMAT, KEPT, knee, step
 from edge_client.call import Call
 from edge_client.credentials import Credentials
 from edge_client.given import Given
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.table import Column, fitted
-from edge_client.screen.text import finite, printable
+from edge_client.screen.text import Column, finite, fitted, printable
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import either, option
 from edge_client.survey.gather import Say
-from edge_client.sweeping.inputs import handed_over, inputs_that_come_with
-from edge_client.tasks.subject import Model, Subject, address_of, subject_of
-from edge_client.tasks.tabular import Row, Tabular
+from edge_client.sweeping.settings import handed_over, inputs_that_come_with
+from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from edge_client.transport import check_seconds
 from shared_hooks.errors import ServerUnavailable, SpecError
 
@@ -51,7 +55,7 @@ SPARE: Final = ("beyond", "p90 ms", "answers/s", "put off")
 class Benched(Tabular):
     """`edge_client.bench` returns it. A row is a rate.
 
-    ``steps``: the figures of each rate, as `edge_client.benching.step` has them; ``ended``: why it is not complete,
+    ``steps``: the figures of each rate, as `edge_client.benching.results` has them; ``ended``: why it is not complete,
     None where it is; ``failure``: the same as an error (KeyboardInterrupt, ServerUnavailable).
     """
 

@@ -7,23 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.calibrating import intervals, page
+from edge_client.calibrating import inputs, page
 from edge_client.calibrating.inputs import Data, inputs_of
-from edge_client.calibrating.learning import set_apart
 from edge_client.calibrating.outputs import KINDS, MEANS
-from edge_client.calibrating.study import Study
+from edge_client.calibrating.study import Study, set_apart
 from edge_client.given import Given
-from edge_client.planning.codecs import chosen_from
-from edge_client.planning.loss_table import CodecLoss, CutLosses, LossTable, loss_of, write
+from edge_client.planning.codecs import CodecLoss, CutLosses, LossTable, chosen_from, loss_of, write
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.table import table
-from edge_client.screen.text import printable, size
+from edge_client.screen.text import printable, size, table
 from edge_client.spoken import either, option
-from edge_client.survey.loaded import Loaded
-from edge_client.sweeping import extras
-from edge_client.sweeping.ways import choose
-from edge_client.tasks.subject import Model, subject_of
-from edge_client.tasks.tabular import Row, Tabular
+from edge_client.survey.gather import Loaded
+from edge_client.sweeping import settings
+from edge_client.sweeping.records import choose
+from edge_client.tasks.subject import Model, Row, Tabular, subject_of
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
@@ -139,17 +135,17 @@ def too_few(table: LossTable, max_loss: float) -> str | None:
     """What to tell who has too few inputs to show that a loss is no more than ``max_loss``; None for enough."""
     if table.kind == "classes":
         most = max((one.n for cut in table.cuts for one in cut.codecs), default=0) or table.inputs
-        least = intervals.needed(max_loss, table.confidence) if max_loss else 0
+        least = inputs.needed(max_loss, table.confidence) if max_loss else 0
         if max_loss and most < least:
-            shown = intervals.share(0, most, table.confidence)[1]
+            shown = inputs.share(0, most, table.confidence)[1]
             return (
                 f"{most} inputs show a loss of {percent(shown)} at best; {percent(max_loss)} needs {least} of them, "
                 "all unchanged: until then no lossy codec is used"
             )
         return None
-    if max_loss and table.inputs < intervals.LEAST_FOR_MEANS:
+    if max_loss and table.inputs < inputs.LEAST_FOR_MEANS:
         return (
-            f"{table.inputs} inputs show nothing of a mean; {intervals.LEAST_FOR_MEANS} at least are needed: "
+            f"{table.inputs} inputs show nothing of a mean; {inputs.LEAST_FOR_MEANS} at least are needed: "
             "until then no lossy codec is used"
         )
     return None
@@ -203,7 +199,7 @@ def calibrate(
     learnt = [item for number, item in enumerate(items) if number in apart]
     items = [item for number, item in enumerate(items) if number not in apart]
     if out is not None:
-        extras.check("jinja2")
+        settings.check("jinja2")
     folder = _folder(out)
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)

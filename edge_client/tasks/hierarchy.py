@@ -12,18 +12,15 @@ from typing import Any
 
 from edge_client.screen.text import one_line, size
 from edge_client.spoken import option
-from edge_client.survey.loaded import Loaded
+from edge_client.survey.gather import Loaded
 from edge_client.survey.loading import cut_of
-from edge_client.tasks.subject import Model, subject_of
-from edge_client.tasks.tabular import Row, Tabular
-from edge_client.tasks.tree_text import coverage_text, print_tree
+from edge_client.tasks.subject import Model, Row, Tabular, coverage_text, print_tree, subject_of
 from shared_hooks.errors import CutRefused, SpecError
-from shared_hooks.mapping import Coverage, HierarchyMap, coverage_of, map_of, onnx_check, onnx_tags
+from shared_hooks.mapping import Coverage, HierarchyMap, coverage_of, map_of, onnx_export, onnx_halves
 from shared_hooks.mapping.map_file import to_json, write_graphml
-from shared_hooks.mapping.onnx_check import Check
+from shared_hooks.mapping.onnx_export import check as check_extra
 from shared_hooks.mapping.onnx_export import export
-from shared_hooks.mapping.onnx_halves import halve, tags_of_half
-from shared_hooks.mapping.onnx_needs import check as check_extra
+from shared_hooks.mapping.onnx_halves import Check, halve, tags_of_half
 from shared_hooks.planning import LayerInfo, Plan
 
 # The ONNX files of a model, whole or cut, every node tagged; read and run again where that is asked for.
@@ -84,24 +81,24 @@ def write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap,
 
     model = loaded.wrapped.model
     made = export(model, plan, loaded.args, loaded.kwargs)
-    tags = onnx_tags.tag_nodes(made.model, made.labels, known)
+    tags = onnx_export.tag_nodes(made.model, made.labels, known)
     facts = {"isthmus.model": known.model, "isthmus.plan": known.plan_digest}
     made.model.metadata_props.update(facts)
-    side = onnx_tags.sidecar(made.model, tags, known)
+    side = onnx_export.sidecar(made.model, tags, known)
     report: dict[str, Any] = {}
     lines: list[str] = []
     checks: list[tuple[str, Check]] = []
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(TemporaryDirectory()))
         whole = Path(onnx.whole or scratch / "whole.onnx")
-        onnx_tags.write(made.model, side, whole)
+        onnx_export.write(made.model, side, whole)
         if onnx.whole:
             report["whole"] = {"file": str(whole), "rules": side["rules"], "inputs": side["inputs"]}
             lines.append(f"{whole}: {_described(side)}")
-        wanted = onnx_check.expected(model, loaded.args, loaded.kwargs) if onnx.validate else []
+        wanted = onnx_halves.expected(model, loaded.args, loaded.kwargs) if onnx.validate else []
         if onnx.validate and onnx.whole:
-            checks += [(whole.name, check) for check in onnx_check.check_file(whole, known)]
-            checks.append((whole.name, onnx_check.check_run(whole, made.tensors, wanted)))
+            checks += [(whole.name, check) for check in onnx_halves.check_file(whole, known)]
+            checks.append((whole.name, onnx_halves.check_run(whole, made.tensors, wanted)))
         if layer is not None:
             if list(made.layers) != [one.name for one in plan.layers]:
                 raise CutRefused(
@@ -111,19 +108,19 @@ def write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap,
             paths = [Path(onnx.head or scratch / "head.onnx"), Path(onnx.tail or scratch / "tail.onnx")]
             for path, half, role in zip(paths, (halves.head, halves.tail), ("head", "tail"), strict=True):
                 cut = {"half": role, "cut": layer.name, "layer_id": layer.layer_id, **halves.as_dict()}
-                side = onnx_tags.sidecar(half, tags_of_half(half, tags), known, **cut)
-                onnx_tags.write(half, side, path)
+                side = onnx_export.sidecar(half, tags_of_half(half, tags), known, **cut)
+                onnx_export.write(half, side, path)
                 if path.parent != scratch:
                     report[role] = {"file": str(path), "rules": side["rules"], "inputs": side["inputs"], **cut}
                     lines.append(f"{path}: {role}, {_described(side)}")
                     if onnx.validate:
-                        checks += [(path.name, check) for check in onnx_check.check_file(path, known)]
+                        checks += [(path.name, check) for check in onnx_halves.check_file(path, known)]
             late = f"; inputs that the tail takes, too: {', '.join(halves.late)}" if halves.late else ""
             crossing = ", ".join(f"{one.name} {one.dtype}{list(one.shape)}" for one in halves.crossing)
             total = size(sum(one.nbytes for one in halves.crossing))
             lines.append(f"crossing after {layer.name}: {crossing}, {total}{late}")
             if onnx.validate:
-                chain = onnx_check.check_chain(paths[0], paths[1], whole, made.tensors, wanted)
+                chain = onnx_halves.check_chain(paths[0], paths[1], whole, made.tensors, wanted)
                 checks += [(f"{paths[0].name}, {paths[1].name}", check) for check in chain]
     return Written(report, lines, checks)
 

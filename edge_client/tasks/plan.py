@@ -2,30 +2,242 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from edge_client import units
 from edge_client.credentials import Credentials
-from edge_client.planning.candidate import Candidate, undominated
-from edge_client.planning.codecs import Codecs, learnt
-from edge_client.planning.explain import BreakEven, break_evens
+from edge_client.load import Load
+from edge_client.planning.codecs import Codecs, LossTable, learnt
+from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.loss_table import LossTable
-from edge_client.planning.objective import Constraints, Decision, Objective
+from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
-from edge_client.planning.predict import Power
+from edge_client.planning.predict import LEAST_MEASURED, Calibration, Power
+from edge_client.screen.text import Column, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
-from edge_client.survey.gather import Gathered, Say, Wanted, gather
-from edge_client.survey.loaded import Loaded
-from edge_client.tasks.planned import Planned
-from edge_client.tasks.subject import Model, Subject, address_of, subject_of
+from edge_client.survey.gather import Gathered, Loaded, Say, Wanted, gather
+from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from shared_hooks.errors import SpecError
-from shared_hooks.models.example import to_device
+from shared_hooks.models.inputs import to_device
+from shared_hooks.profiling.profile import Profile
+
+# What a plan says: every candidate, the decision, and what both are made of.
+
+
+@dataclass(frozen=True, repr=False)
+class Planned(Tabular):
+    """`edge_client.plan` returns it. A row is a candidate, in the order of the layers; times in ns.
+
+    ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name,
+    `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as
+    they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all this
+    less sure; ``codecs``: those that were chosen from, None for one codec. ``latency_q1_ns`` and ``latency_q3_ns`` are
+    by the spread of what was measured (docs/planning.md).
+    """
+
+    model: str
+    decision: Decision
+    candidates: Sequence[Candidate]
+    constraints: Constraints
+    edge: Profile
+    cloud: Profile
+    link: Link
+    load: Load
+    calibration: Calibration | None
+    power: Power | None
+    breaks: Sequence[BreakEven]
+    server_is_ours: bool
+    warnings: Sequence[str]
+    codecs: Codecs | None = None
+
+    shown = {  # noqa: RUF012
+        "best": "best",
+        "name": "cut after",
+        "codec": "codec",
+        "latency_ns": "ms",
+        "latency_q1_ns": "1st quartile",
+        "latency_q3_ns": "3rd quartile",
+        "edge_ns": "edge",
+        "network_ns": "network",
+        "tail_ns": "server",
+        "bytes_up": "bytes up",
+        "edge_memory_bytes": "edge memory",
+        "reason": "not allowed",
+    }
+
+    drawn = "latency_ns"
+
+    @property
+    def best(self) -> str:
+        """The winner's name, which is what `split` of an `EdgeClient` takes."""
+        return self.decision.winner.name
+
+    @property
+    def best_cut(self) -> str | None:
+        """The best that both sides compute, whether it is the winner or not; None where no cut is allowed."""
+        return self.decision.best_cut.name if self.decision.best_cut else None
+
+    def title(self) -> str:
+        winner = self.decision.winner
+        few = " (one sample)" if min(self.edge.alone_ns.n, self.cloud.alone_ns.n) == 1 else ""
+        return (
+            f"{self.model}: {winner.key} is best in {self.decision.objective} of {len(self.candidates)} candidates, "
+            f"{winner.latency_ns / 1e6:.3f} ms{_spread(winner)} predicted{few}"
+        )
+
+    def rows(self) -> list[Row]:
+        rank = {one.key: number for number, one in enumerate(self.decision.ranking, 1)}
+        return [
+            {
+                "name": one.name,
+                "codec": one.codec or None,
+                "layer_id": one.layer_id,
+                "rank": rank.get(one.key),
+                "best": one.key == self.decision.winner.key,
+                "latency_ns": one.latency_ns,
+                **one.quartiles(),
+                **{f"{stage}_ns": one.stages_ns.get(stage, 0.0) for stage in STAGES},
+                "bytes_up": one.bytes_up,
+                "bytes_down": one.bytes_down,
+                "edge_memory_bytes": one.edge_memory.value,
+                "edge_energy_j": one.edge_energy.value,
+                "edge_energy_status": one.edge_energy.status,
+                "requests_per_second": one.throughput,
+                "accuracy": one.accuracy,
+                "allowed": one.key not in self.decision.rejected,
+                "reason": self.decision.rejected.get(one.key),
+            }
+            for one in self.candidates
+        ]
+
+    def explain(self) -> str:
+        """Why the winner wins, stage by stage, and what would have to change for the runner-up to win."""
+        return self._explained()[0]
+
+    def _explained(self) -> tuple[str, dict[str, Any]]:
+        return explain(self.decision, self.candidates, self.breaks)
+
+    def as_dict(self, explanation: bool = False) -> dict[str, Any]:
+        """JSON-able: all that docs/planning.md names."""
+        constraints, power, load = self.constraints, self.power, self.load
+        return {
+            "model": self.model,
+            "decision": self.decision.as_dict(),
+            "candidates": [
+                {
+                    **one.as_dict(),
+                    "allowed": one.key not in self.decision.rejected,
+                    "reason": self.decision.rejected.get(one.key, ""),
+                }
+                for one in self.candidates
+            ],
+            "constraints": {
+                "max_edge_memory": constraints.max_edge_memory,
+                "max_bytes_per_second": constraints.max_bytes_per_second,
+                "rate": constraints.rate,
+                "min_accuracy": constraints.min_accuracy,
+            },
+            "codecs": self.codecs and {"names": list(self.codecs.names), "max_loss": self.codecs.max_loss},
+            "link": self.link.as_dict(),
+            "load": {"pending": load.pending, "workers": load.workers, "queue_ns": load.queue_ns},
+            "calibration": self.calibration.as_dict() if self.calibration else None,
+            "power": {"active": power.active, "idle": power.idle} if power else None,
+            "edge_machine": dict(self.edge.machine),
+            "cloud_machine": dict(self.cloud.machine),
+            "server_is_ours": self.server_is_ours,
+            "warnings": list(self.warnings),
+            **({"explanation": self._explained()[1]} if explanation else {}),
+        }
+
+    def text(self, top: int | None = None, width: int | None = None) -> str:
+        """As the command prints it, in the order of the layers; of all candidates the best ``top``, the best first. No
+        wider than ``width``, where that can be done by leaving columns out: names are whole.
+        """
+        shown = self._best_of_each() if top is None else list(self.decision.ranking[:top])
+        energy = any(one.edge_energy.value is not None for one in self.candidates)
+        found = fitted(self._columns(shown, energy), ("memory", "mJ", "up", "server", "net", "edge"), width)
+        return "\n".join([found, "", *self._below(len(shown), energy, top is not None)])
+
+    def _best_of_each(self) -> list[Candidate]:
+        """Every candidate; where codecs are chosen, too, the best codec of every cut."""
+        best: dict[str, str] = {}
+        for one in (*self.decision.ranking, *self.candidates):
+            best.setdefault(one.name, one.key)
+        return [one for one in self.candidates if best[one.name] == one.key]
+
+    def _columns(self, shown: Sequence[Candidate], energy: bool) -> list[Column]:
+        def stages(*names: str) -> list[str]:
+            return [f"{sum(one.stages_ns.get(name, 0.0) for name in names) / 1e6:.2f}" for one in shown]
+
+        joules, memory = [one.edge_energy.value for one in shown], [one.edge_memory.value for one in shown]
+        return [
+            Column("", [self._mark(one) for one in shown], right=False),
+            Column("cut after", [printable(one.name) for one in shown], right=False),
+            *([Column("codec", [one.codec for one in shown], right=False)] if self.codecs else []),
+            Column("ms", [f"{one.latency_ns / 1e6:.2f}{_spread(one)}" for one in shown]),
+            Column("edge", stages("prepare", "edge", "encode", "finish")),
+            Column("net", stages("network")),
+            Column("server", stages("queue", "tail")),
+            Column("up", [size(one.bytes_up) for one in shown]),
+            Column("memory", ["-" if one is None else size(round(one)) for one in memory]),
+            *([Column("mJ", ["-" if one is None else f"{one * 1e3:.1f}" for one in joules])] if energy else []),
+        ]
+
+    def _mark(self, one: Candidate) -> str:
+        return "*" if one is self.decision.winner else "x" if one.key in self.decision.rejected else ""
+
+    def _below(self, shown: int, energy: bool, top: bool) -> list[str]:
+        decision, winner, lines = self.decision, self.decision.winner, []
+        if top and shown < len(self.candidates):
+            lines.append(f"the best {shown} of {len(self.candidates)} candidates, the best first")
+        elif shown < len(self.candidates):
+            lines.append(f"of each cut the best codec; {len(self.candidates)} candidates in all")
+        if self.codecs is not None:
+            loss = "no loss" if not self.codecs.max_loss else f"a loss of {100 * self.codecs.max_loss:.3g} % at most"
+            lines.append(f"codecs: {', '.join(self.codecs.names)}; {loss} allowed")
+        lines.append(f"{self.model}: {winner.key} is best in {decision.objective} (*)")
+        if decision.runner_up:
+            near = ": their spreads overlap" if decision.runner_up.as_near_as(winner) else ""
+            lines.append(f"runner-up: {decision.runner_up.key}{near}")
+        if decision.best_cut is None:
+            lines.append(f"best cut: none{' is allowed' if any(one.is_cut for one in self.candidates) else ''}")
+        elif decision.best_cut is not winner:
+            lines.append(f"best cut: {decision.best_cut.key}, {decision.best_cut.latency_ns / 1e6:.2f} ms")
+        if decision.rejected:
+            lines.append(f"not allowed (x): {len(decision.rejected)} of {len(self.candidates)} candidates")
+        if winner.quartiles_ns is None:
+            few = min(self.edge.alone_ns.n, self.cloud.alone_ns.n) < LEAST_MEASURED
+            why = (
+                f"fewer than {LEAST_MEASURED} repetitions were measured"
+                if few
+                else "the partitioner's own times have none"
+            )
+            lines.append(f"no spread: {why}")
+        else:
+            of_link = " and of the probe's rounds" if self.link.quarters else "; the given link has none"
+            lines.append(f"[quartiles]: by those of the times on both sides{of_link}")
+        lines.append(f"link, {self.link.source}: {self.link.rtt_ns / 1e6:.3f} ms round trip")
+        lines.append(f"up: {self.link.speed_up}")
+        if self.link.measured_up is not None:  # what few bytes take is no matter of speed
+            lines.append("up is by the probe's largest rounds, net what its rounds of like size took")
+        for side, profile in (("edge", self.edge), ("cloud", self.cloud)):
+            lines.append(f"{side}: {_machine(profile.machine)}")
+        if not energy and self.candidates:
+            lines.append(f"no energy: {one_line(self.candidates[0].edge_energy.note)}")
+        return lines
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    return printable(str(machine.get("name", "?")))
+
+
+def _spread(one: Candidate) -> str:
+    return "" if one.quartiles_ns is None else " [{:.2f}, {:.2f}]".format(*(ns / 1e6 for ns in one.quartiles_ns))
 
 
 def plan(

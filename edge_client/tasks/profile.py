@@ -9,25 +9,20 @@ from typing import Any, Final, Literal
 
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
-from edge_client.planning.codecs import AUTO, chosen_from, table_of
-from edge_client.planning.loss_table import LossTable
+from edge_client.planning.codecs import AUTO, LossTable, chosen_from, table_of
 from edge_client.probing import fetch_profile
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.table import Column, fitted, table
-from edge_client.screen.text import milliseconds, printable, size
+from edge_client.screen.text import Column, fitted, milliseconds, printable, size, table
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import option
-from edge_client.survey.gather import Say
-from edge_client.survey.learnt import asked_of_servers, with_books
-from edge_client.tasks.subject import Model, Subject, address_of, subject_of
-from edge_client.tasks.tabular import Row, Tabular
+from edge_client.survey.gather import Say, asked_of_servers, with_books
+from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
-from shared_hooks.profiling.profile import LayerProfile, Profile
+from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles
 from shared_hooks.profiling.profile_file import check, from_json, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
-from shared_hooks.profiling.quartiles import Quartiles
 
 # A profile as text: machine, layers, what lies outside them, the slowest cuts.
 #

@@ -4,33 +4,115 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edge_client.given import Given
 from edge_client.pruning import data as files
 from edge_client.pruning import page
-from edge_client.pruning.data import Data, answers, judge
-from edge_client.pruning.report import Report, Smaller
+from edge_client.pruning.data import Data, Trial, answers, judge, keeps_of, scorings_of, try_all
+from edge_client.pruning.page import Report, Smaller, accuracy_table, served_table, structural_table
 from edge_client.pruning.served import Way
 from edge_client.pruning.served import serve as through_a_server
-from edge_client.pruning.trial import Trial, keeps_of, scorings_of, try_all
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import printable
-from edge_client.spoken import option
+from edge_client.screen.text import printable, table
+from edge_client.spoken import either, option
 from edge_client.survey.loading import cut_of
-from edge_client.tasks.pruned import Pruned
-from edge_client.tasks.subject import Model, Subject, subject_of
+from edge_client.tasks.subject import Model, Row, Subject, Tabular, subject_of
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import ModelSpec, pick_device
 from shared_hooks.selection import Sample, write_mask, write_pruned
-from shared_hooks.selection.clusters import needs_scikit
-from shared_hooks.selection.places import read_boxes
+from shared_hooks.selection.capture import read_boxes
+from shared_hooks.selection.channels import needs_scikit
 from shared_hooks.selection.prune import pruned, space_of
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+# What a pruning returns: every choice, judged; what was written and served.
+
+
+@dataclass(frozen=True, repr=False)
+class Pruned(Tabular):
+    """`edge_client.prune` returns it. A row is one choice: a scoring, a seed of the random one, a number of channels.
+
+    ``report``: all that was found; ``folder``: where masks, smaller models and report.html lie, None for nowhere.
+    """
+
+    report: Report
+    folder: Path | None
+
+    shown = {  # noqa: RUF012
+        "scoring": "scoring",
+        "seed": "seed",
+        "keep": "channels",
+        "accuracy": "accuracy",
+        "agreement": "agreement",
+        "preferred": "preferred",
+    }
+
+    @property
+    def chosen(self) -> dict[int, str]:
+        """The scoring that the calibration data prefer, by number of channels."""
+        trial = self.report.trial
+        return {keep: row.scoring for keep in trial.keeps if (row := trial.chosen(keep)) is not None}
+
+    @property
+    def all_exact(self) -> bool:
+        """Whether every answer of the service was the same model's in one process; True where nothing was served."""
+        return self.report.all_exact
+
+    def title(self) -> str:
+        report = self.report
+        kept = ", ".join(f"{keep} by {scoring}" for keep, scoring in self.chosen.items())
+        return f"{report.model}: {report.channels} channels of {report.layer}; preferred: {kept}"
+
+    def rows(self) -> list[Row]:
+        trial = self.report.trial
+        return [
+            {
+                "scoring": row.scoring,
+                "seed": row.seed,
+                "keep": row.keep,
+                "channels": self.report.channels,
+                "accuracy": row.judged.accuracy,
+                "agreement": row.judged.agreement,
+                "loss_points": 100 * (trial.whole.value - row.judged.value),
+                "calibration": None if row.calibration is None else row.calibration.value,
+                "preferred": self.chosen.get(row.keep) == row.scoring,
+            }
+            for row in trial.rows
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return self.report.as_dict()
+
+    def text(self) -> str:
+        report = self.report
+        headers, rows = accuracy_table(report)
+        lines = [
+            f"{report.model}: {report.channels} channels of {report.layer}",
+            f"chosen by {report.calibration_inputs} inputs, judged on {report.inputs} others",
+            f"the whole model's {report.metric}: {100 * report.trial.whole.value:.2f} %\n",
+            f"{report.metric} in %, by channels kept (* = preferred by the calibration inputs)",
+            table(headers, rows, right=range(1, len(headers))),
+        ]
+        if report.smaller:
+            headers, rows = structural_table(report)
+            lines += ["\ncut out of the model", table(headers, rows, right=(0, 2, 3, 4))]
+        if report.served:
+            headers, rows = served_table(report)
+            lines += ["\nthrough a server on this machine", table(headers, rows, right=range(1, len(headers)))]
+        if self.folder is not None:
+            written = ", ".join(Path(file).name for file in report.files)
+            lines.append(f"\nwritten to {self.folder}: report.html, {written}")
+            taken = either("--selection FILE", "ModelChoice(..., selection=FILE)")
+            lines.append(f"served by both sides with {taken}; cut a masked model at {report.trial.split}")
+        return "\n".join(lines)
 
 
 def prune(

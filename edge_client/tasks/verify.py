@@ -15,22 +15,20 @@ from torch import nn
 
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
-from edge_client.modes import EDGE_ONLY
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.table import table
-from edge_client.screen.text import printable
+from edge_client.screen.text import printable, table
 from edge_client.settings import OWN
-from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
-from edge_client.tasks.tabular import Row, Tabular
+from edge_client.spoken import EDGE_ONLY
+from edge_client.tasks.subject import NO_EXAMPLE, Model, Row, Subject, Tabular, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from edge_client.witness import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError, ModelFailed, SpecError
 from shared_hooks.modules import holder_modules
 from shared_hooks.planning import LayerInfo
-from shared_hooks.report import Report
 from shared_hooks.showing import short
 from shared_hooks.tensors import classes_of, flatten
+from shared_hooks.verification import Report
 
 WHOLE_THERE = "input"
 """The cut before the first layer: the server computes everything."""

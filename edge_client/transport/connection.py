@@ -28,16 +28,11 @@ from typing import Final
 import grpc
 
 from edge_client.dial import is_loopback
-from edge_client.transport import verdict, wire
-from edge_client.transport.area import Area
-from edge_client.transport.exchange import Exchange
-from edge_client.transport.inbox import Inbox
-from edge_client.transport.opening import Opening
-from edge_client.transport.options import ConnectionOptions, KeepAlive
-from edge_client.transport.outbox import Outbox
-from edge_client.transport.state import Counters, State
+from edge_client.transport import options, wire
+from edge_client.transport.exchange import Exchange, Opener, Waiting, settle
+from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State
+from edge_client.transport.outbox import Area, Inbox, Opening, Outbox
 from edge_client.transport.stream import Stream
-from edge_client.transport.waiting import Opener, Waiting, settle
 from protos import PROTOCOL_VERSION
 from protos.frames import ServerFrame
 from protos.isthmus.v1 import split_pb2
@@ -484,13 +479,13 @@ class Connection:
         if stream is not None and stream.broken_for:
             self._broken_off = True
             return None, stream.broken_for
-        self._nobody = verdict.nobody_there(error)
-        if verdict.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
+        self._nobody = options.nobody_there(error)
+        if options.pinged_too_often(error):  # a server or proxy with another policy: half as often from now on
             self._keep_alive = KeepAlive(self._keep_alive.every * 2, self._keep_alive.timeout)
         # What was good enough before is asked about last: the question takes its time where nobody answers.
         doubtful = self._state is not State.READY and (self.counters.streams == 0 or self._tries >= DOUBT_AFTER)
-        final = verdict.final_error(error, self.address, self._options.credentials if doubtful else None)
-        return final, verdict.reason(error) if final is None else str(final)
+        final = options.final_error(error, self.address, self._options.credentials if doubtful else None)
+        return final, options.reason(error) if final is None else str(final)
 
     def _tell_more(self, error: IsthmusError | None) -> bool:
         """Whether a server that found digests different has not heard yet what they are made of, and will now.

@@ -12,22 +12,166 @@ its header's, and acknowledgements ride there, too.
 from __future__ import annotations
 
 import itertools
+import mmap
+import os
+import secrets
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol
 
 from edge_client.transport import wire
-from edge_client.transport.area import LEAST, Area
-from edge_client.transport.exchange import Exchange
-from edge_client.transport.opening import Opening
+from edge_client.transport.exchange import Exchange, Waiting
+from edge_client.transport.options import Counters
 from edge_client.transport.times import now_ns
-from protos.chunks import ChunkFrame, cut
-from protos.frames import ClientFrame
-from protos.headed import HeadedRequest
+from protos.frames import ChunkFrame, ClientFrame, HeadedReply, HeadedRequest, ServerFrame, cut, reply_of
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import by_name
 from shared_hooks.lifecycle import Lifecycle, Stage
+
+# A request whose payload begins to leave while its head is still running.
+#
+# The thread that runs the head adds pieces of the payload as they become final; the stream's thread takes them. At
+# last the request is closed with the exchange that it has become, or given up.
+
+
+class Line(Protocol):
+    """What a stream has still to send (`edge_client.transport.outbox.Outbox`)."""
+
+    def add(self, opening: Opening, buffers: tuple[memoryview, ...]) -> None: ...
+
+    def give_up(self, opening: Opening) -> None: ...
+
+
+class Opening:
+    """``header`` is its announcement, ``described`` its cut's description. `Connection.begin` gives it its line."""
+
+    def __init__(self, header: split_pb2.RequestHeader, described: split_pb2.ClientFrame) -> None:
+        self.header = header
+        self.described = described
+        self.line: Line | None = None
+        self.exchange: Exchange | None = None
+        """What it has become."""
+        self.first_sent: int | None = None
+        """When its announcement left, by `times.now_ns`."""
+        self.nbytes = 0
+        self._frames: deque[ClientFrame] = deque([HeadedRequest(header)])
+
+    @property
+    def id(self) -> int:
+        return self.header.id
+
+    def add(self, buffers: tuple[memoryview, ...]) -> None:
+        """More of the payload, which stays as it is until the request is over."""
+        if self.line is not None:
+            self.line.add(self, buffers)
+
+    def give_up(self) -> None:
+        """It comes to nothing."""
+        if self.line is not None:
+            self.line.give_up(self)
+
+    # for the line, with its lock
+
+    def append(self, buffers: tuple[memoryview, ...], chunk_bytes: int) -> None:
+        """As `add`."""
+        for chunk in cut(self.id, buffers, chunk_bytes):
+            self._frames.append(ChunkFrame(self.id, self.nbytes + chunk.offset, chunk.pieces))
+        self.nbytes += sum(buffer.nbytes for buffer in buffers)
+
+    def close(self, exchange: Exchange) -> None:
+        """All is there: ``exchange.outgoing`` is what was added."""
+        outgoing = exchange.outgoing
+        assert outgoing is not None and outgoing.nbytes == self.nbytes
+        self.exchange = exchange
+        closing = split_pb2.Closing(id=self.id, header=outgoing.header, payload_bytes=self.nbytes)
+        self._frames.append(split_pb2.ClientFrame(closing=closing))
+
+    def next(self) -> ClientFrame | None:
+        """The next frame; None where there is none yet."""
+        return self._frames.popleft() if self._frames else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether its last frame was taken."""
+        return self.exchange is not None and not self._frames
+
+
+# Memory in which payloads lie for a server on the same machine: they are copied twice, and cross no socket.
+#
+# It is a memfd, so nothing has a name that could stay behind, and a server opens it by looking into this process
+# (``/proc/PID/fd/FD``): the system decides whether it may. Who cannot read the nonce at its beginning does not use
+# it.
+
+
+PAGE: Final = 4096
+NONCE_BYTES: Final = 16
+LEAST: Final = 32 << 10
+"""Bytes of a payload that is worth it."""
+
+
+class Area:
+    """One stream's ``nbytes`` of memory; pages that were never written take none. A payload lies in it until `free`.
+
+    One thread at a time calls all but `write`, of which another fills what `take` gave.
+    """
+
+    def __init__(self, nbytes: int) -> None:
+        """Raises OSError where there is no such memory."""
+        self._fd = os.memfd_create("isthmus-area", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._fd, nbytes)
+            self._memory = mmap.mmap(self._fd, nbytes)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._nonce = secrets.token_bytes(NONCE_BYTES)
+        self._memory[:NONCE_BYTES] = self._nonce
+        self._taken: dict[int, tuple[int, int]] = {}
+
+    @classmethod
+    def made(cls, nbytes: int) -> Area | None:
+        """One where this system has such memory, and any is wanted."""
+        if sys.platform != "linux" or nbytes <= PAGE:
+            return None
+        try:
+            return cls(nbytes)
+        except OSError:
+            return None
+
+    def description(self) -> split_pb2.Area:
+        """What a server has to know."""
+        return split_pb2.Area(pid=os.getpid(), fd=self._fd, nbytes=len(self._memory), nonce=self._nonce)
+
+    def take(self, request_id: int, nbytes: int) -> int | None:
+        """The offset of a place for a payload; None where no gap is large enough."""
+        start = PAGE
+        for taken, end in sorted(self._taken.values()):
+            if start + nbytes <= taken:
+                break
+            start = -(-end // PAGE) * PAGE
+        if start + nbytes > len(self._memory):
+            return None
+        self._taken[request_id] = start, start + nbytes
+        return start
+
+    def write(self, offset: int, buffers: Iterable[memoryview]) -> None:
+        """Copies ``buffers`` there, one after the other."""
+        for buffer in buffers:
+            if buffer.nbytes:
+                self._memory[offset : offset + buffer.nbytes] = buffer.cast("B")
+                offset += buffer.nbytes
+
+    def free(self, request_id: int) -> None:
+        """Nobody reads that payload any more; may be repeated."""
+        self._taken.pop(request_id, None)
+
+    def close(self) -> None:
+        """Nobody opens it any more; the memory goes with the last who refers to it."""
+        os.close(self._fd)
+
 
 ACKNOWLEDGE_AFTER_SECONDS: Final = 0.25  # an idle stream says so after this long; a busy one with its next request
 LARGE_MESSAGE: Final = 8.0  # times the usual silence while one is under way
@@ -351,3 +495,85 @@ class Outbox(Iterator[ClientFrame]):
         if self._acknowledge:
             times.append(self._acknowledge_at)
         return max(0.0, min(times) - time.monotonic()) if times else None
+
+
+# What comes on one welcomed stream: answers in pieces, failures, and the word that the server drains.
+
+
+PUT_OFF_SECONDS: Final = (0.1, 2.0)  # first and longest delay before a request is sent again that the server put off
+
+
+class Inbox:
+    """Gives frames to the requests they belong to. One thread calls `take`."""
+
+    def __init__(
+        self,
+        address: str,
+        welcome: split_pb2.Welcome,
+        waiting: Waiting,
+        outbox: Outbox,
+        counters: Counters,
+        lifecycle: Lifecycle,
+    ) -> None:
+        self._address = address
+        self._welcome = welcome
+        self._waiting = waiting
+        self._outbox = outbox
+        self._counters = counters
+        self._lifecycle = lifecycle
+
+    def take(self, frame: ServerFrame) -> None:
+        """A frame of a kind this version does not know is skipped: a later server may say more."""
+        if isinstance(frame, ChunkFrame):
+            if exchange := self._find(frame.id):
+                exchange.take_chunk(frame)
+                self._if_settled(exchange)
+            return
+        if isinstance(frame, HeadedReply):
+            self._take_reply(frame)
+            return
+        kind = frame.WhichOneof("frame")
+        if kind == "reply":
+            self._take_reply(reply_of(frame.reply))
+        elif kind == "failed":
+            self._take_failure(frame.failed)
+        elif kind == "draining":
+            self._lifecycle.emit(Stage.BEFORE_DRAIN, address=self._address)
+            self._outbox.drain()
+
+    def _take_reply(self, frame: HeadedReply) -> None:
+        if exchange := self._find(frame.header.id):
+            exchange.take_reply(frame.header, frame.pieces)
+            self._if_settled(exchange)
+        else:
+            self._counters.stray += 1
+            self._outbox.answered(frame.header.id)
+
+    def _take_failure(self, failed: split_pb2.RequestFailed) -> None:
+        exchange = self._find(failed.id)
+        if exchange is None:
+            self._outbox.refused(failed.id)
+            return
+        error = by_name(failed.error)(f"{failed.message} (reported by {self._address})")
+        error.retry_after_seconds = failed.retry_after_ms / 1e3 or None
+        if failed.retry:  # until the deadline, which then names this error
+            first, longest = PUT_OFF_SECONDS
+            delay = min(longest, first * 2**exchange.put_offs)
+            exchange.put_off(error)
+            self._outbox.forget_cut(exchange.cut_digest)  # it may be what the server misses
+            self._outbox.put(exchange, delay)
+        else:
+            exchange.settle(error)
+            self._if_settled(exchange)
+
+    def _find(self, request_id: int) -> Exchange | None:
+        with self._waiting.changed:
+            return self._waiting.find(request_id)
+
+    def _if_settled(self, exchange: Exchange) -> None:
+        if exchange.settled:
+            with self._waiting.changed:
+                self._waiting.leave(exchange)
+                if exchange.breaks:  # it may have been what the others wait for
+                    self._outbox.open(self._waiting.limit(self._welcome))
+            self._outbox.answered(exchange.id)

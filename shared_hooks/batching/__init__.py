@@ -4,15 +4,13 @@ batches  `Batches`: which may join, and one tail for those that do
 proof    rows together against rows alone, on random data
 ways     from one cut to a later one, at which more may join
 times    what tails take, by rows
-family   plans of 1, 2 and 3 rows, and the cut of any number of rows
-samples  random inputs of a form
-growth   which dimension of a tensor the rows are in
+family      plans of 1, 2 and 3 rows, and the cut of any number of rows
 
 May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing, errors.
 """
 
 from shared_hooks.batching.batches import Batches, Joinable, Made
-from shared_hooks.batching.growth import Growth
+from shared_hooks.batching.family import Growth
 from shared_hooks.batching.proof import Part, Proof, apart, joined
 from shared_hooks.batching.ways import Way, Ways
 

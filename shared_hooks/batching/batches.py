@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from shared_hooks.batching.family import Family, Rows, check_plan
+from shared_hooks.batching.family import Family, Rows, check_plan, order_of
 from shared_hooks.batching.proof import Doubt, Proof, agree
-from shared_hooks.batching.samples import order_of
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.forward import context

@@ -4,19 +4,161 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from shared_hooks.batching.growth import SIZES, Growth, of_pieces
-from shared_hooks.batching.samples import Samples
 from shared_hooks.crossing import INPUTS, Crossing, EarlyOutput, Mark, Slot, TensorForm
 from shared_hooks.errors import CutRefused
 from shared_hooks.planning import INPUT, Plan, Rule
-from shared_hooks.tensors import ClassFinder, View, unflatten
+from shared_hooks.tensors import ClassFinder, View, dtype_name, unflatten
 from shared_hooks.wrapped import WrappedModel
+
+# How a tensor grows with the rows of a batch: along one dimension, in proportion, or not at all.
+
+
+SIZES = (1, 2, 3)
+"""Rows of the plans and runs that are compared."""
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """``axis`` has ``each`` elements a row; of ``shape`` all other sizes hold for any number of rows."""
+
+    shape: Shape
+    axis: int
+    each: int
+
+    def at(self, rows: int) -> Shape:
+        """The shape of so many rows."""
+        return (*self.shape[: self.axis], self.each * rows, *self.shape[self.axis + 1 :])
+
+
+def growth(shapes: Sequence[Shape]) -> Growth | None:
+    """From the shapes at `SIZES`; None where all are the same. Raises CutRefused where they are neither."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return None
+    if len({len(shape) for shape in shapes}) == 1:
+        moving = [axis for axis in range(len(first)) if len({shape[axis] for shape in shapes}) > 1]
+        if len(moving) == 1:
+            found = Growth(first, moving[0], first[moving[0]])
+            if all(found.at(rows) == shape for rows, shape in zip(SIZES, shapes, strict=True)):
+                return found
+    raise CutRefused(f"batches of {SIZES} rows have tensors of {shapes}, which do not grow with one dimension")
+
+
+def of_pieces(crossings: Sequence[Crossing]) -> tuple[Growth | None, ...]:
+    """How each piece of a cut grows with rows, from its crossings at `SIZES`. A piece that is a whole storage is flat:
+    how its elements lie there is said by a mark, if one covers it. Raises CutRefused.
+    """
+    found: list[Growth | None] = []
+    for number, slot in enumerate(crossings[-1].slots):
+        for index, piece in enumerate(slot.pieces):
+            shapes = None
+            if len(slot.pieces) == 1 and piece.numel == slot.elements:
+                shapes = _laid_out(crossings, number)
+            if shapes is None:
+                shapes = [crossing.slots[number].pieces[index].shape for crossing in crossings]
+            found.append(growth(shapes))
+    return tuple(found)
+
+
+def _laid_out(crossings: Sequence[Crossing], slot: int) -> list[Shape] | None:
+    """The shapes of the tensor that is all of a slot, its dimensions in the order of memory."""
+    several = [[mark for mark in crossing.marks if mark.slot == slot] for crossing in reversed(crossings)]
+    if len({len(marks) for marks in several}) > 1:
+        return None
+    for mark, *others in zip(*several, strict=True):
+        if mark.view.offset or mark.view.numel != crossings[-1].slots[slot].elements or not mark.view.is_run():
+            continue
+        # of the largest: where a batch has one row, its stride says nothing
+        order = sorted(range(len(mark.view.shape)), key=lambda axis: -mark.view.stride[axis])
+        views = [one.view for one in (mark, *others)]
+        return [tuple(view.shape[axis] for axis in order) for view in reversed(views)]
+    return None
+
+
+# Random inputs of a given form, like the model's example in what they hold: token ids that exist, masks of its kind.
+
+
+MAX_VALUES = 4096
+"""Most elements of an example's tensor among which integers are chosen."""
+
+
+def order_of(form: TensorForm) -> tuple[int, ...]:
+    """Its dimensions, from the one that lies widest apart in memory: of a channels-last image (0, 2, 3, 1). Strides of
+    dimensions of size 1 say nothing: these stay before the next one.
+    """
+    axes = range(len(form.shape))
+    found = sorted((axis for axis in axes if form.shape[axis] > 1), key=lambda axis: -form.stride[axis])
+    for axis in axes:
+        if axis not in found:
+            found.insert(next((at for at, other in enumerate(found) if other > axis), len(found)), axis)
+    return tuple(found)
+
+
+class Samples:
+    """Makes them for ``forms``, of which those with ``batched`` have their rows in dimension ``axis``.
+
+    ``example``: the tensors of the model's own example, of inputs that are given alike; None where they are not.
+    """
+
+    def __init__(
+        self,
+        forms: Sequence[TensorForm],
+        batched: Sequence[bool],
+        axis: int,
+        example: Sequence[torch.Tensor] | None,
+        device: torch.device,
+    ) -> None:
+        self._forms = forms
+        self._batched = batched
+        self._axis = axis
+        self._device = device
+        self._example = example
+        self._generator = torch.Generator().manual_seed(0)
+        self._shared = [
+            None if grows else self._drawn(number, form.shape) for number, (form, grows) in self._numbered()
+        ]
+
+    def _numbered(self) -> list[tuple[int, tuple[TensorForm, bool]]]:
+        return list(enumerate(zip(self._forms, self._batched, strict=True)))
+
+    def rows(self, count: int) -> list[torch.Tensor]:
+        """New ones, of so many rows; tensors without rows are always the same. Raises CutRefused."""
+        made = []
+        for number, (form, _) in self._numbered():
+            shared = self._shared[number]
+            shape = (*form.shape[: self._axis], count, *form.shape[self._axis + 1 :])
+            made.append(self._drawn(number, shape) if shared is None else shared.clone())
+        return made
+
+    def _drawn(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
+        """With its dimensions in memory in the order of the form's."""
+        order = order_of(self._forms[number])
+        drawn = self._contiguous(number, tuple(shape[axis] for axis in order))
+        return drawn.permute([order.index(axis) for axis in range(len(shape))])
+
+    def _contiguous(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
+        dtype = self._forms[number].dtype
+        like = None if self._example is None else self._example[number].detach().cpu().reshape(-1)
+        if dtype.is_floating_point:
+            values = torch.randn(shape, generator=self._generator)
+            if like is not None and like.numel() > 1:
+                spread, middle = torch.std_mean(like.double())
+                if bool(spread.isfinite()) and bool(spread > 0):
+                    values = values * spread.item() + middle.item()
+            return values.to(self._device, dtype)
+        if like is None or not like.numel():
+            raise CutRefused(f"no example says which values an input of {dtype_name(dtype)} may have")
+        chosen = torch.randint(min(like.numel(), MAX_VALUES), shape, generator=self._generator)
+        return like[chosen].to(self._device, dtype)
+
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.batching.family import CutOfAnyBatch, Family
-from shared_hooks.batching.growth import SIZES, Growth, growth
+from shared_hooks.batching.family import SIZES, CutOfAnyBatch, Family, Growth, growth
 from shared_hooks.batching.times import Seconds
 from shared_hooks.crossing import Crossing, EarlyOutput, Slot
 from shared_hooks.errors import CutRefused, InputMismatch

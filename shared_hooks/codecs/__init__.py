@@ -1,14 +1,9 @@
 """How a tensor travels as bytes: one small interface (`Codec`), one file a codec, and this list.
 
-grain       which elements are a channel's, which a token's
-codec       the interface
-byte_codec  ... for codecs that see bytes only
-raw, lz4, zstd      without loss, of bytes as they are
-shuffled, sparse    ... byte by byte of the elements, and beside a mask of zeros
-half, quantised     with a loss: 16 bits, and 8 to 1
-basis               ... by what a calibration learnt of one tensor
-steps, clipping     how wide a quantiser's steps are
-sections            several runs of bytes as one, compressed
+codec      the interface; which elements are a channel's; how wide a quantiser's steps are
+lossless   raw, lz4, shuffled, sparse: bytes as they are; half: 16 bits
+quantised  8 to 1 bits an element
+basis      by what a calibration learnt of one tensor
 
 To add a codec, write a file with a `Codec` and name it in `CODECS`. Command lines, profiles, parcels and the tests
 that send hostile bytes take codecs from here. Both sides must have it: a side without it refuses it by name.
@@ -17,15 +12,9 @@ that send hostile bytes take codecs from here. Both sides must have it: a side w
 import torch
 
 from shared_hooks.codecs.basis import Basis, Frames
-from shared_hooks.codecs.codec import Bound, Codec, Coded, Param
-from shared_hooks.codecs.grain import Grain
-from shared_hooks.codecs.half import Half
-from shared_hooks.codecs.lz4 import Lz4
+from shared_hooks.codecs.codec import Bound, Codec, Coded, Grain, Param
+from shared_hooks.codecs.lossless import Half, Lz4, Raw, Shuffled, Sparse, Zstd
 from shared_hooks.codecs.quantised import Quantised
-from shared_hooks.codecs.raw import Raw
-from shared_hooks.codecs.sections import Zstd
-from shared_hooks.codecs.shuffled import Shuffled
-from shared_hooks.codecs.sparse import Sparse
 from shared_hooks.errors import SpecError, near
 
 __all__ = ["CODECS", "RAW", "Bound", "Codec", "Coded", "Grain", "Param", "check"]

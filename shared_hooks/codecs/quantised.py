@@ -18,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shared_hooks.codecs import clipping, steps
-from shared_hooks.codecs.codec import Codec, Coded, Param
-from shared_hooks.codecs.grain import Grain
-from shared_hooks.codecs.sections import joined, least, parted
+from shared_hooks.codecs import codec
+from shared_hooks.codecs.codec import Codec, Coded, Grain, Param
+from shared_hooks.codecs.lossless import joined, least, parted
 from shared_hooks.tensors.staging import to_host
 
 # Numbers <-> symbols: divided by a step and rounded to whole levels, where the numbers are.
@@ -203,7 +202,7 @@ class _Form(NamedTuple):
 
 
 class _Rounded(NamedTuple):
-    """``symbols``: flat. ``top`` and ``below`` name the steps (`steps.sized`). ``places``: of what is kept apart."""
+    """``symbols``: flat. ``top`` and ``below`` name the steps (`codec.sized`). ``places``: of what is kept apart."""
 
     symbols: torch.Tensor
     top: int
@@ -263,7 +262,7 @@ class Quantised(Codec):
         form = _form(params)
         levels = Levels.of(self.bits, bool(form.signed))
         below, where, apart, symbols = parted(data, form.sizes(elements, self.bits))
-        step = torch.from_numpy(steps.sized(form.top, below)).view(form.of_steps(elements))
+        step = torch.from_numpy(codec.sized(form.top, below)).view(form.of_steps(elements))
         numbers = unpacked(symbols, elements, self.bits, levels.top)
         restored(numbers.view(form.shape(elements)), step, levels)
         if form.apart:
@@ -278,14 +277,14 @@ def _wanted(values: torch.Tensor, largest: torch.Tensor, others: tuple[int, ...]
     """The step that each group should have."""
     if levels.side == 0:  # one signed bit: the mean magnitude on either side
         return 2 * values.abs().mean(others, keepdim=True)
-    if levels.side not in clipping.STEPS:
+    if levels.side not in codec.STEPS:
         return largest / levels.side
     count = torch.full_like(largest, values.numel() / largest.numel())
     squares = _root_mean_square(values, others) ** 2 * count
     if not levels.zero:  # zeros are no part of the distribution
         count = values.sign().sum(others, keepdim=True).clamp_(min=1)
     magnitudes = (values.abs() if levels.zero else values).sum(others, keepdim=True)
-    return clipping.best_step(magnitudes / count, squares / count, largest, levels.side)
+    return codec.best_step(magnitudes / count, squares / count, largest, levels.side)
 
 
 def _root_mean_square(values: torch.Tensor, others: tuple[int, ...]) -> torch.Tensor:
@@ -296,10 +295,10 @@ def _root_mean_square(values: torch.Tensor, others: tuple[int, ...]) -> torch.Te
 
 def _rounded(values: torch.Tensor, wanted: torch.Tensor, levels: Levels) -> _Rounded | None:
     """With nothing kept apart. None where there are no such steps."""
-    chosen = steps.chosen(wanted.view(-1))
+    chosen = codec.chosen(wanted.view(-1))
     if chosen is None:
         return None
-    step = torch.from_numpy(steps.sized(*chosen)).view(wanted.shape).to(values.device)
+    step = torch.from_numpy(codec.sized(*chosen)).view(wanted.shape).to(values.device)
     none = torch.empty(0, dtype=torch.int64, device=values.device)
     return _Rounded(rounded(values, step, levels), *chosen, none)
 
@@ -361,7 +360,7 @@ def _form(params: tuple[Param, ...]) -> _Form:
     form = _Form(*params)  # type: ignore[arg-type]  # looked at just now
     if not 0 <= form.whose <= _OF_TOKEN or form.channels < 1 or form.inner < 1 or form.apart < 0:
         raise ValueError("no such form")
-    if form.signed not in (0, 1) or not steps.SMALLEST <= form.top <= steps.LARGEST:
+    if form.signed not in (0, 1) or not codec.SMALLEST <= form.top <= codec.LARGEST:
         raise ValueError("no such steps")
     return form
 

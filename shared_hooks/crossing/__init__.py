@@ -1,25 +1,23 @@
 """What crosses a cut, as both sides see it: a description, and bytes.
 
-description   what describes a cut: inputs, slots, marks
-format        ... read from untrusted bytes
-early         the values that cross, with their description
-books         what a calibration learns of the values that cross
-parcel        tensors <-> header and payload
-packing       ... made section by section
-generators    states of random generators that cross
-path_digest   a digest of the path to a cut
+description  what describes a cut: inputs, slots, marks, a digest of the path
+format       ... read from untrusted bytes
+early        the values that cross, with their description and what was learnt of them
+parcel       tensors <-> header and payload
+generators   states of random generators that cross
 
 May import tensors, errors.
 """
 
-from shared_hooks.crossing.books import books_of
 from shared_hooks.crossing.description import (
+    CALL,
     INPUTS,
     Crossing,
     Fill,
     Given,
     Layout,
     Mark,
+    PathDigest,
     Place,
     Read,
     Slot,
@@ -27,12 +25,10 @@ from shared_hooks.crossing.description import (
     digest_of,
     mixes_truth,
 )
-from shared_hooks.crossing.early import EarlyOutput, parts
+from shared_hooks.crossing.early import EarlyOutput, books_of, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
-from shared_hooks.crossing.packing import ALIGN, Packing
-from shared_hooks.crossing.parcel import MAX_RANK, Parcel, Section, read_header
-from shared_hooks.crossing.path_digest import CALL, PathDigest
+from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Packing, Parcel, Section, read_header
 
 __all__ = [
     "ALIGN",

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -21,9 +21,48 @@ import torch
 
 from shared_hooks.codecs import Bound, Grain
 from shared_hooks.codecs.basis import Basis, Book, Frames, References
+from shared_hooks.forward import unreflected
 from shared_hooks.forward.context import signature_digest
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View, dtype_name
+
+# A digest over the path that a forward takes: module calls, operations, and the forms of their results.
+#
+# Both sides work it out by themselves, the edge from its trace and the tail's side from its rehearsal, and must agree
+# at the cut. Strides and devices are left out: they may differ between machines.
+
+
+CALL = "(call)"
+
+
+class PathDigest:
+    """Grows with the run; `hexadecimal` at any moment."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def call(self, path: str, number: int) -> None:
+        """A module is called for the ``number``-th time."""
+        self._digest.update(f"call {path} {number}\n".encode())
+
+    def operation(self, name: str, results: Iterable[Any]) -> None:
+        """A torch function gives ``results``: tensors or values of a trace, with shape and dtype."""
+        self._operation(name, [f"{tuple(result.shape)}{result.dtype}" for result in results])
+
+    def _operation(self, name: str, forms: list[str]) -> None:
+        self._digest.update(f"{unreflected(name)} {forms}\n".encode())
+
+    def item(self, item: tuple[Any, ...]) -> None:
+        """One of `Trace.path_items`."""
+        if item[0] == CALL:
+            self.call(item[1], item[2])
+        else:
+            self._operation(item[0], [f"{shape}{dtype}" for shape, dtype in item[1]])
+
+    def hexadecimal(self) -> str:
+        """The digest of everything so far."""
+        return self._digest.hexdigest()
+
 
 FORMAT = 2
 

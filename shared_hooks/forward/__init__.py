@@ -1,20 +1,16 @@
 """One forward of a model, whatever it runs for.
 
-session      layers numbered, timed, banked
-context      settings that change kernels
-operations   what counts as an operation
-foresight    which operations need no data to know their result's form
-placeholder  a value that nobody may read
-threads      ... that a model's code starts
-allowance    ... that takes memory nobody could foresee
-interruption where a forward that takes too long may be stopped
+session     layers numbered, timed, banked; values that nobody may read
+context     settings that change kernels
+operations  what counts as an operation
+foresight   which operations need no data to know their result's form
+allowance   what a forward may take: memory, time, threads
 
 May import metrics, modules, tensors, errors.
 """
 
-from shared_hooks.forward.allowance import Allowance
+from shared_hooks.forward.allowance import Allowance, bounded, interruptible, uninterrupted
 from shared_hooks.forward.foresight import Foresight, call_key, forms_key, on_meta
-from shared_hooks.forward.interruption import bounded, interruptible, uninterrupted
 from shared_hooks.forward.operations import (
     COPIES_BYTES,
     FORM_OF_OTHERS,
@@ -40,8 +36,20 @@ from shared_hooks.forward.operations import (
     shape_from_data,
     unreflected,
 )
-from shared_hooks.forward.placeholder import Dataless, Placeholder, check_real, dataless_in, swapped, uninitialised
-from shared_hooks.forward.session import UNSEEN, Frame, HookExitException, Session, layer_name, run_plain
+from shared_hooks.forward.session import (
+    UNSEEN,
+    Dataless,
+    Frame,
+    HookExitException,
+    Placeholder,
+    Session,
+    check_real,
+    dataless_in,
+    layer_name,
+    run_plain,
+    swapped,
+    uninitialised,
+)
 
 __all__ = [
     "COPIES_BYTES",

@@ -6,15 +6,159 @@ head and the tail are sessions too, that stop early and start late.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
 
+from shared_hooks.errors import PlaceholderRead
+from shared_hooks.forward.operations import FORM_ONLY
 from shared_hooks.metrics import LayerMetrics, Measurement
 from shared_hooks.modules import ModuleInfo, call_name, fast_path_off, running
 from shared_hooks.tensors import tensors_in
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+# Tensors without data: shape, strides, dtype and device are right, and reading one is an error, never a zero, never
+# garbage. Operations that look at the form alone (``zeros_like``) work.
+#
+# `Placeholder` stands for a value of the prefix that nobody may read; its views are placeholders. What generation
+# uses knows where its value is (`shared_hooks.generation.remote_tensor`).
+
+
+class Dataless(torch.Tensor):
+    """A tensor without data. Its class says in `refuse` what reading it raises."""
+
+    # plain tensor as far as the function level is concerned, so that no code path changes because of it
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Self:
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)
+        # its memory begins at address 0: whoever asks for a pointer gets an error, and not that
+        torch._C._set_throw_on_mutable_data_ptr(made)
+        return made  # type: ignore[no-any-return]
+
+    def refuse(self, what: str) -> NoReturn:
+        """``what`` reads it. Raises PlaceholderRead."""
+        raise NotImplementedError
+
+    def read_by(self, method: Any) -> Any:
+        """A method of torch's that reads it, which torch would refuse for a subclass in words of its own."""
+        try:
+            return method(self)  # a function mode sees this call and may answer it
+        except (RuntimeError, TypeError):
+            self.refuse(f"{method.__name__}()")
+
+    def tolist(self) -> Any:
+        """See `read_by`."""
+        return self.read_by(torch.Tensor.tolist)
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """See `read_by`."""
+        return self.read_by(torch.Tensor.numpy)
+
+    def as_subclass(self, cls: Any) -> Any:
+        """See `read_by`."""
+        try:
+            return torch.Tensor.as_subclass(self, cls)
+        except (RuntimeError, TypeError):
+            self.refuse(f"as_subclass({cls.__name__})")
+
+    def data_ptr(self) -> int:
+        """See `refuse`."""
+        self.refuse("data_ptr()")
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}(shape={tuple(self.shape)}, dtype={self.dtype})"
+
+
+class Placeholder(Dataless):
+    """Stands for a value that nobody may read."""
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        schema = func._schema
+        if schema.name in FORM_ONLY:
+            return func(*swapped(args, uninitialised), **swapped(kwargs, uninitialised))
+        writes = any(argument.alias_info is not None and argument.alias_info.is_write for argument in schema.arguments)
+        views = bool(schema.returns) and all(result.alias_info is not None for result in schema.returns)
+        if not any(value.numel() for value in dataless_in((args, kwargs))):  # an empty tensor has nothing to read
+            return func(*swapped(args, uninitialised), **swapped(kwargs, uninitialised))
+        if views and not writes:
+            device = next(value.device for value in args if isinstance(value, Placeholder))
+            return _wrap(func(*swapped(args, _meta), **swapped(kwargs, _meta)), device)
+        next(dataless_in((args, kwargs))).refuse(f"{schema.name.removeprefix('aten::')}()")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # placeholders are shared by the requests of a cut: this one is not to be seen again
+        session: Any = running.get()
+        if session is not None:
+            session.tagged = True
+        super().__setattr__(name, value)
+
+    def refuse(self, what: str) -> NoReturn:
+        error = PlaceholderRead(
+            f"{what} reads a value of shape {tuple(self.shape)} that was not sent: this input takes a path through the "
+            "model that the plan does not hold; plan with this input on the edge and try again"
+        )
+        # a model may swallow exceptions: the session remembers this one and raises it at the end
+        session = running.get()
+        if session is not None:
+            session.failed(error)
+        raise error
+
+
+def check_real(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises `PlaceholderRead` if there is one among the tensors that a model gives."""
+    for tensor in tensors:
+        if isinstance(tensor, Placeholder):
+            tensor.refuse("the model's output")
+
+
+def dataless_in(value: Any) -> Iterator[Any]:
+    """The tensors without data in nested arguments."""
+    if isinstance(value, Dataless):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from dataless_in(item)
+    elif isinstance(value, dict):
+        yield from dataless_in(list(value.values()))
+
+
+def swapped(value: Any, into: Callable[[Any], Any]) -> Any:
+    """Nested arguments with ``into`` of each tensor without data in its place."""
+    if isinstance(value, Dataless):
+        return into(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(swapped(item, into) for item in value)
+    if isinstance(value, dict):
+        return {key: swapped(item, into) for key, item in value.items()}
+    return value
+
+
+def _meta(value: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
+
+
+def uninitialised(value: torch.Tensor) -> torch.Tensor:
+    """Memory of its form, for operations that look at the form alone."""
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
+
+
+def _wrap(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Placeholder(value.shape, value.stride(), value.dtype, device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_wrap(item, device) for item in value)
+    return value
 
 
 class HookExitException(BaseException):

@@ -2,37 +2,25 @@
 states), cut in two. Each half keeps the state that it writes; the other has shadows of it.
 
 remote_tensor  tensors that are on the other side
-holders     which objects hold state
-forms       what the other side must know of a state
-mirror      what it knows, and what has changed
-changes     changes on the wire
-mutators    methods of a state, called on both sides
-handle      what a session leaves on a state
-inputs      what a step is given
-results     what it gives
-wanted      how much of the logits comes back
-sampling    the tail samples as the edge would
-asking      and so asks for
-bank        values that Python reads from data before the cut
-call_reports  what calls before the cut gave
-surroundings  autocast, training, hooks: what is around a step
-settled     does the model keep more than its state objects between calls?
-cut         where the model is cut
-head        one forward up to the cut
-template    how the tail treats calls before the cut
-tail        one forward from the cut
-allowance   how much memory one step may take
-hidden      codecs for hidden states
-session     the cloud's part of a generation
-link        between the two
-edge_session  the edge's part
-split       a model whose forward is split
-together    steps of several sessions as one
+hidden         codecs for hidden states, and what holds them
+inputs         what a step is given, and what the other side must know of a state
+mirror         what it knows, and what has changed
+results        what it gives: all of it, or what was asked for
+asking         what calls before the cut gave, and what is asked of the other side
+bank           values that Python reads from data before the cut
+surroundings   autocast, training, hooks: what is around a step
+cut            where the model is cut
+head           one forward up to the cut
+tail           one forward from the cut
+session        the cloud's part of a generation
+edge_session   the edge's part, and its way to the cloud's
+split          a model whose forward is split
+together       steps of several sessions as one
 """
 
 from shared_hooks.generation.asking import Need, needed
-from shared_hooks.generation.holders import is_state, register_state
-from shared_hooks.generation.link import InProcess, Link, StepReply
+from shared_hooks.generation.edge_session import InProcess, Link, StepReply
+from shared_hooks.generation.hidden import is_state, register_state
 from shared_hooks.generation.remote_tensor import RemoteRead
 from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.generation.split import SplitForward, StepRecord

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.forward import arguments_of, is_form, name_of
-from shared_hooks.generation.forms import check_sizes
+from shared_hooks.generation.inputs import check_sizes
 from shared_hooks.generation.remote_tensor import RemoteRead, RemoteTensor
 from shared_hooks.tensors import dtype_name, dtype_named
 

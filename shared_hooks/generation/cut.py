@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, UnknownLayer
-from shared_hooks.modules import hierarchy
+from shared_hooks.modules import tables
 from shared_hooks.tensors import ClassFinder, classes_of
 
 
@@ -50,4 +50,4 @@ def device_of(model: nn.Module) -> torch.device:
 
 def finder_of(model: nn.Module) -> ClassFinder:
     """Finds the classes of results that the model's modules may give."""
-    return classes_of(hierarchy.holder_modules(model))
+    return classes_of(tables.holder_modules(model))

@@ -17,8 +17,8 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation.bank import Watch
 from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.forms import version_of
-from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.hidden import is_state
+from shared_hooks.generation.inputs import version_of
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin
 from shared_hooks.tensors import UnknownHolder, dtype_name, flatten

@@ -7,17 +7,83 @@ Each token has a step of its own; decoding gives the same numbers on every machi
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+import re
+import sys
+import threading
+from collections.abc import Callable, Hashable
 from typing import Any, Final
 
 import torch
+from torch import nn
 
 from shared_hooks import codecs
 from shared_hooks.codecs import Grain
 from shared_hooks.codecs.codec import MAX_PARAMS
-from shared_hooks.errors import MALFORMED, BadFrame, SpecError, TooLarge
-from shared_hooks.tensors import dtype_name, dtype_named
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SpecError, TooLarge
+from shared_hooks.purity import Turns
+from shared_hooks.state import PythonState, lost
+from shared_hooks.tensors import class_name, dtype_name, dtype_named
+
+# Which objects hold tensors between the calls of a model: transformers' caches, and what users register.
+#
+# Such an object is taken apart into its attributes and made again without a call of its code. The receiver makes
+# those classes only that it has already, and that are states or parts of states.
+
+
+_registered: list[type] = []
+# classes of transformers outside its module of caches: parts of caches that a model brings
+_PART = re.compile(r"(Cache|CacheLayer|Layer|LayerMixin|States?|Params)$")
+
+
+def register_state(cls: type) -> type:
+    """Objects of ``cls`` hold tensors between calls. Do this on both sides; usable as a decorator.
+
+    Its instances must keep all they know in their ``__dict__``: numbers, text, tensors, lists, dictionaries, and other
+    registered objects.
+    """
+    if cls not in _registered:
+        _registered.append(cls)
+        _is_state.cache_clear()
+    return cls
+
+
+def _caches() -> tuple[type, ...]:
+    module = sys.modules.get("transformers.cache_utils")
+    found = getattr(module, "Cache", None)
+    return (*_registered, found) if isinstance(found, type) else tuple(_registered)
+
+
+@functools.lru_cache(1024)
+def _is_state(cls: Hashable) -> bool:
+    return isinstance(cls, type) and issubclass(cls, _caches())  # one of transformers' is there once its caches are
+
+
+def is_state(value: Any) -> bool:
+    """Whether a value is an object that keeps tensors for the next call."""
+    return _is_state(type(value))  # type: ignore[arg-type]
+
+
+def is_part(cls: type) -> bool:
+    """Whether objects of a class may be part of a state."""
+    if issubclass(cls, _caches()):
+        return True
+    own = cls.__module__.startswith("transformers.") and not issubclass(cls, nn.Module)
+    return own and any(_PART.search(base.__name__) for base in cls.__mro__)
+
+
+def part_class(name: str) -> type:
+    """The class of that name. Raises BadFrame for a class that is not here, or no part of states."""
+    module, _, path = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for step in path.split("."):
+        found = getattr(found, step, None)
+    if not isinstance(found, type) or class_name(found) != name or not is_part(found):
+        raise BadFrame(f"{name!r:.80} is no class of states that is known here")
+    return found
+
 
 CODECS: Final = ("int8", "int6", "int5", "int4")
 MAX_DIMENSIONS: Final = 8
@@ -87,3 +153,69 @@ def _head(text: bytes) -> tuple[codecs.Codec, torch.dtype, tuple[int, ...], tupl
 
 def _numbers(found: Any, most: int) -> bool:
     return isinstance(found, list) and len(found) <= most and all(type(one) is int for one in found)
+
+
+# Whether a model's own code keeps something between calls beside its state objects: in attributes of modules, in
+# globals, in what they reach.
+#
+# Sessions share the model, and the other side has not seen what this one wrote, so such a model is refused by name.
+# What is written once (a table built on first use) is no such thing: only what changes again counts.
+
+
+HOOKS = "hooks of a module"
+
+
+class Settled:
+    """What one model's states look like after a step; shared by all sessions. Any thread may call."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._state: PythonState | None = None
+        self._changed: set[str] = set()
+        self._lock = threading.Lock()
+
+    def check(self) -> None:
+        """After a step. Raises CutRefused where the model has changed what it had changed before."""
+        with self._lock:
+            if self._state is not None and self._state.is_same:
+                return
+            names = set() if self._state is None else {change.name for change in self._state.changes()} - {HOOKS}
+            again = sorted(names & self._changed)
+            self._changed |= names
+            self._state = PythonState(self._model, settings=False)
+        if again:
+            raise _refusal(again[0])
+
+
+class Unchanged:
+    """Guards the server's model, which sessions of several callers share: no step leaves anything on it.
+
+    What a step changes is put back after it. That is the same as if it had stayed only where the step, made once more
+    from what it left, gives the same and changes nothing: as with a table that is built on first use, and now in each
+    step. Any other change is refused by name.
+    """
+
+    def __init__(self, turns: Turns) -> None:
+        self.turns = turns
+        self.harmless: frozenset[str] = frozenset()
+        """Names of what steps may change, since it is put back."""
+
+    def check(self, before: PythonState, again: Callable[[], bool] | None) -> None:
+        """After a forward that began with the state ``before``. ``again`` makes it once more from what it left, and
+        says whether it gave the same; None where others run between its lines. Raises CutRefused.
+        """
+        if before.looks_same:
+            return
+        new = set(lost(before, frozenset())) - self.harmless
+        if new:
+            left = PythonState(self.turns.model, settings=False)
+            if again is None or not again() or not left.looks_same:
+                raise _refusal(min(new))
+            self.harmless |= new
+
+
+def _refusal(name: str) -> CutRefused:
+    return CutRefused(
+        f"the model's code keeps {name} from one call to the next, and not in a state object that is "
+        "passed to it: sessions would share it, and the other side would not see it"
+    )

@@ -9,19 +9,303 @@ Of a *private* input (token ids, embeddings, pixels) the form travels and nothin
 
 from __future__ import annotations
 
+import functools
 import re
+import weakref
+from collections.abc import Hashable, Iterator
+from inspect import getattr_static
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
 
-from shared_hooks.errors import MALFORMED, BadFrame, InputMismatch
-from shared_hooks.generation.allowance import magnitude, weight
-from shared_hooks.generation.forms import check_sizes, version_of
-from shared_hooks.generation.holders import is_state
-from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
-from shared_hooks.tensors import ClassFinder, dtype_name, dtype_named, flatten, tensors_in, unflatten
+from shared_hooks.errors import MALFORMED, BadFrame, InputMismatch, TooLarge
+from shared_hooks.generation.hidden import is_part, is_state, part_class
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor, magnitude, shadow, weight
+from shared_hooks.tensors import (
+    ClassFinder,
+    UnknownHolder,
+    class_name,
+    dtype_name,
+    dtype_named,
+    flatten,
+    tensors_in,
+    unflatten,
+)
 
-FEW = 64
+# The form of a state: what the other side must know of it. A tensor stays where it was written; its form travels.
+#
+#     ("v", literal)                 ("x", kind, text): dtype, device       ("c", class)
+#     ("m", shape, stride, dtype): a tensor                          ("i", dtype, values): a few integers, as data
+#     ("t", forms): a tuple          `Node`: an object, list or dictionary
+#
+# Of integers that tell a length or a position both sides have the values; everybody reads those.
+
+
+FEW = 16
+MAX_ELEMENTS = 1 << 32
+MAX_NUMBER = 1 << 40
+MAX_DEPTH = 16
+OWN = "_isthmus"
+"""What a session keeps on a state; no part of its form."""
+
+_INTEGERS = (torch.int64, torch.int32, torch.bool)
+LITERALS = frozenset({bool, int, float, str, type(None)})
+
+Form = Any
+Path = tuple[Any, ...]
+
+
+class Node:
+    """One object ("o"), list ("l") or dictionary ("d") of a state, and the form of what it holds, by key.
+
+    ``holder`` is the live one. ``seen``: its values and their versions when the form was last known to be right.
+    """
+
+    __slots__ = ("cls", "forms", "holder", "kind", "seen")
+
+    def __init__(self, kind: str, cls: str, holder: Any) -> None:
+        self.kind = kind
+        self.cls = cls
+        self.holder = holder
+        self.forms: dict[Any, Form] = {}
+        self.seen: dict[Any, tuple[Any, int]] = {}
+
+    def items(self) -> Iterator[tuple[Any, Any]]:
+        """What it holds now, by key."""
+        holder = self.holder
+        if self.kind == "l":
+            return enumerate(holder)
+        if self.kind == "d":
+            return iter(holder.items())
+        own: dict[str, Any] = vars(holder)
+        if OWN in own:
+            hidden = own[OWN].hidden
+            return iter([(key, value) for key, value in own.items() if key not in hidden])
+        return iter(own.items())
+
+    def write(self, key: Any, value: Any) -> None:
+        """Put a value where the holder keeps it."""
+        if self.kind == "o":
+            vars(self.holder)[key] = value
+        elif self.kind == "l" and key == len(self.holder):
+            self.holder.append(value)
+        else:
+            self.holder[key] = value
+
+    def note(self, key: Any, value: Any, form: Form) -> None:
+        """``value`` is there, and has that form."""
+        self.forms[key] = form
+        self.seen[key] = value, version_of(value)
+
+
+class Loose(Node):
+    """A node that does not keep its holder alive: that of a state whose own attributes lead here."""
+
+    __slots__ = ("_holder",)
+
+    @property
+    def holder(self) -> Any:
+        return self._holder()
+
+    @holder.setter
+    def holder(self, value: Any) -> None:
+        self._holder = weakref.ref(value)
+
+
+def version_of(value: Any) -> int:
+    """Counts writes in place to a tensor; -1 for other values. Writes to tensors of `torch.inference_mode` are not
+    counted by torch.
+    """
+    if not isinstance(value, torch.Tensor):
+        return -1
+    return 0 if value.is_inference() else value._version
+
+
+def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
+    """The form of a state or of a part of one. Raises `UnknownHolder` for an object of an unknown kind."""
+    kind = type(value)
+    if kind in LITERALS:
+        return "v", value
+    if isinstance(value, torch.Tensor):
+        if value.dtype in _INTEGERS and value.numel() <= FEW and kind is not RemoteTensor:
+            return "i", dtype_name(value.dtype), value.tolist()
+        return "m", tuple(value.shape), tuple(value.stride()), dtype_name(value.dtype)
+    if isinstance(value, torch.dtype):
+        return "x", "dtype", dtype_name(value)
+    if isinstance(value, torch.device):
+        return "x", "device", "here" if _same_device(value, here) else str(value)
+    if isinstance(value, type) and is_part(value):
+        return "c", class_name(value)
+    if depth > MAX_DEPTH:
+        raise UnknownHolder(f"a state nested deeper than {MAX_DEPTH} levels")
+    if kind is tuple:
+        return "t", tuple([form_of(item, here, depth + 1) for item in value])
+    if kind is list:
+        node = Node("l", "", value)
+    elif kind is dict:
+        node = Node("d", "", value)
+    elif is_part(kind) and hasattr(value, "__dict__"):
+        node = Node("o", class_name(kind), value)
+    else:
+        raise UnknownHolder(
+            f"a state holds a {class_name(kind)}, of which Isthmus does not know what it keeps between calls: "
+            "see register_state, or use another kind of cache"
+        )
+    for key, item in node.items():
+        if node.kind == "d" and type(key) not in (int, str):
+            raise UnknownHolder(f"a state has a dictionary with a key of type {type(key).__name__}")
+        node.note(key, item, form_of(item, here, depth + 1))
+    return node
+
+
+def _same_device(one: torch.device, other: torch.device) -> bool:
+    return one.type == other.type and (one.index or 0) == (other.index or 0)
+
+
+def same(one: Form, other: Form) -> bool:
+    """Whether two forms say the same."""
+    if isinstance(one, Node) and isinstance(other, Node):
+        return (
+            (one.kind, one.cls) == (other.kind, other.cls)
+            and list(one.forms) == list(other.forms)
+            and all(same(form, other.forms[key]) for key, form in one.forms.items())
+        )
+    return not isinstance(one, Node) and not isinstance(other, Node) and bool(one == other)
+
+
+def plain(form: Form) -> Any:
+    """For JSON."""
+    if not isinstance(form, Node):
+        return [form[0], [plain(item) for item in form[1]]] if form[0] == "t" else form
+    return [form.kind, form.cls, [[key, plain(item)] for key, item in form.forms.items()]]
+
+
+def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, depth: int = 0) -> tuple[Any, Form]:
+    """The value that has a form from the wire, and its form. Raises BadFrame, TooLarge.
+
+    ``old`` and ``kept``: the form and value that were there. What has its form left as it is stays the same object: it
+    may be this side's own tensor.
+    """
+    try:
+        kind = form[0]
+        if kind in ("o", "l", "d"):
+            if depth > MAX_DEPTH:
+                raise BadFrame("a state is nested too deep")
+            return _node(form, here, old, kept, depth)
+        found = _leaf_form(form)
+        if found == old:
+            return kept, old
+        return _leaf(found, here), found
+    except (*MALFORMED, RuntimeError) as error:
+        raise BadFrame(f"malformed form of a state: {error!s:.120}") from error
+
+
+def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tuple[Any, Node]:
+    kind, cls, entries = form
+    goes_on = isinstance(old, Node) and (old.kind, old.cls) == (kind, cls)
+    if goes_on:
+        holder, before, values = kept, old.forms, dict(old.items())
+    else:
+        holder = object.__new__(part_class(cls)) if kind == "o" else [] if kind == "l" else {}
+        before, values = {}, {}
+    node = Node(kind, str(cls), holder)
+    made: dict[Any, Any] = {}
+    for number, (key, item) in enumerate(entries):
+        check_key(kind, key, holder)
+        if key in made or (kind == "l" and key != number):
+            raise BadFrame("malformed form of a state: a key")
+        made[key], found = build(item, here, before.get(key), values.get(key), depth + 1)
+        node.note(key, made[key], found)
+    if kind == "o":
+        own = vars(holder)
+        hidden = own[OWN].hidden if OWN in own else ()
+        for key in [key for key in own if key not in made and key not in hidden]:
+            del own[key]
+        own.update(made)
+    elif kind == "l":
+        holder[:] = list(made.values())
+    else:
+        holder.clear()
+        holder.update(made)
+    return holder, node
+
+
+def check_key(kind: str, key: Any, holder: Any) -> None:
+    """Raises BadFrame for a key that a holder of that kind does not have, or must not be given: an attribute must not
+    hide a method of its class, or whoever calls that would call what the sender put there.
+    """
+    fits = type(key) is (int if kind == "l" else str) or (kind == "d" and type(key) is int)
+    if not fits or (kind == "o" and (key == OWN or key.startswith("__"))):
+        raise BadFrame("malformed form of a state: a key")
+    if kind == "o" and _is_method((type(holder), key)):
+        raise BadFrame(f"malformed form of a state: {key!r:.40} is not for the sender to set")
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_method(place: tuple[Hashable, str]) -> bool:
+    found = getattr_static(*place, None)
+    return callable(found) or (hasattr(type(found), "__get__") and not isinstance(found, MemberDescriptorType))
+
+
+def _leaf_form(form: Any) -> Form:
+    """From JSON, checked."""
+    kind = form[0]
+    if kind == "m":
+        shape, stride = tuple(form[1]), tuple(form[2])
+        # anything else than numbers ends in `check_sizes`, also what is equal to one
+        if {*map(type, shape), *map(type, stride)} <= {int}:
+            _known_sizes(shape, stride)
+        else:
+            check_sizes(shape, stride)
+        return kind, shape, stride, str(form[3])
+    if kind == "v":
+        if type(form[1]) not in LITERALS or (type(form[1]) is int and abs(form[1]) > MAX_NUMBER):
+            raise BadFrame("malformed form of a state: a literal")
+        return kind, form[1]
+    if kind == "t":
+        return kind, tuple([_leaf_form(item) for item in form[1]])
+    if kind not in ("i", "x", "c"):
+        raise BadFrame(f"malformed form of a state: {kind!r:.20}")
+    return tuple(form)
+
+
+def check_sizes(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
+    """Raises BadFrame, and TooLarge for more elements than anybody has."""
+    sizes = (*shape, *stride)
+    if len(shape) != len(stride) or not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
+        raise BadFrame("malformed form: sizes and strides")
+    most = 1
+    for size, step in zip(shape, stride, strict=True):
+        most += max(0, size - 1) * max(1, step)
+    if most > MAX_ELEMENTS:
+        raise TooLarge(f"a tensor of {most} elements is announced; at most {MAX_ELEMENTS} are taken")
+
+
+_known_sizes = functools.lru_cache(1024)(check_sizes)
+
+
+def _leaf(form: Form, here: torch.device) -> Any:
+    kind = form[0]
+    if kind == "v":
+        return form[1]
+    if kind == "m":
+        return shadow(form[1], form[2], form[3], here)
+    if kind == "i":
+        made = torch.tensor(form[2], dtype=dtype_named(form[1]), device=here)
+        if made.dtype not in _INTEGERS or made.numel() > FEW:
+            raise BadFrame("malformed form of a state: integers")
+        return made
+    if kind == "t":
+        return tuple([_leaf(item, here) for item in form[1]])
+    if kind == "c":
+        return part_class(form[1])
+    if form[1] == "dtype":
+        return dtype_named(form[2])
+    return here if form[2] == "here" else torch.device(form[2])
+
+
+INPUTS_FEW = 64
 MOST_COLUMNS = 16
 _INTEGER_OF = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _PRIVATE = re.compile(r"input_ids|embeds|pixel|feature|input_values|image|audio|video|spectrogram|waveform")
@@ -88,13 +372,13 @@ class Said:
                 columns = _grown(content, leaf)
                 if columns is not None:
                     return ["+", columns]
-                if leaf.numel() <= FEW and not leaf.is_floating_point() and not leaf.is_complex():
+                if leaf.numel() <= INPUTS_FEW and not leaf.is_floating_point() and not leaf.is_complex():
                     return ["i", leaf.tolist(), dtype_name(leaf.dtype)]
             tensors.append(leaf)
             return ["s", len(tensors) - 1]
         finally:
             # a caller may go on writing to it, and not only by torch, which counts that
-            most = FEW * FEW if leaf.is_floating_point() or leaf.is_complex() else FEW * FEW * FEW
+            most = INPUTS_FEW**2 if leaf.is_floating_point() or leaf.is_complex() else INPUTS_FEW**3
             content = leaf.clone() if leaf.numel() <= most else leaf
             self._last[number] = leaf, version_of(leaf), content
 
@@ -122,7 +406,7 @@ def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
     if new.is_floating_point() or new.dim() < 1 or new.dim() != old.dim() or new.dtype != old.dtype:
         return None
     more = new.shape[-1] - old.shape[-1]
-    if not 0 < more <= MOST_COLUMNS or new.numel() > FEW * FEW * FEW or new.shape[:-1] != old.shape[:-1]:
+    if not 0 < more <= MOST_COLUMNS or new.numel() > INPUTS_FEW**3 or new.shape[:-1] != old.shape[:-1]:
         return None
     return new[..., -more:].tolist() if torch.equal(new[..., :-more], old) else None
 

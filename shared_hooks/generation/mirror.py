@@ -6,17 +6,32 @@ A look costs a comparison of identities: only what is another object, or was wri
 from __future__ import annotations
 
 import copy
+import operator
+import types
+import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from shared_hooks.errors import BadFrame
-from shared_hooks.generation.allowance import magnitude
-from shared_hooks.generation.forms import LITERALS, Form, Loose, Node, Path, build, check_key, form_of, same, version_of
-from shared_hooks.generation.remote_tensor import Part, RemoteTensor, shadow
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
+from shared_hooks.generation.inputs import (
+    LITERALS,
+    OWN,
+    Form,
+    Loose,
+    Node,
+    Path,
+    build,
+    check_key,
+    form_of,
+    plain,
+    same,
+    version_of,
+)
+from shared_hooks.generation.remote_tensor import Part, RemoteTensor, StepAllowance, magnitude, shadow, weight
 from shared_hooks.tensors import UnknownHolder
 
 NUMBERS = (int, float)
@@ -282,3 +297,267 @@ def _twin(value: Any, twins: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return value if type(value) is RemoteTensor else twins[id(value)]
     return tuple([_twin(item, twins) for item in value]) if type(value) is tuple else value
+
+
+# Changes of a state on the wire. Steps of one generation change a state alike: lengths grow by one. They are said as
+# differences, and what is said exactly as in the step before is said by ``1``.
+#
+#     ["+m", shape difference, stride difference]    ["+v", difference] of a number    ["+i", difference] of one integer
+
+
+Known = Callable[[Path], Form]
+AGAIN = 1
+
+
+class Changes:
+    """One direction of one session."""
+
+    def __init__(self) -> None:
+        self._said: Any = None
+
+    def said(self, changes: list[Change]) -> Any:
+        """For JSON."""
+        groups: dict[Any, tuple[Any, list[Any]]] = {}
+        for path, form, before in changes:
+            difference = _difference(before, form)
+            try:
+                groups.setdefault(difference, (difference, []))[1].append(path)
+            except TypeError:  # a whole object: lists cannot be looked up
+                groups[path] = difference, [path]
+        said = list(groups.values())
+        if said == self._said:
+            return AGAIN
+        self._said = said
+        return said
+
+    def heard(self, known: Known, reported: Any) -> list[tuple[Path, Any]]:
+        """The changes: path and form. Raises BadFrame."""
+        if reported == AGAIN and type(reported) is int:
+            if self._said is None:
+                raise BadFrame("the changes of a state are those of the step before, and there is none")
+        else:
+            self._said = reported
+        found = []
+        try:
+            for form, paths in self._said:
+                found += [(tuple(path), _sum(known(tuple(path)), form)) for path in paths]
+        except MALFORMED as error:
+            raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
+        return found
+
+    @property
+    def nbytes(self) -> int:
+        """About what it takes in memory."""
+        return weight(self._said)
+
+    def copied(self) -> Changes:
+        """For a session that continues from here on its own."""
+        made = Changes()
+        made._said = self._said
+        return made
+
+
+def _difference(before: Form, form: Form) -> Any:
+    if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
+        return plain(form)
+    kind = form[0]
+    if kind == "m" and len(before[1]) == len(form[1]) and len(before[2]) == len(form[2]) and before[3] == form[3]:
+        return "+m", _less(form[1], before[1]), _less(form[2], before[2])
+    if kind == "v" and type(form[1]) is int and type(before[1]) is int:
+        return "+v", form[1] - before[1]
+    if kind == "i" and type(form[2]) is int and type(before[2]) is int and before[1] == form[1]:
+        return "+i", form[2] - before[2]
+    return plain(form)
+
+
+def _sum(before: Form, form: Any) -> Any:
+    kind = form[0]
+    if not kind.startswith("+"):
+        return form
+    if before is None or isinstance(before, Node) or before[0] != kind[1:]:
+        raise ValueError("a difference to something else")
+    if kind == "+m":
+        return "m", _more(before[1], form[1]), _more(before[2], form[2]), before[3]
+    if kind == "+v":
+        return "v", before[1] + form[1]
+    return "i", before[1], before[2] + form[1]
+
+
+def _less(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(operator.sub, one, other))
+
+
+def _more(one: tuple[int, ...], other: list[int]) -> tuple[int, ...]:
+    if len(one) != len(other):
+        raise ValueError("a difference of another length")
+    return tuple(map(operator.add, one, other))
+
+
+# Methods of a state that others than the model call between steps: rollback, reordering of beams, copies of rows.
+#
+# They are called on both sides, each on its own tensors: ``[name, arguments]``. What else the caller changed in the
+# Python part of a state is sent: ``["=", changes]``.
+
+
+MUTATORS = (
+    "activate_past_recording",
+    "batch_repeat_interleave",
+    "batch_select_indices",
+    "crop",
+    "reorder_cache",
+    "reset",
+)
+MAX_NUMBERS = 65_536
+
+
+def written(arguments: tuple[Any, ...]) -> list[Any]:
+    """Arguments for the wire: numbers as they are, a tensor of integers as a list."""
+    return [one.tolist() if isinstance(one, torch.Tensor) else one for one in arguments]
+
+
+def apply(mirror: Mirror, calls: Any, most: int) -> None:
+    """Call them here; together they may make ``most`` bytes. Raises TooLarge beyond that, and BadFrame for what is no
+    such method, and for an index that is out of range.
+    """
+    name: Any = ""
+    allowance = StepAllowance(most)
+    try:
+        for name, arguments in calls:
+            if name == "=":
+                mirror.put(Changes().heard(mirror.form, arguments))
+                continue
+            # of the class: what a sender calls an attribute is no method
+            method = getattr(type(mirror.state), name, None) if name in MUTATORS else None
+            if not isinstance(method, types.FunctionType):
+                raise BadFrame(f"a state has no method {name!r:.40}")
+            with allowance:
+                method(mirror.state, *[_read(one, mirror.here) for one in arguments])
+            mirror.renew()
+    except BadFrame:
+        raise
+    except (*MALFORMED, RuntimeError) as error:
+        raise BadFrame(f"{name!r:.40} of the state fails: {error!s:.160}") from error
+
+
+def _read(argument: Any, here: torch.device) -> Any:
+    if isinstance(argument, list):
+        if len(argument) > MAX_NUMBERS or any(type(one) is not int for one in argument):
+            raise BadFrame("malformed call of a state's method")
+        return torch.tensor(argument, dtype=torch.int64, device=here)
+    if argument is not None and type(argument) not in (int, bool):
+        raise BadFrame("malformed call of a state's method")
+    return argument
+
+
+# What a session leaves on a state object: who it belongs to, and what is done to it between steps.
+#
+# A copy of the state (``copy.deepcopy``: beams, prompts that many answers share) has a handle that says of which
+# session at which step it is a copy: the next step of either makes it a session of its own.
+
+
+class Handle:
+    """On one state. ``session``: of the edge; a handle without a mirror is that of a copy not used yet."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.mirror: Mirror | None = None
+        self.done: list[Any] = []
+        """What was done to the state since the last step, for the wire."""
+        self.busy = False
+        """Whether a step runs: what the model itself does to the state is no call from outside."""
+        self.hidden = frozenset({OWN, *MUTATORS})
+        self.spoilt = False
+        """Whether a step that failed has left its traces in the state's tensors."""
+        self.fork: Any = None
+        """For a copy: what its session continues from."""
+
+    def put_on(self, state: Any, here: torch.device) -> None:
+        """Leave the handle there. Raises CutRefused for a state that is partly elsewhere and belongs to no session."""
+        own = vars(state)
+        own[OWN] = self
+        for name in MUTATORS:
+            if hasattr(type(state), name):
+                own[name] = Called(self, state, name)
+        self.mirror = Mirror(state, here)
+        self.mirror.loosen()
+
+    def opening(self) -> Any:
+        """For the wire: the form of the state, where a step is the first of a session; else None."""
+        if self.mirror is None or self.session.number or self.fork is not None:
+            return None
+        return plain(self.mirror.root)
+
+    def take_off(self) -> None:
+        """The state is as it was without."""
+        if self.mirror is not None:
+            own = vars(self.mirror.state)
+            for name in self.hidden:
+                if name == OWN or isinstance(own.get(name), Called):
+                    own.pop(name, None)
+
+    def note(self) -> None:
+        """What the caller changed by hand goes into `done`. Raises CutRefused for what the other side cannot follow."""
+        assert self.mirror is not None
+        changes = self.mirror.look()
+        if self.mirror.moved:
+            name = ".".join(map(str, self.mirror.moved[0]))
+            raise CutRefused(
+                f"{name} of the state was changed between two steps, and its tensor is on the other side: use "
+                f"methods of the state ({', '.join(MUTATORS)})"
+            )
+        if changes:
+            self.done.append(["=", Changes().said(changes)])
+
+    def repeat(self, done: list[Any]) -> None:
+        """Do to the state what was done to another one."""
+        for name, arguments in done:
+            assert self.mirror is not None
+            if name == "=":
+                self.mirror.put(Changes().heard(self.mirror.form, arguments))
+                self.done.append([name, arguments])
+            else:
+                method = getattr(self.mirror.state, name)
+                method(*[torch.tensor(one) if isinstance(one, list) else one for one in arguments])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Handle:
+        made = Handle(self.session)
+        made.done, made.spoilt = list(self.done), self.spoilt
+        unused = self.mirror is None  # a copy of a copy that was not used yet
+        made.fork = (self.fork if unused else self.session).copied()
+        return made
+
+
+class Called:
+    """A method of a state: called here, and noted for the other side."""
+
+    def __init__(self, handle: Handle, state: Any, name: str) -> None:
+        self._handle = handle
+        self._kept = weakref.ref(state)
+        self.__name__ = name
+
+    @property
+    def _state(self) -> Any:
+        return self._kept()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        handle, method = self._handle, getattr(type(self._state), self.__name__)
+        if handle.busy or handle.mirror is None:
+            result = method(self._state, *args, **kwargs)
+            if not handle.busy:
+                handle.done.append([self.__name__, written((*args, *kwargs.values()))])
+            return result
+        handle.note()
+        result = method(self._state, *args, **kwargs)
+        handle.done.append([self.__name__, written((*args, *kwargs.values()))])
+        handle.mirror.renew()
+        return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Called:
+        twin = memo.get(id(self._state))
+        return Called(copy.deepcopy(self._handle, memo), self._state if twin is None else twin, self.__name__)
+
+
+def handle_of(state: Any) -> Handle | None:
+    """The handle on a state."""
+    found = vars(state).get(OWN)
+    return found if isinstance(found, Handle) else None

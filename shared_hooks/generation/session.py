@@ -30,23 +30,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden, surroundings
-from shared_hooks.generation.allowance import STEP_BYTES, Extents, Seen, magnitude, weight
+from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
-from shared_hooks.generation.call_reports import CallReports
-from shared_hooks.generation.changes import Changes
 from shared_hooks.generation.cut import Cut, device_of, finder_of
 from shared_hooks.generation.head import arguments
-from shared_hooks.generation.holders import is_state
+from shared_hooks.generation.hidden import Unchanged, is_state
 from shared_hooks.generation.inputs import Heard
-from shared_hooks.generation.mirror import Mirror
-from shared_hooks.generation.mutators import apply
-from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor
-from shared_hooks.generation.results import said
-from shared_hooks.generation.sampling import Sampler, digest
-from shared_hooks.generation.settled import Unchanged
+from shared_hooks.generation.mirror import Changes, Mirror, apply
+from shared_hooks.generation.remote_tensor import (
+    STEP_BYTES,
+    Extents,
+    Origin,
+    RemoteRead,
+    RemoteTensor,
+    Seen,
+    magnitude,
+    weight,
+)
+from shared_hooks.generation.results import Sampler, Template, digest, said, shortened
 from shared_hooks.generation.tail import Learned, NotReported, Tail
-from shared_hooks.generation.template import Template
-from shared_hooks.generation.wanted import shortened
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
 from shared_hooks.state import Dice

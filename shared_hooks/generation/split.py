@@ -26,19 +26,14 @@ from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden, surroundings
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, device_of, finder_of
-from shared_hooks.generation.edge_session import EdgeSession, History
-from shared_hooks.generation.forms import version_of
-from shared_hooks.generation.handle import Handle, handle_of
+from shared_hooks.generation.edge_session import EdgeSession, History, Link, StepReply
 from shared_hooks.generation.head import Head
-from shared_hooks.generation.holders import is_state
-from shared_hooks.generation.link import Link, StepReply
-from shared_hooks.generation.mirror import Mirror
+from shared_hooks.generation.hidden import Settled, is_state
+from shared_hooks.generation.inputs import version_of
+from shared_hooks.generation.mirror import Handle, Mirror, handle_of
 from shared_hooks.generation.remote_tensor import Origin
-from shared_hooks.generation.results import heard
-from shared_hooks.generation.sampling import digest, state_now, written
+from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
-from shared_hooks.generation.settled import Settled
-from shared_hooks.generation.wanted import SHORT, Answer, widened
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.state import Dice
 

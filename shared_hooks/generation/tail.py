@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import IsthmusError
+from shared_hooks.generation.asking import CallReport, CallReports
 from shared_hooks.generation.bank import Replay
-from shared_hooks.generation.call_reports import CallReport, CallReports
 from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.head import arguments, born
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
-from shared_hooks.generation.template import Kind, Template
+from shared_hooks.generation.results import Kind, Template
 from shared_hooks.state import Dice
 from shared_hooks.tensors import ClassFinder, flatten
 

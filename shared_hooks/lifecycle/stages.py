@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from shared_hooks.errors import SpecError, near
 
@@ -117,3 +122,96 @@ class Stage(Enum):
         if stage not in names:
             raise SpecError(f'no stage is called "{str(stage)[:80]}".{near(str(stage), names)}')
         return names[stage]
+
+
+# What a hook is given.
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which request an event belongs to.
+
+    ``index`` counts from 0: on the edge within the run (`infer_many`), or within the client's single requests; on the
+    cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
+    ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
+    the server once more under another (`Answer.request_id`).
+    On the cloud, ``identity`` is the name that the client's credentials prove, empty without; ``account``: on whom
+    the request is charged.
+    ``carrier`` goes to the other side with the request: a hook at ``before_request`` on the edge may set its
+    "traceparent".
+    """
+
+    id: int
+    index: int
+    total: int | None = None
+    model_id: str = ""
+    client: str = ""
+    identity: str = ""
+    account: str = ""
+    carrier: dict[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+
+class Event:
+    """One stage has come: ``stage``, ``side`` ("edge", "cloud", or "local" for a `WrappedModel` by itself),
+    ``request`` (None where it belongs to none), and the stage's facts as attributes.
+    """
+
+    __slots__ = ("facts", "request", "side", "stage")
+
+    def __init__(self, stage: Stage, side: str, request: About | None, facts: Mapping[str, Any]) -> None:
+        self.stage = stage
+        self.side = side
+        self.request = request
+        self.facts = facts
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in Event.__slots__:  # asked for while a copy is being made
+            raise AttributeError(name)
+        if name not in self.stage.facts:
+            known = ", ".join(("stage", "side", "request", *self.stage.facts))
+            raise AttributeError(f'an event of {self.stage.value} has no "{name}"; it has {known}')
+        return self.facts.get(name)  # a fact of the other side alone is None
+
+    def __repr__(self) -> str:
+        return f"Event({self.stage.value}, {self.side}, {self.request}, {', '.join(self.facts)})"
+
+
+# When a hook is to act: ``when=every_n_seconds(5)`` at registration, or ``if is_first(event)`` inside a hook.
+
+
+Condition = Callable[[Event], bool]
+
+
+def every_n_requests(n: int) -> Condition:
+    """The first request of a run and every n-th after it. False for events that belong to no request."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise SpecError(f"every_n_requests takes a number from 1 up, not {n!r}")
+    return lambda event: event.request is not None and event.request.index % n == 0
+
+
+def every_n_seconds(seconds: float) -> Condition:
+    """The first event that is asked about, and then one after ``seconds`` at the soonest. Any thread may ask."""
+    if not 0 < seconds < float("inf"):
+        raise SpecError(f"every_n_seconds takes a number of seconds above 0, not {seconds!r}")
+    lock, due = threading.Lock(), 0.0
+
+    def condition(event: Event) -> bool:
+        nonlocal due
+        now = time.monotonic()
+        with lock:
+            if now < due:
+                return False
+            due = now + seconds
+            return True
+
+    return condition
+
+
+def is_first(event: Event) -> bool:
+    """Whether it belongs to the first request of its run."""
+    return event.request is not None and event.request.index == 0
+
+
+def is_last(event: Event) -> bool:
+    """Whether it belongs to the last request of its run; False where nobody knows how many there are."""
+    return event.request is not None and event.request.index + 1 == event.request.total

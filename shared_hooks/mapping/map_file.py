@@ -1,15 +1,231 @@
-"""The hierarchy map as JSON and as GraphML. docs/hierarchy.md describes both."""
+"""The hierarchy map as JSON and as GraphML. docs/tables.md describes both."""
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, Final
 
+from torch import nn
+
 from shared_hooks.errors import SpecError
-from shared_hooks.mapping.joined import HierarchyMap
+from shared_hooks.forward import Kind
+from shared_hooks.modules import ROOT, ModuleInfo, Shim, call_name, tables
+from shared_hooks.planning import Plan
+from shared_hooks.recording import ModuleCall, Op
+
+# Tags: where a module stands, in the names of classes, such as ``/BertModel/BertEncoder/BertLayer.0/BertAttention``.
+#
+# Nothing is known about any library here. A class name alone is enough where no sibling has the same; an index or a
+# name follows it where it is an entry of a list or has siblings of its class. Modules that only hold others and
+# cannot be called (``ModuleList``, ``ModuleDict``) have a tag of their own, but stand in nobody else's.
+
+
+def is_holder(module: nn.Module) -> bool:
+    """Whether the module only holds others: it has no forward."""
+    own = vars(module).get("forward")
+    if isinstance(own, Shim):
+        own = own.forward
+    of_class = inspect.getattr_static(type(module), "forward")  # scripted modules make theirs when they are asked
+    return of_class is nn.Module.forward and getattr(own, "__func__", own) in (None, nn.Module.forward)
+
+
+def parent_of(path: str) -> str | None:
+    """The path one level up; None for the model itself."""
+    return None if path == ROOT else path.rpartition(".")[0] or ROOT
+
+
+def tags_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, str]:
+    """The tag of every module of `tables.walk`, by path; no two are the same."""
+    holders = {info.path for module, info in modules.items() if is_holder(module)} - {ROOT}
+    types = {info.path: info.module_type for info in modules.values()}
+    families: dict[str, list[str]] = defaultdict(list)
+    for path in types:
+        if path != ROOT:
+            families[_stands_in(path, holders)].append(path)
+    found = {ROOT: f"/{types[ROOT]}"} if ROOT in types else {}
+    for path in types:  # parents come before their children
+        for child, label in _labels(path, families.get(path, ()), types).items():
+            found[child] = f"{found[path]}/{label}"
+    return found
+
+
+def _stands_in(path: str, holders: set[str]) -> str:
+    """The nearest module above that is no holder."""
+    above = parent_of(path) or ROOT
+    while above in holders:
+        above = parent_of(above) or ROOT
+    return above
+
+
+def _labels(parent: str, children: list[str] | tuple[()], types: Mapping[str, str]) -> dict[str, str]:
+    same_class = Counter(types[child] for child in children)
+    short: dict[str, str] = {}
+    for child in children:
+        key = child.rpartition(".")[2]
+        alone = same_class[types[child]] == 1 and not key.isdecimal()
+        short[child] = types[child] if alone else f"{types[child]}.{_quoted(key)}"
+    taken = Counter(short.values())
+    start = 0 if parent == ROOT else len(parent) + 1
+    return {
+        child: label if taken[label] == 1 else f"{types[child]}.{_quoted(child[start:])}"
+        for child, label in short.items()
+    }
+
+
+def _quoted(key: str) -> str:
+    """Names of modules may hold a slash, which would look like another level."""
+    return key.replace("%", "%25").replace("/", "%2F")
+
+
+# The hierarchy map: the static module tree and the dynamic order of calls and operations, joined.
+
+
+@dataclass(frozen=True)
+class ModuleEntry:
+    """One module of the tree. ``names``: further paths of the same module; ``parameters``: its own, in elements.
+
+    ``holder``: it has no forward and cannot be called (``ModuleList``); ``calls``: how often it ran.
+    """
+
+    path: str
+    tag: str
+    module_type: str
+    class_name: str
+    parent: str | None
+    names: tuple[str, ...]
+    parameters: int
+    holder: bool
+    opaque: bool
+    calls: int
+
+
+@dataclass(frozen=True)
+class CallEntry:
+    """One call of a module. ``order`` counts calls and operations of the forward as they began; ``parent`` is the call
+    that made it; ``layer_id`` is its number where it is a layer, a call that calls no other module.
+    """
+
+    order: int
+    name: str
+    path: str
+    tag: str
+    parent: str | None
+    layer_id: int | None
+
+
+@dataclass(frozen=True)
+class OperationEntry:
+    """One functional operation, made by the code of a module between the modules it calls: ``x + residual``."""
+
+    order: int
+    name: str
+    call: str
+    tag: str
+
+
+@dataclass(frozen=True)
+class HierarchyMap:
+    """Modules in the order of their definition, parents first; calls and operations in the order in which they ran."""
+
+    model: str
+    plan_digest: str
+    modules: tuple[ModuleEntry, ...]
+    calls: tuple[CallEntry, ...]
+    operations: tuple[OperationEntry, ...]
+
+    @cached_property
+    def by_path(self) -> dict[str, ModuleEntry]:
+        """Modules by path."""
+        return {entry.path: entry for entry in self.modules}
+
+    @cached_property
+    def by_call(self) -> dict[str, CallEntry]:
+        """Calls by name: the path, with ``#n`` from the second call on."""
+        return {entry.name: entry for entry in self.calls}
+
+    @cached_property
+    def tags(self) -> frozenset[str]:
+        """Every tag that a node may bear: of modules and of calls."""
+        return frozenset({entry.tag for entry in self.modules} | {entry.tag for entry in self.calls})
+
+    def chain(self, call: str) -> list[CallEntry]:
+        """The calls that were running during a call, the model's own first, this one last."""
+        found: list[CallEntry] = []
+        entry = self.by_call.get(call)
+        while entry is not None:
+            found.append(entry)
+            entry = None if entry.parent is None else self.by_call.get(entry.parent)
+        return found[::-1]
+
+
+def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
+    """The map of a model and one plan of it; of the modules down to the plan's depth."""
+    modules = tables.walk(model, plan.depth)
+    tags = tags_of(modules)
+    further: dict[str, list[str]] = {}
+    for name, first in tables.aliases(model).items():
+        further.setdefault(first, []).append(name)
+    calls = sorted(plan.trace.calls, key=lambda call: call.enter)
+    times: dict[str, int] = {}
+    for call in calls:
+        times[call.path] = max(times.get(call.path, 0), call.number)
+    listed = tuple(
+        ModuleEntry(
+            info.path,
+            tags[info.path],
+            info.module_type,
+            f"{type(module).__module__}.{type(module).__qualname__}",
+            parent_of(info.path),
+            tuple(further.get(info.path, ())),
+            sum(parameter.numel() for parameter in module.parameters(recurse=False)),
+            is_holder(module),
+            info.opaque,
+            times.get(info.path, 0),
+        )
+        for module, info in modules.items()
+    )
+    steps: list[tuple[ModuleCall | Op, ModuleCall | None]] = []
+    _list_steps(plan.trace.root, None, steps)  # the root stands for whoever calls the model
+    return HierarchyMap(
+        model_id or type(model).__name__,
+        plan.digest,
+        listed,
+        tuple(
+            CallEntry(
+                order,
+                step.name,
+                step.path,
+                call_name(tags[step.path], step.number),
+                None if caller is None else caller.name,
+                step.layer_id,
+            )
+            for order, (step, caller) in enumerate(steps)
+            if isinstance(step, ModuleCall)
+        ),
+        tuple(
+            OperationEntry(order, step.name, caller.name, call_name(tags[caller.path], caller.number))
+            for order, (step, caller) in enumerate(steps)
+            if isinstance(step, Op) and caller is not None
+        ),
+    )
+
+
+def _list_steps(
+    call: ModuleCall, caller: ModuleCall | None, steps: list[tuple[ModuleCall | Op, ModuleCall | None]]
+) -> None:
+    """Calls, and the operations between them that do something; what a layer does inside is the layer."""
+    for item in call.items:
+        if isinstance(item, ModuleCall):
+            steps.append((item, caller))
+            _list_steps(item, item, steps)
+        elif caller is not None and caller.layer_id is None and item.kind is not Kind.FORM:
+            steps.append((item, caller))
+
 
 # What the static tree and the dynamic run have in common, and what only one of them has.
 

@@ -7,28 +7,154 @@ was. The graph is not fused: each node belongs to one call, and runtimes fuse by
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import StringIO
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
 from torch.fx import traceback
 
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.forward import Session, layer_name
-from shared_hooks.mapping.onnx_flat import FlatModel
-from shared_hooks.mapping.onnx_needs import ExportFailed, check
-from shared_hooks.modules import ModuleInfo, attach, fast_path_off, hierarchy
+from shared_hooks.mapping.map_file import HierarchyMap, parent_of
+from shared_hooks.modules import ROOT, ModuleInfo, attach, fast_path_off, holder_modules, tables
 from shared_hooks.planning import Plan
-from shared_hooks.tensors import Buffers, copied
+from shared_hooks.tensors import Buffers, Structure, UnknownHolder, classes_of, copied, flatten, tensors_in, unflatten
 
 if TYPE_CHECKING:
     import onnx_ir
+
+
+# The libraries that only ONNX files need, and the error where they are missing or an export fails.
+
+
+NEEDED: Final = ("onnx", "onnx_ir", "onnxscript", "onnxruntime")
+
+
+class ExportFailed(SpecError):
+    """The model cannot be written as ONNX, or not in this way; the message says why."""
+
+
+def check(*names: str) -> None:
+    """SpecError, before any work is done, naming what is missing and how to get it."""
+    missing = [name for name in names or NEEDED if find_spec(name) is None]
+    if missing:
+        raise SpecError(f'{" and ".join(missing)} missing: pip install "isthmus[onnx]"')
+    if not hasattr(traceback, "annotate"):
+        raise SpecError("this torch cannot label what it exports: ONNX files need torch 2.9 or newer")
+
+
+# A model as the exporter takes it: tensors in, tensors out, each with a name. ONNX knows no nested values.
+
+
+class FlatModel(nn.Module):
+    """Calls the model on the nested value that its tensors stand for, and gives its output's tensors, depth first.
+
+    ``names`` are those of the inputs: the argument's, then keys and places (``past.0``). ``output_names``: the
+    output's, once it has been called.
+    """
+
+    PREFIX: Final = "model."
+    """Before the names that the model's parameters have here."""
+
+    def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._find = classes_of(holder_modules(model))
+        self._structure, self.tensors = flatten((args, dict(kwargs)))
+        self.names = _unique(_input_names(model, self._structure, len(self.tensors)))
+        self._seen = SimpleNamespace(output_names=[])  # the exporter undoes what is assigned to the module
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the last call's outputs."""
+        found: list[str] = self._seen.output_names
+        return found
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        args, kwargs = unflatten(self._structure, list(tensors), self._find)
+        structure, found = outputs_of(self.model(*args, **kwargs))
+        names = _names(structure, "", len(found), "output")
+        self._seen.output_names = _unique([f"output.{name}" if name in self.names else name for name in names])
+        # what passes through unchanged would have one name for two things
+        return tuple(tensor.clone() if any(tensor is one for one in tensors) else tensor for tensor in found)
+
+
+def outputs_of(value: Any) -> tuple[Structure, list[torch.Tensor]]:
+    """The tensors of a model's output, depth first, through holders that nobody could rebuild, too."""
+    try:
+        return flatten(value)
+    except UnknownHolder:
+        if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+            entries: list[Structure] = []
+            tensors: list[torch.Tensor] = []
+            for key, item in value.items():
+                inner = list(dict.fromkeys(tensors_in(item)))
+                places = [["t", len(tensors) + number] for number in range(len(inner))]
+                entries.append([["v", key], places[0] if isinstance(item, torch.Tensor) else ["list", places]])
+                tensors += inner
+            return ["dict", entries], tensors
+        found = list(dict.fromkeys(tensors_in(value)))
+        return ["list", [["t", number] for number in range(len(found))]], found
+
+
+def _input_names(model: nn.Module, structure: Structure, count: int) -> list[str]:
+    args, kwargs = structure[1]
+    places = list(inspect.signature(model.forward).parameters.values())
+    named: list[list[Any]] = [[["v", key[1]], item] for key, item in kwargs[1]]
+    for number, item in enumerate(args[1]):
+        known = number < len(places) and places[number].kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        )
+        named.append([["v", places[number].name if known else f"input.{number}"], item])
+    return _names(["dict", named], "", count, "input")
+
+
+def _names(structure: Structure, prefix: str, count: int, alone: str) -> list[str]:
+    """The name of every tensor of a structure; ``alone`` where there is nothing to name it by."""
+    found: dict[int, str] = {}
+
+    def down(node: Structure, path: str) -> None:
+        kind = node[0]
+        if kind == "t":
+            found.setdefault(node[1], path or alone)
+        elif kind in ("list", "tuple"):
+            for number, item in enumerate(node[1]):
+                down(item, f"{path or alone}.{number}")
+        elif kind == "named":
+            for number, item in enumerate(node[2]):
+                down(item, f"{path or alone}.{number}")
+        elif kind in ("dict", "map", "data"):
+            for key, item in node[1] if kind == "dict" else node[2]:
+                name = str(key[1]) if isinstance(key, list) else str(key)
+                down(item, f"{path}.{name}" if path else name)
+
+    down(structure, prefix)
+    return [found.get(number, f"{alone}.{number}") for number in range(count)]
+
+
+def _unique(names: list[str]) -> list[str]:
+    taken: set[str] = set()
+    found = []
+    for name in names:
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        found.append(name)
+    return found
+
 
 KEY: Final = "isthmus"
 SMALL: Final = 1 << 16
@@ -57,7 +183,7 @@ class Exported:
 def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported:
     """The graph of a model on these inputs, of their shapes. Raises `ExportFailed`, and SpecError without the extra."""
     check()
-    modules = hierarchy.walk(model, plan.depth)
+    modules = tables.walk(model, plan.depth)
     flat = FlatModel(model, *copied(args, dict(kwargs))).eval()
     labeller = _Labeller(modules)
     random_state, buffers = torch.get_rng_state(), Buffers(model)
@@ -211,3 +337,143 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(noisy, levels, strict=True):
             logger.setLevel(level)
+
+
+# Tags on the nodes of an ONNX graph, and the sidecar that lists them. No node is left without.
+#
+# By four rules, in this order: ``scope``, the label of the call that was running when the node was traced;
+# ``parent``, where the map does not know that call, the nearest module above that it knows; ``operation``, for a node
+# that the exporter made of others, the innermost call that holds all nodes that read it, else all that it reads;
+# ``root``, the model.
+
+
+FORMAT: Final = "isthmus-onnx-tags"
+VERSION: Final = 1
+RULES: Final = ("scope", "parent", "operation", "root")
+TAG, CALL, RULE, DONE = "isthmus.tag", "isthmus.call", "isthmus.rule", "isthmus.layers_done"
+"""Keys of a node's ``metadata_props``."""
+LARGE: Final = 1 << 30
+"""Bytes of weights above which they lie beside the file: it may hold 2 GiB."""
+
+
+@dataclass(frozen=True)
+class NodeTag:
+    """Where a node comes from, and by which rule. ``done``: how many layers were done before it ran."""
+
+    call: str
+    tag: str
+    rule: str
+    done: int
+    operation: str = ""
+
+
+def tag_nodes(
+    model: onnx_ir.Model, labels: Mapping[onnx_ir.Node, Label], known: HierarchyMap
+) -> dict[onnx_ir.Node, NodeTag]:
+    """A tag for every node of the graph and its subgraphs; written into the nodes' metadata, too."""
+    nodes = list(model.graph.all_nodes())
+    calls: dict[onnx_ir.Node, str] = {}
+    rules: dict[onnx_ir.Node, str] = {}
+    for node in nodes:
+        label = labels.get(node)
+        if label is None:
+            continue
+        if label.call in known.by_call:
+            calls[node], rules[node] = label.call, "scope"
+        elif (above := _known_above(label.call, known)) is not None:
+            calls[node], rules[node] = above, "parent"
+    for node in reversed(nodes):
+        if node not in calls and (readers := [calls[user] for user in _readers(node) if user in calls]):
+            calls[node], rules[node] = _common(readers, known), "operation"
+    for node in nodes:
+        if node not in calls and (read := [calls[maker] for maker in _makers(node) if maker in calls]):
+            calls[node], rules[node] = _common(read, known), "operation"
+    root = ROOT if ROOT in known.by_call else known.calls[0].name
+    found: dict[onnx_ir.Node, NodeTag] = {}
+    done = 0
+    for node in nodes:
+        label, call = labels.get(node), calls.get(node, root)
+        if label is not None:  # nodes are in the order in which they ran; a view made again bears its first label
+            done = max(done, label.done)
+        tag = NodeTag(
+            call, known.by_call[call].tag, rules.get(node, "root"), done, "" if label is None else label.operation
+        )
+        node.metadata_props.update({TAG: tag.tag, CALL: tag.call, RULE: tag.rule, DONE: str(tag.done)})
+        found[node] = tag
+    return found
+
+
+def _known_above(call: str, known: HierarchyMap) -> str | None:
+    path: str | None = call.partition("#")[0]
+    while path is not None:
+        if path in known.by_call and path != ROOT:
+            return path
+        path = parent_of(path)
+    return None
+
+
+def _common(calls: Iterable[str], known: HierarchyMap) -> str:
+    """The innermost call that was running in all of them."""
+    chains = [[entry.name for entry in known.chain(call)] for call in set(calls)]
+    shared = ""
+    for names in zip(*chains, strict=False):
+        if len(set(names)) > 1:
+            break
+        shared = names[0]
+    return shared
+
+
+def _readers(node: onnx_ir.Node) -> list[onnx_ir.Node]:
+    return [usage.node for value in node.outputs for usage in value.uses()]
+
+
+def _makers(node: onnx_ir.Node) -> list[onnx_ir.Node]:
+    makers = [value.producer() for value in node.inputs if value is not None]
+    return [maker for maker in makers if maker is not None]
+
+
+def sidecar_path(path: str | Path) -> Path:
+    """``digits.onnx`` -> ``digits.onnx.json``."""
+    return Path(f"{path}.json")
+
+
+def sidecar(
+    model: onnx_ir.Model, tags: Mapping[onnx_ir.Node, NodeTag], known: HierarchyMap, **more: Any
+) -> dict[str, Any]:
+    """The sidecar of one ONNX file: its nodes in order, how many tags came by which rule, and calls without a node."""
+    rules = Counter(tag.rule for tag in tags.values())
+    seen = {entry.name for tag in tags.values() for entry in known.chain(tag.call)}
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": known.model,
+        "plan_digest": known.plan_digest,
+        **more,
+        "inputs": [value.name for value in model.graph.inputs],
+        "outputs": [value.name for value in model.graph.outputs],
+        "rules": {rule: rules.get(rule, 0) for rule in RULES},
+        "calls_without_node": [entry.name for entry in known.calls if entry.name not in seen],
+        "nodes": [
+            {
+                "name": node.name,
+                "op_type": node.op_type,
+                "tag": tag.tag,
+                "call": tag.call,
+                "rule": tag.rule,
+                "operation": tag.operation,
+            }
+            for node, tag in tags.items()
+        ],
+    }
+
+
+def write(model: onnx_ir.Model, side: Mapping[str, Any], path: str | Path) -> None:
+    """The ONNX file (many weights beside it, in FILE.data) and its sidecar. Raises SpecError."""
+    import onnx_ir
+
+    weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)
+    try:
+        onnx_ir.save(model, path, external_data=f"{Path(path).name}.data" if weights > LARGE else None)
+        sidecar_path(path).write_text(json.dumps(side, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written: {error.strerror or error}") from error

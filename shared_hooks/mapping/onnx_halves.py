@@ -8,16 +8,26 @@ does not depend on the inputs is in both and does not cross.
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import torch
+from torch import nn
+
 from shared_hooks.errors import CutRefused
-from shared_hooks.mapping.onnx_tags import CALL, DONE, RULE, TAG, NodeTag
+from shared_hooks.forward import run_plain
+from shared_hooks.mapping.map_file import HierarchyMap
+from shared_hooks.mapping.onnx_export import CALL, DONE, RULE, RULES, TAG, NodeTag, outputs_of, sidecar_path
+from shared_hooks.tensors import Buffers, copied
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir
+
 
 HALF: Final = "isthmus.half"
 CUT: Final = "isthmus.cut"
@@ -152,3 +162,166 @@ def _model_of(graph: onnx_ir.Graph, whole: onnx_ir.Model, facts: Mapping[str, st
         functions=list(whole.functions.values()),
         metadata_props=dict(facts),
     )
+
+
+# What was written is read again: well formed, every node tagged, tags known, and the same numbers as torch's.
+
+
+TOLERANCES: Final[Mapping[torch.dtype, float]] = {
+    torch.float64: 1e-5,
+    torch.float32: 1e-5,
+    torch.complex64: 1e-5,
+    torch.float16: 1e-2,
+    torch.bfloat16: 8e-2,
+}
+"""Largest difference allowed, in units of the largest magnitude of the expected tensor, and of 1 where that is less."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at, in words, and what was found."""
+
+    what: str
+    ok: bool
+    found: str
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"what": self.what, "ok": self.ok, "found": self.found}
+
+
+def expected(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors of the model's own output, in torch, in the order of the graph's outputs."""
+    buffers = Buffers(model)
+    args, named = copied(args, dict(kwargs))
+    try:
+        return outputs_of(run_plain(model, args, named))[1]
+    finally:
+        buffers.restore()
+
+
+def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
+    """Well formed, every node tagged, tags in the map, the sidecar in agreement. Nothing is raised."""
+    import onnx
+
+    try:
+        read = onnx.load(str(path))
+        onnx.checker.check_model(str(path), full_check=True)
+    except Exception as error:  # whatever a damaged file makes the readers raise
+        return [Check("well formed", False, f"{type(error).__name__}: {_line(error)}")]
+    nodes = _nodes(read.graph)
+    props = [{entry.key: entry.value for entry in node.metadata_props} for node in nodes]
+    untagged = [node.name or node.op_type for node, own in zip(nodes, props, strict=True) if not own.get(TAG)]
+    unknown = sorted({own[TAG] for own in props if own.get(TAG) and own[TAG] not in known.tags})
+    wrong = [
+        node.name
+        for node, own in zip(nodes, props, strict=True)
+        if own.get(CALL) not in known.by_call
+        or known.by_call[own[CALL]].tag != own.get(TAG)
+        or own.get(RULE) not in RULES
+    ]
+    return [
+        Check("well formed", True, f"onnx.checker, {len(nodes)} nodes"),
+        Check("every node tagged", not untagged, _some(untagged, f"{len(nodes)} of {len(nodes)}")),
+        Check("tags in the map", not unknown and not wrong, _some(unknown or wrong, f"{len(nodes)} nodes")),
+        _check_sidecar(path, nodes, props),
+    ]
+
+
+def check_run(path: str | Path, tensors: Mapping[str, torch.Tensor], wanted: Sequence[torch.Tensor]) -> Check:
+    """The file in onnxruntime, on the CPU, against torch."""
+    try:
+        return _compared("runs, as torch", list(run(path, tensors).values()), wanted)
+    except Exception as error:
+        return Check("runs, as torch", False, f"{type(error).__name__}: {_line(error)}")
+
+
+def check_chain(
+    head: str | Path,
+    tail: str | Path,
+    whole: str | Path,
+    tensors: Mapping[str, torch.Tensor],
+    wanted: Sequence[torch.Tensor],
+) -> list[Check]:
+    """Head, then tail, in onnxruntime, against the whole file there and against torch."""
+    try:
+        given = run(tail, {**tensors, **run(head, tensors)})
+        there = run(whole, tensors)
+        same_names = list(given) == list(there)
+        return [
+            Check("outputs of the tail", same_names, ", ".join(given)),
+            _compared("head and tail, as the whole file", list(given.values()), list(there.values())),
+            _compared("head and tail, as torch", list(given.values()), wanted),
+        ]
+    except Exception as error:
+        return [Check("head and tail", False, f"{type(error).__name__}: {_line(error)}")]
+
+
+def run(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """One ONNX file in onnxruntime, on the CPU; of ``tensors`` those that it takes. Outputs by name."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    feeds = {one.name: tensors[one.name].detach().cpu().contiguous().numpy() for one in session.get_inputs()}
+    names = [one.name for one in session.get_outputs()]
+    return {name: torch.from_numpy(array) for name, array in zip(names, session.run(names, feeds), strict=True)}
+
+
+def _compared(what: str, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> Check:
+    if len(given) != len(wanted):
+        return Check(what, False, f"{len(given)} outputs, where {len(wanted)} were expected")
+    worst, ok = 0.0, True
+    for number, (mine, other) in enumerate(zip(given, wanted, strict=True)):
+        other = other.detach().cpu()
+        if mine.shape != other.shape or mine.dtype != other.dtype:
+            is_, was = f"{mine.dtype} {list(mine.shape)}", f"{other.dtype} {list(other.shape)}"
+            return Check(what, False, f"output {number} is {is_}, where {was} was expected")
+        if not other.numel():
+            continue
+        allowed = TOLERANCES.get(other.dtype, 0.0)
+        if not allowed:
+            ok = ok and torch.equal(mine, other)
+            worst = max(worst, float(not torch.equal(mine, other)))
+            continue
+        kind = torch.complex128 if other.is_complex() else torch.float64
+        mine, other = mine.to(kind), other.to(kind)
+        same = (mine == other) | (mine.isnan() & other.isnan())
+        difference = torch.where(same, torch.zeros_like(mine), mine - other).abs().max().item()
+        finite = other[other.isfinite()].abs()
+        scale = max(1.0, finite.max().item() if finite.numel() else 0.0)
+        ok = ok and difference <= allowed * scale  # a NaN is not
+        worst = max(worst, difference) if difference == difference else difference
+    return Check(what, ok, f"{len(wanted)} outputs, largest difference {worst:.3g}")
+
+
+def _check_sidecar(path: str | Path, nodes: Sequence[onnx.NodeProto], props: Sequence[Mapping[str, str]]) -> Check:
+    what = "sidecar"
+    try:
+        side = json.loads(sidecar_path(path).read_text(encoding="utf-8"))
+        listed = [(one["name"], one["tag"]) for one in side["nodes"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return Check(what, False, f"{sidecar_path(path).name}: {type(error).__name__}: {_line(error)}")
+    there = [(node.name, own.get(TAG, "")) for node, own in zip(nodes, props, strict=True)]
+    return Check(what, sorted(listed) == sorted(there), f"{len(listed)} nodes listed, {len(there)} in the file")
+
+
+def _nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Every node, those of subgraphs after the one that holds them."""
+    found: list[onnx.NodeProto] = []
+    for node in graph.node:
+        found.append(node)
+        for attribute in node.attribute:
+            for inner in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
+                found += _nodes(inner)
+    return found
+
+
+def _some(names: Sequence[str], otherwise: str) -> str:
+    return f"{len(names)}: {', '.join(names[:5])}" if names else otherwise
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

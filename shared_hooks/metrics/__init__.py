@@ -1,28 +1,27 @@
 """What a forward took, layer by layer.
 
-records     the records: of a layer, of a forward
-measurement marks of one forward -> its records
-sampler     the thread that reads sensors
-series      samples -> measured, estimated, nothing
-reading     a number that says where it comes from
-energy      meters, one file a backend
+records      the records: of a layer, of a forward; each number says where it comes from
+measurement  marks of one forward -> its records
+sampler      the thread that reads sensors, and what a layer had of that
+energy       meters, one file a backend
 
 May import modules, tensors, errors.
 """
 
 from shared_hooks.metrics.measurement import Allocated, CudaMemory, Measurement, gpu_of
-from shared_hooks.metrics.reading import STATUSES, Reading, Status
 from shared_hooks.metrics.records import (
     FORWARD_READINGS,
     LAYER_READINGS,
     NOT_SAMPLED,
+    STATUSES,
     ForwardMetrics,
     LayerMetrics,
+    Reading,
+    Status,
     TensorShape,
     output_bytes,
 )
-from shared_hooks.metrics.sampler import SEARCHING, Sampler
-from shared_hooks.metrics.series import Track
+from shared_hooks.metrics.sampler import SEARCHING, Sampler, Track
 
 __all__ = [
     "FORWARD_READINGS",

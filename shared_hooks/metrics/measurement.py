@@ -10,10 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from shared_hooks.metrics.energy import Gpu
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, TensorShape, outputs_of
-from shared_hooks.metrics.sampler import Window, sampler
-from shared_hooks.metrics.series import Track
+from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape, outputs_of
+from shared_hooks.metrics.sampler import Track, Window, sampler
 from shared_hooks.modules import ModuleInfo, call_name
 
 # The clocks that layers are timed by: the host's, and the events of a CUDA stream.

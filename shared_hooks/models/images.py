@@ -2,21 +2,82 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import inspect
 import io
+import json
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
+import safetensors
 import torch
 
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, TooLarge
 from shared_hooks.models import picture
-from shared_hooks.models.frames import Pixels
+from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
+from shared_hooks.models.picture import MAX_PIXELS as MAX_PIXELS
 
-if TYPE_CHECKING:  # else where an image is read: many an edge has tensors
+if TYPE_CHECKING:
     from PIL import Image
+
+
+# A frame: one picture of a video or a camera, in memory.
+
+
+Pixels = npt.NDArray[np.uint8]
+"""RGB: (height, width, 3)."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameId:
+    """Which frame it is: of a ``source`` (a file, a device, an address without its password), ``index`` from 0.
+
+    A live source counts the frames that were dropped, too. ``seconds``: when a video shows it; None where nothing says
+    so. ``truth`` is the label it should get.
+    """
+
+    source: str
+    index: int
+    seconds: float | None = None
+    truth: str | None = None
+
+    @property
+    def name(self) -> str:
+        """For tables and messages."""
+        return f"{self.source if '://' in self.source else Path(self.source).name}#{self.index}"
+
+    @property
+    def origin(self) -> str:
+        """Where it came from, in full."""
+        return f"{self.source}#{self.index}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # arrays compare by element
+class Frame:
+    """A frame's pixels (`Pixels`), and which it is. Raises InputMismatch for another kind of array."""
+
+    id: FrameId
+    pixels: Pixels
+
+    def __post_init__(self) -> None:
+        array: Any = self.pixels
+        if not isinstance(array, np.ndarray):
+            raise InputMismatch(f"{self.id.name}: expected a numpy array of pixels, found {type(array).__name__}")
+        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
+            found = f"{array.dtype} of {array.shape}"
+            raise InputMismatch(f"{self.id.name}: expected RGB as uint8 of shape (height, width, 3), found {found}")
+
+    def __repr__(self) -> str:
+        return f"Frame({self.id.name}, {self.pixels.shape[1]} x {self.pixels.shape[0]})"
+
 
 _IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}
@@ -195,3 +256,66 @@ def picture_as_png(image: Image.Image) -> bytes:
     file, turned = io.BytesIO(), ImageOps.exif_transpose(image)
     (turned if turned.mode in _IN_PNG else turned.convert("RGB")).save(file, "PNG", compress_level=1)
     return file.getvalue()
+
+
+# Input files that come as bytes from elsewhere: read as the same file would be read here, and within bounds.
+#
+# Both sides must read alike for an answer to be the model's own, so they compare a digest of how they read: the
+# spec's settings, the code of its own callable, and the libraries that decode. Nothing is written to disk, except for
+# a spec's own callable, which takes a path.
+
+
+SUFFIXES = IMAGE_SUFFIXES | TENSOR_SUFFIXES
+BYTES_PER_PIXEL = 4
+
+
+def check_suffix(suffix: str) -> str:
+    """``suffix`` in lower case. Raises InputMismatch for one that input files do not have."""
+    if suffix.lower() not in SUFFIXES:
+        raise InputMismatch(
+            f"{suffix[:20]!r} is not a suffix of an input file; expected one of {', '.join(sorted(SUFFIXES))}"
+        )
+    return suffix.lower()
+
+
+@contextmanager
+def as_path(suffix: str, data: bytes) -> Iterator[Path]:
+    """The bytes as a file for a callable that takes a path; gone afterwards."""
+    with tempfile.TemporaryDirectory(prefix="isthmus-input-") as folder:
+        path = Path(folder) / f"input{suffix}"
+        path.write_bytes(data)
+        yield path
+
+
+def digest(settings: Any, own: Callable[..., Any] | None, constants: Mapping[str, Any]) -> str:
+    """A digest (hexadecimal) of how files are read: ``settings`` and ``constants`` by their text, ``own`` by its
+    source.
+    """
+    known = {
+        "settings": repr(settings),
+        "constants": repr(sorted(constants.items())),
+        "own": _source(own) if own else None,
+        "libraries": libraries(),
+    }
+    return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:32]
+
+
+@functools.cache
+def libraries() -> dict[str, str | None]:
+    """Versions of what decodes files."""
+    import PIL
+    from PIL import features
+
+    return {
+        "Pillow": PIL.__version__,
+        **{name: features.version(name) for name in ("jpg", "libjpeg_turbo", "zlib", "webp", "libtiff")},
+        "numpy": np.__version__,
+        "safetensors": safetensors.__version__,
+    }
+
+
+def _source(own: Callable[..., Any]) -> str:
+    try:
+        return inspect.getsource(own)
+    except (OSError, TypeError):
+        return f"{own.__module__}:{getattr(own, '__qualname__', type(own).__qualname__)}, whose source is not at hand"

@@ -13,14 +13,13 @@ import torch
 
 from shared_hooks.config import Table, kind_of, looks_like_target
 from shared_hooks.errors import SpecError, UnknownModel, near
-from shared_hooks.models.example import entry_of, example_like, read_example
 from shared_hooks.models.images import DTYPES, ImagePreprocess
-from shared_hooks.models.inputs import Inputs
+from shared_hooks.models.inputs import Inputs, entry_of, example_like, read_example
 from shared_hooks.models.predictions import TopK, read_labels
 from shared_hooks.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from shared_hooks.models.drawing import Drawing
+    from shared_hooks.models.picture import Drawing
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
@@ -187,7 +186,7 @@ def _drawing(table: Table) -> Drawing | None:
     options = table.table("draw")
     if options is None:
         return None
-    from shared_hooks.models.drawing import Drawing  # few models have it
+    from shared_hooks.models.picture import Drawing  # few models have it
 
     return Drawing.from_table(options)
 

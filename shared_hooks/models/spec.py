@@ -18,22 +18,28 @@ from torch import nn
 
 from shared_hooks.config import kind_of, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, TooLarge
-from shared_hooks.models import uploads
-from shared_hooks.models.example import Example, inputs_of, to_device
-from shared_hooks.models.frames import Frame
-from shared_hooks.models.images import ImagePreprocess, as_png, picture_as_png
-from shared_hooks.models.inputs import TENSOR_SUFFIXES, InputItem, Inputs, read_tensors, tensors_of_bytes
-from shared_hooks.models.predictions import Prediction, TopK
-from shared_hooks.models.tokenizers import load_tokenizer
+from shared_hooks.models import images
+from shared_hooks.models.images import Frame, ImagePreprocess, as_png, picture_as_png
+from shared_hooks.models.inputs import (
+    TENSOR_SUFFIXES,
+    Example,
+    InputItem,
+    Inputs,
+    inputs_of,
+    read_tensors,
+    tensors_of_bytes,
+    to_device,
+)
+from shared_hooks.models.predictions import Prediction, TopK, load_tokenizer
 from shared_hooks.models.weights import load_weights
 from shared_hooks.showing import short
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from shared_hooks.models.drawing import Drawing
-    from shared_hooks.models.mapped import MappedWeights
-    from shared_hooks.selection.file import Selection
+    from shared_hooks.models.picture import Drawing
+    from shared_hooks.models.weights import MappedWeights
+    from shared_hooks.selection.prune import Selection
 
 
 _building = threading.RLock()
@@ -87,8 +93,10 @@ class ModelSpec:
         """The same model on the CPU, with its parameters left in their files (`mapped`). Raises SpecError also where
         they are in none.
         """
-        from shared_hooks.models.mapped import MappedWeights  # asked for by few
-        from shared_hooks.models.unfilled import unfilled
+        from shared_hooks.models.weights import (
+            MappedWeights,  # asked for by few
+            unfilled,
+        )
 
         if not self.weights:
             raise SpecError(f"{self.origin}: weights: there is no file to leave them in: the factory makes them")
@@ -134,7 +142,7 @@ class ModelSpec:
     def _chosen(self) -> Selection | None:
         if self.selection is None:
             return None
-        from shared_hooks.selection.file import read_selection  # few models have one
+        from shared_hooks.selection.prune import read_selection  # few models have one
 
         return read_selection(self.selection)
 
@@ -166,30 +174,30 @@ class ModelSpec:
         return args, {**self.call_kwargs, **kwargs}
 
     def preprocess_bytes(
-        self, suffix: str, data: bytes, max_bytes: int = 1 << 28, max_pixels: int = uploads.MAX_PIXELS
+        self, suffix: str, data: bytes, max_bytes: int = 1 << 28, max_pixels: int = images.MAX_PIXELS
     ) -> Inputs:
         """The same of a file's bytes, which may come from a stranger: ``suffix`` such as ".png" says what they are.
 
         Raises InputMismatch, and TooLarge for more than ``max_bytes`` once decoded, or ``max_pixels`` of an image.
         """
-        suffix = uploads.check_suffix(suffix)
+        suffix = images.check_suffix(suffix)
         name = f"the {suffix} file"
         if isinstance(self._preprocess, str):
-            with uploads.as_path(suffix, data) as path:
+            with images.as_path(suffix, data) as path:
                 args, kwargs = self._read(path)
         elif suffix in TENSOR_SUFFIXES:
             if len(data) > max_bytes:
                 raise TooLarge(f"a file of {len(data)} bytes; at most {max_bytes} are taken")
             args, kwargs = tensors_of_bytes(data, suffix, name, self._keywords)
         else:
-            most = min(max_pixels, max_bytes // uploads.BYTES_PER_PIXEL)
+            most = min(max_pixels, max_bytes // images.BYTES_PER_PIXEL)
             args, kwargs = self._image(self._images(name).of_bytes(data, name, most))
         return args, {**self.call_kwargs, **kwargs}
 
     def preprocess_picture(self, image: Image) -> Inputs:
         """The same of a picture that Pillow has opened (for the spec's own callable, a PNG file). Raises as above."""
         if isinstance(self._preprocess, str):
-            with uploads.as_path(".png", picture_as_png(image)) as path:
+            with images.as_path(".png", picture_as_png(image)) as path:
                 args, kwargs = self._read(path)
         else:
             args, kwargs = self._image(self._images("the picture").of_image(image))
@@ -212,7 +220,7 @@ class ModelSpec:
         """A digest (hexadecimal) of how files are read: equal where the same file gives the same inputs."""
         own = self._preprocess
         resolved = resolve(own, self.folder, f"{self.origin}: preprocess") if isinstance(own, str) else None
-        return uploads.digest((self._preprocess, sorted(self._keywords)), resolved, self.call_kwargs)
+        return images.digest((self._preprocess, sorted(self._keywords)), resolved, self.call_kwargs)
 
     def _read(self, path: Path) -> Inputs:
         if isinstance(self._preprocess, str):
@@ -230,7 +238,7 @@ class ModelSpec:
 
     def _read_frame(self, frame: Frame) -> Inputs:
         if isinstance(self._preprocess, str):
-            with uploads.as_path(".png", as_png(frame.pixels)) as path:
+            with images.as_path(".png", as_png(frame.pixels)) as path:
                 return self._read(path)
         return self._image(self._images(frame.id.name).of_pixels(frame.pixels))
 

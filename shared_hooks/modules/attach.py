@@ -22,6 +22,73 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+# Keep PyTorch's MultiheadAttention fast path off while Isthmus runs a model.
+#
+# The fast path fuses a whole encoder layer into one kernel and so skips the modules inside; with another kernel the
+# last bits differ. The switch is global to the process, so it is counted: off while any forward of ours runs, in any
+# thread, and back to what it was afterwards.
+
+
+_lock = threading.Lock()
+_running = 0
+_before = True
+
+
+class fast_path_off:  # used as a function
+    """Switch the fast path off for the duration; nests, and counts over threads."""
+
+    def __enter__(self) -> None:
+        global _running, _before
+        with _lock:
+            if _running == 0:
+                _before = torch.backends.mha.get_fastpath_enabled()
+                if _before:
+                    torch.backends.mha.set_fastpath_enabled(False)
+            _running += 1
+
+    def __exit__(self, *_: object) -> None:
+        global _running
+        with _lock:
+            _running -= 1
+            if _running == 0 and _before:
+                torch.backends.mha.set_fastpath_enabled(True)
+
+
+# Functions in place of methods of one module, for as long as they are wanted.
+
+
+class Instead:
+    """A function on a module, in place of a method. Who looks at what a model keeps between calls does not look into
+    it: what is behind it is ours.
+    """
+
+    def __init__(self, function: Callable[..., Any], before: Any) -> None:
+        self._function = function
+        self.before = before
+        """What was there, None for nothing."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def put_instead(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
+    """Put functions there by the methods' names. Gives what takes them away again, and leaves alone what others have
+    put over them since.
+    """
+    own = vars(module)
+    before = {name: own[name] for name in functions if name in own}
+    ours = {name: Instead(function, own.get(name)) for name, function in functions.items()}
+    own.update(ours)
+
+    def take_off() -> None:
+        for name, one in ours.items():
+            if own.get(name) is one:
+                del own[name]
+                own.update({name: before[name]} if name in before else {})
+
+    return take_off
+
+
 _ABSENT = object()
 COMPILED = "_compiled_call_impl"  # what `Module.compile` sets
 lock = threading.RLock()

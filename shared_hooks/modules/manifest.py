@@ -19,8 +19,7 @@ from typing import Any, Final
 from torch import nn
 
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.modules import agreement
-from shared_hooks.modules.tables import Tables, compared
+from shared_hooks.modules.tables import Tables, assigned_by, compared, form_of, source_digest, state_of, tensor_hash
 
 MAX_BYTES: Final = 1 << 20
 """Most bytes of a manifest on its way."""
@@ -60,20 +59,20 @@ def manifest(
     tables: Tables | None = None,
 ) -> dict[Fact, str]:
     """All that both sides must agree on. ``attributes``: by path, from before the first forward
-    (`agreement.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
+    (`tables.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
     on the example.
     """
     found: dict[Fact, str] = {(SET, "", "depth of layers"): repr(depth)}
     for path, module in model.named_modules():
         kind = type(module)
         found[KIND, path, ""] = kind.__name__
-        found[CODE, kind.__qualname__, ""] = agreement.source_digest(kind)
+        found[CODE, kind.__qualname__, ""] = source_digest(kind)
         usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
             found[USUAL if name in usual and _same(usual[name], value) else SET, path, name] = repr(value)
-    for name, value in agreement.state_of(model):
+    for name, value in state_of(model):
         path, _, last = name.rpartition(".")
-        found[TENSOR, path, last] = " ".join(map(str, (*agreement.form_of(value), agreement.tensor_hash(value))))
+        found[TENSOR, path, last] = " ".join(map(str, (*form_of(value), tensor_hash(value))))
     for (path, name), reported in (tables or {}).items():
         found[TABLE, path, name] = reported
     for number, name in enumerate(operations):
@@ -99,12 +98,7 @@ def _usual(kind: Any) -> Mapping[str, Any]:
 
 def _kept_by(kind: type) -> Iterator[str]:
     """Names of attributes that the functions of a class assign to."""
-    return (
-        name
-        for one in vars(kind).values()
-        if isinstance(one, types.FunctionType)
-        for name in agreement.assigned_by(one)
-    )
+    return (name for one in vars(kind).values() if isinstance(one, types.FunctionType) for name in assigned_by(one))
 
 
 def _same(default: Any, value: Any) -> bool:

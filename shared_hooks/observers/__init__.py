@@ -1,13 +1,13 @@
 """Look inside a model while it runs, on either side of a cut, without changing a bit of its answer.
 
-base         `Observer`: looks at modules, and cannot change or break them
-watching     how a forward is shown to observers
-groups       vision, audio, language ...: parts of a multimodal model
-named        observers by the names that commands and requests use
-kinds        the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
-transforms   a hook that may change a module's output; not an observer
-values, deferred, backward   values met, numbers read later, backward hooks
-texts, pictures, thumbnails  tokens as text; attention as pictures
+base        `Observer`: looks at modules, and cannot change or break them
+watching    how a forward is shown to observers; groups of modules
+named       observers by the names that commands and requests use
+kinds       the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
+transforms  a hook that may change a module's output; not an observer
+backward    backward hooks
+pictures    attention as pictures
+thumbnails  ... small enough to travel; tokens as text
 
 from shared_hooks.observers import ActivationStats
 
@@ -18,7 +18,6 @@ for record in stats.records:
 """
 
 from shared_hooks.observers.base import Attachment, Observer, Record
-from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.kinds import (
     Activation,
     ActivationStats,
@@ -38,7 +37,7 @@ from shared_hooks.observers.kinds import (
 )
 from shared_hooks.observers.pictures import heat_map, save_heat_map
 from shared_hooks.observers.transforms import Changed, Transform
-from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.observers.watching import Deferred, ObservedCall
 
 __all__ = [
     "Activation",

@@ -28,10 +28,8 @@ from torch import nn
 
 from shared_hooks.errors import InputMismatch, IsthmusError, UnknownLayer, near, near_path
 from shared_hooks.modules import ROOT, walk
-from shared_hooks.observers import groups, watching
-from shared_hooks.observers.deferred import Deferred
-from shared_hooks.observers.values import size_of
-from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.observers import watching
+from shared_hooks.observers.watching import Deferred, ObservedCall, size_of
 from shared_hooks.wrapped import WrappedModel
 
 # Which modules an observer looks at: names, globs, regular expressions, types, groups, modules themselves.
@@ -87,7 +85,7 @@ def _matching(model: nn.Module, names: dict[str, nn.Module], target: Any) -> lis
     if kind == "type":
         return [module for module in names.values() if any(base.__name__ == rest for base in type(module).__mro__[:-1])]
     if kind == "group":
-        inside = groups.find(model).get(rest, ())
+        inside = watching.find(model).get(rest, ())
         return [names[name] for name in inside if name in names]
     return [module for name, module in names.items() if fnmatch.fnmatchcase(name, target)]
 
@@ -100,7 +98,8 @@ def _nothing(target: Any, names: dict[str, nn.Module]) -> str:
         known = sorted({type(module).__name__ for module in names.values()})
         return f"no module is a {wanted}.{near(wanted, known) or _some(known)}"
     if isinstance(target, str) and target.startswith("group:"):
-        return f"no module is in the group {target[6:]!r}.{near(target[6:], groups.RULES) or _some(list(groups.RULES))}"
+        groups = list(watching.RULES)
+        return f"no module is in the group {target[6:]!r}.{near(target[6:], groups) or _some(groups)}"
     text = target.pattern if isinstance(target, re.Pattern) else target
     plain = re.sub(r"^re:|[\\*?^$()\[\]+|]", "", text)
     return f"no module is called {text!r}.{near_path(plain, names) or _some(list(names))}"

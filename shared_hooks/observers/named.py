@@ -20,8 +20,7 @@ from shared_hooks.errors import BadFrame, IsthmusError, SpecError, near
 from shared_hooks.metrics import Reading
 from shared_hooks.observers.base import Observer
 from shared_hooks.observers.kinds import OBSERVERS
-from shared_hooks.observers.texts import Texts
-from shared_hooks.observers.thumbnails import is_thumbnail
+from shared_hooks.observers.thumbnails import Texts, is_thumbnail
 from shared_hooks.wrapped import WrappedModel
 
 MAX_RECORDS = 2000

@@ -17,8 +17,7 @@ from torch import nn
 
 from shared_hooks.errors import InputMismatch
 from shared_hooks.observers.base import Attachment, Observer, ObserverLook, Record
-from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.observers.watching import ObservedCall, parts
 from shared_hooks.wrapped import WrappedModel
 
 _attached: list[Attachment] = []

@@ -10,19 +10,190 @@ so every call is shown on exactly one side. Planning is shown to nobody.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import nn
 
-from shared_hooks.forward import UNSEEN, Session
+from shared_hooks.forward import UNSEEN, Placeholder, Session
+from shared_hooks.generation.remote_tensor import RemoteTensor
 from shared_hooks.generation.tail import Tail
 from shared_hooks.head import Banking, Diverged
-from shared_hooks.modules import Runner, Shim, Shown, attach, call_name, running
-from shared_hooks.observers.deferred import Deferred, read
+from shared_hooks.modules import ROOT, Runner, Shim, Shown, attach, call_name, running, walk
+from shared_hooks.tensors import is_namedtuple
+
+# Numbers that wait on a device until the forward is over, and are then read together, in one transfer.
+
+
+@dataclass(frozen=True, eq=False)
+class Deferred:
+    """``values``: a flat tensor; ``make`` turns its copy on the CPU into a record, or into None: nothing to tell."""
+
+    values: torch.Tensor
+    make: Callable[[torch.Tensor], Any]
+
+
+def read(waiting: Iterable[Deferred]) -> Callable[[Deferred], torch.Tensor]:
+    """Copies all values to the CPU, one transfer for each device and dtype, and gives the look-up.
+
+    The same tensor in several places is moved once.
+    """
+    moved: dict[int, torch.Tensor] = {}
+    rows: dict[Any, dict[int, torch.Tensor]] = {}
+    for one in waiting:
+        values = one.values
+        if values.device.type == "cpu":
+            moved[id(values)] = values
+        else:
+            rows.setdefault((values.device, values.dtype), {})[id(values)] = values
+    for row in rows.values():
+        together = torch.cat(list(row.values())).cpu()
+        moved.update(zip(row, together.split([len(values) for values in row.values()]), strict=True))
+    return lambda one: moved[id(one.values)]
+
+
+# The parts of a multimodal model by what they are for: vision, audio, fusion, language, head.
+#
+# Found by the words in a module's name and in the name of its type; a module belongs to the group of the outermost
+# ancestor that has one, so that a projection inside a vision encoder is vision. `RULES` may be extended with `add`.
+
+
+RULES: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {}
+"""Group -> (pattern for the last part of a name, pattern for a type's name), both searched in lower case."""
+
+
+def add(group: str, names: str, types: str = "(?!)") -> None:
+    """Add a group, or replace one: regular expressions for names and for the names of types."""
+    RULES[group] = (re.compile(names), re.compile(types))
+
+
+add("vision", r"^(vision|visual|image|pixel|vit$)", r"^(?!.*text).*(vision|visual|image.?encoder)(?!.*2seq)")
+add("audio", r"^(audio|speech|acoustic|wave)", r"^(?!.*text).*(audio|speech)")
+add(
+    "fusion",
+    r"(fusion|cross_?modal|multi_?modal|connector|projector|q_?former|perceiver|resampler)",
+    r"(fusion|crossmodal|multimodal|connector|projector|qformer|perceiver|resampler)",
+)
+add("language", r"^(text|language|llm|bert|roberta)", r"(text|language)(model|encoder|decoder|transformer)")
+add(
+    "head", r"(^|_)(head|classifier|score|fc|logits?)($|_)|^classifier|(visual|text|vision|audio)_projection$", r"head$"
+)
+
+
+def find(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Group -> names of its modules, in definition order; groups without a module are left out."""
+    found: dict[str, list[str]] = {}
+    owner: dict[str, str] = {}
+    for module, info in walk(model, None).items():
+        if info.path == ROOT:
+            continue
+        parent, _, last = info.path.rpartition(".")
+        group = owner.get(parent) or _group(last.lower(), type(module).__name__.lower())
+        if group is not None:
+            owner[info.path] = group
+            found.setdefault(group, []).append(info.path)
+    return {group: tuple(names) for group, names in found.items()}
+
+
+def _group(name: str, kind: str) -> str | None:
+    # projections are named after what they project: the more special rules first
+    for group in ("head", "fusion", *RULES):
+        names, _ = RULES.get(group, (None, None))
+        if names is not None and names.search(name):
+            return group
+    return next((group for group, (_, types) in RULES.items() if types.search(kind)), None)
+
+
+# Nested values as observers meet them: the tensors inside with their places, copies, and sizes.
+
+
+def is_real(value: Any) -> bool:
+    """A tensor that is on this side of the cut."""
+    return isinstance(value, torch.Tensor) and type(value) not in (Placeholder, RemoteTensor)
+
+
+def parts(value: Any, place: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """(place, tensor) of every tensor on this side; ``""`` for a value that is one tensor, else as "0.hidden"."""
+    if is_real(value):
+        yield place, value
+        return
+    seen = set() if seen is None else seen
+    for key, item in _items(value, seen):
+        yield from parts(item, f"{place}.{key}" if place else str(key), seen)
+
+
+def _items(value: Any, seen: set[int]) -> list[tuple[Any, Any]]:
+    if value is None or isinstance(value, (bool, int, float, str, bytes, type, torch.nn.Module, torch.Tensor)):
+        return []
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        return list(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return list(zip(value._fields, value, strict=True))
+    if isinstance(value, (list, tuple)):
+        return list(enumerate(value))
+    return list(vars(value).items()) if hasattr(value, "__dict__") else []
+
+
+def copy_of(value: Any) -> Any:
+    """A copy that may be changed and kept: tensors cloned, placeholders None, unknown holders a dictionary of parts."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone() if is_real(value) else None
+    return _copy_of_holder(value)
+
+
+def _copy_of_holder(value: Any) -> Any:
+    kind: Any = type(value)
+    if is_namedtuple(value):
+        items = [copy_of(item) for item in value]
+        return tuple.__new__(kind, items) if hasattr(kind, "_fields") else kind(items)
+    if isinstance(value, dict) and hasattr(kind, "__dataclass_fields__"):  # ModelOutput
+        return kind(**{key: copy_of(item) for key, item in value.items()})
+    if kind in (list, tuple):
+        return kind(copy_of(item) for item in value)
+    if kind is dict:
+        return {key: copy_of(item) for key, item in value.items()}
+    found = {place: copy_of(tensor) for place, tensor in parts(value)}
+    return found or value
+
+
+_PLAIN = frozenset({int, float, bool, type(None)})
+
+
+def size_of(value: Any, depth: int = 0) -> int:
+    """Bytes a kept value holds, about: exact for tensors and arrays, what Python says of the rest."""
+    if type(value) in _PLAIN:
+        return 32
+    if isinstance(value, torch.Tensor):
+        if not is_real(value):
+            return 0
+        has_storage = value.layout is torch.strided and not value.is_nested
+        return value.untyped_storage().nbytes() if has_storage else value.numel() * value.element_size()
+    nbytes = getattr(value, "nbytes", None)
+    if isinstance(nbytes, int):
+        return nbytes
+    own = sys.getsizeof(value, 64)
+    if depth >= 8:
+        return own
+    if type(value) is str:
+        return own
+    if isinstance(value, (list, tuple, set, frozenset)):
+        if all(type(item) in _PLAIN for item in value):
+            return own + 32 * len(value)
+        return own + sum(size_of(item, depth + 1) for item in value)
+    if isinstance(value, Mapping):
+        return own + sum(size_of(item, depth + 1) for item in value.values())
+    if hasattr(value, "__dict__"):
+        return own + sum(size_of(item, depth + 1) for item in vars(value).values())
+    return own
 
 
 class ObservedCall:

@@ -1,19 +1,18 @@
 """From a recording to cuts: what crosses where.
 
-planner     plans made and kept, by signature and path
-needed      which parameters a head reads
-plan        layers, cuts, a digest to agree on
-blocks      a module that holds layers, as a cut
-liveness    trace -> frontier of every cut
-cutting     frontier -> description, and captures for the head
-lengths     cuts of sizes that were never planned
+planner   plans made and kept, by signature and path
+needed    which parameters a head reads
+plan      layers, cuts, a digest to agree on
+liveness  trace -> frontier of every cut
+cutting   frontier -> description, and captures for the head
+lengths   cuts of sizes that were never planned
 
 May import recording, forward, state, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
 """
 
-from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.lengths import Rule
+from shared_hooks.planning.liveness import blocks, last_layer
 from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk
 from shared_hooks.planning.planner import Loads, Planner
 

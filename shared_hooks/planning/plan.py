@@ -17,10 +17,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.modules import ModuleInfo
-from shared_hooks.planning.blocks import blocks, last_layer
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
-from shared_hooks.planning.liveness import Frontier, Liveness, frontier_bytes
-from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, collector
+from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes, last_layer
+from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
 from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, summary_of, text_table
 from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten
 
@@ -333,7 +332,7 @@ class Plan:
     leaves: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        with collector.put_off():
+        with escapes.put_off():
             self._work_out()
 
     def __repr__(self) -> str:
@@ -360,7 +359,7 @@ class Plan:
     @cached_property
     def liveness(self) -> Liveness:
         """What is alive where."""
-        with collector.put_off():
+        with escapes.put_off():
             return Liveness(self.trace)
 
     @cached_property

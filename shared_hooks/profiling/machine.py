@@ -6,17 +6,22 @@ Sources: /proc and /sys as the kernel documents them (cpufreq, cgroup v1 and v2,
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
 import re
-from collections.abc import Iterator
+import statistics
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from shared_hooks.profiling.timers import Inputs
 from shared_hooks.version import __version__
+from shared_hooks.wrapped import WrappedModel
 
 _SERIALS = ("etc/machine-id", "proc/device-tree/serial-number")
 
@@ -143,3 +148,81 @@ def _text(path: Path) -> str | None:
         return path.read_bytes()[:65536].decode("utf-8", "replace").replace("\0", "").strip() or None
     except OSError:
         return None
+
+
+# What two machines must have alike for a model to give the same bits on both: release of torch, device, processor,
+# threads. Said in the greeting; nobody is refused for it.
+
+
+def kind(device: torch.device) -> dict[str, str]:
+    """``torch``, ``kind`` ("cpu", "cuda NVIDIA H100"), ``processor`` with the vector unit in use, ``threads``."""
+    return {
+        "torch": str(torch.__version__),
+        "kind": f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type,
+        "processor": _processor(),
+        "threads": str(torch.get_num_threads()),
+    }
+
+
+def unlike(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    """In words, what is not alike for the bits. What a side does not say counts as alike: silence excuses nothing.
+
+    A GPU's kernels are its own, whatever the processor beside it.
+    """
+    names = ("torch", "kind") if mine["kind"].startswith("cuda") else ("torch", "kind", "processor", "threads")
+    differ = [name for name in names if theirs.get(name, mine[name]) != mine[name]]
+    return [f"{name} {mine[name]} here, {theirs[name]} there" for name in differ]
+
+
+@functools.cache
+def _processor() -> str:
+    unit = torch.backends.cpu.get_cpu_capability()
+    return f"{processor()[0] or platform.machine()}, {unit}"
+
+
+# Whether several threads of torch cost here more than they gain: forwards with all of them and with one, compared.
+#
+# torch's threads wait for each other by spinning. Where something else runs on the processor, one of them is put
+# aside, and the others burn time until it is back: beside one or two busy processes on two cores, forwards with two
+# threads took 10 to 100 times as long as with one. What clocks and counters show then could be a slow model, too; so
+# one thread is tried.
+
+
+TRIES: Final = 5
+LEAST: Final = 3
+"""Made in any case."""
+FACTOR: Final = 2.0
+"""So many times as long as with one thread, by their medians, is worth a word."""
+
+
+def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, seconds: float) -> tuple[str, ...]:
+    """One line for people where one thread is much faster, else nothing: `TRIES` forwards with either number, fewer
+    where they take more than ``seconds``. ``pause``: seconds before each, as before every measurement.
+
+    For the edge alone: the number of threads belongs to the whole process, and a server's other requests need it.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or inputs.device.type != "cpu":
+        return ()
+    took: dict[int, list[int]] = {threads: [], 1: []}
+    until = time.monotonic() + seconds
+    while len(took[1]) < (TRIES if time.monotonic() < until else LEAST):
+        for count, spent in took.items():
+            args, kwargs = inputs.fresh()
+            time.sleep(pause)
+            torch.set_num_threads(count)
+            try:
+                started = time.perf_counter_ns()
+                with torch.no_grad():  # not through `WrappedModel`, which would plan again for other settings
+                    wrapped.model(*args, **kwargs)
+                spent.append(time.perf_counter_ns() - started)
+            finally:
+                torch.set_num_threads(threads)
+    several, one = (statistics.median(spent) / 1e6 for spent in took.values())
+    if several < FACTOR * one:
+        return ()
+    return (
+        f"{threads} threads take {several:.1f} ms for a forward, one takes {one:.1f} ms (torch's threads wait by "
+        "spinning, and something else may run on the processor): give --threads 1, in Python ModelChoice(..., "
+        "threads=1), on both sides; or set OMP_WAIT_POLICY=passive",
+    )

@@ -11,17 +11,17 @@ from typing import Any, Final, Literal
 
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.metrics import Reading, TensorShape
-from shared_hooks.profiling.fields import Fields
 from shared_hooks.profiling.profile import (
     CodecProfile,
     CutProfile,
+    Fields,
     FileInput,
     LayerProfile,
     ModelIdentity,
     Profile,
+    Quartiles,
     Side,
 )
-from shared_hooks.profiling.quartiles import Quartiles
 
 FORMAT: Final = "isthmus-profile"
 VERSION: Final = 1

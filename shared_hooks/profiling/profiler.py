@@ -6,25 +6,25 @@ does so for all of them. What the budget does not allow to measure is estimated 
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from shared_hooks.codecs.basis import Basis
+from shared_hooks import codecs
+from shared_hooks.codecs.basis import Basis, Book
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import CutRefused, IsthmusError, SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.planning import Plan
 from shared_hooks.profiling import machine
-from shared_hooks.profiling.around import Around
 from shared_hooks.profiling.inspection import NOTE, Inspection, inspect, weights_bytes
-from shared_hooks.profiling.options import ProfileOptions
-from shared_hooks.profiling.power import Power
+from shared_hooks.profiling.machine import warnings_of_threads
 from shared_hooks.profiling.profile import (
     INPUT_CUT,
     CodecProfile,
@@ -33,13 +33,59 @@ from shared_hooks.profiling.profile import (
     LayerProfile,
     ModelIdentity,
     Profile,
+    Quartiles,
     Side,
+    middle_half,
 )
-from shared_hooks.profiling.quartiles import Quartiles, middle_half
-from shared_hooks.profiling.threads import warnings_of_threads
-from shared_hooks.profiling.timers import HeadTimer, Inputs, TailTimer, TimedCodec, TimedRun
-from shared_hooks.profiling.whole import WholeForwards, WholeTimes
+from shared_hooks.profiling.timers import (
+    Around,
+    HeadTimer,
+    Inputs,
+    Power,
+    TailTimer,
+    TimedCodec,
+    TimedRun,
+    WholeForwards,
+    WholeTimes,
+)
 from shared_hooks.wrapped import WrappedModel
+
+# How long and how often a profiler measures.
+
+
+@dataclass(frozen=True)
+class ProfileOptions:
+    """``seconds``: the budget; one repetition is made in any case. ``pause``: seconds to rest before each measurement,
+    as a request's process does while it waits for the network: caches have cooled, threads sleep, a CPU quota is
+    refilled. Without it, heads of a small model measured half of what requests then took. ``metrics``: as requests take
+    that ask for layer metrics; the edge then measures them, and both sides collect them. Raises SpecError for numbers
+    out of range.
+    """
+
+    warmup: int = 3
+    repetitions: int = 20
+    seconds: float = 20.0
+    codec: str = "raw"
+    pause: float = 0.005
+    metrics: bool = False
+    codecs: tuple[str, ...] = ()
+    """Measured beside ``codec``, on the frontiers that its rounds make."""
+    books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
+    """By the name of a cut, what the codec "basis" sends its pieces by; beside another codec it is measured only there.
+    """
+
+    def __post_init__(self) -> None:
+        for name, least in (("warmup", 0), ("repetitions", 1)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise SpecError(f"{name}={value!r}: must be a whole number of at least {least}")
+        if not 0 < self.seconds < math.inf:
+            raise SpecError(f"seconds={self.seconds}: must be more than 0")
+        if not 0 <= self.pause < math.inf:
+            raise SpecError(f"pause={self.pause}: must be 0 or more")
+        for name in (self.codec, *self.codecs):
+            codecs.check(name)
+
 
 # Every cut of one side: which there is time to measure, the rounds that measure them, and what came of it.
 
@@ -329,8 +375,6 @@ def _allowed(plan: Plan) -> list[tuple[int, int]]:
         return found
     return [(INPUT_CUT, plan.frontier_bytes(INPUT_CUT)), *found]
 
-
-__all__ = ["ProfileOptions", "Progress", "identity", "profile_cloud", "profile_edge"]
 
 Progress = Callable[[int, int, str], None]
 """(done, total, what comes next). What it raises ends the profiling."""

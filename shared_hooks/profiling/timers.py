@@ -3,18 +3,54 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 
 from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.crossing import Crossing, EarlyOutput, Parcel, decode
-from shared_hooks.models.example import to_device
+from shared_hooks.errors import CutRefused
+from shared_hooks.metrics import SEARCHING, LayerMetrics, Reading, Sampler, Track, gpu_of
+from shared_hooks.metrics.sampler import sampler
+from shared_hooks.models.inputs import to_device
 from shared_hooks.profiling.inspection import Ledger
+from shared_hooks.profiling.profile import Quartiles, middle_half
 from shared_hooks.tensors import copied, tensors_in
 from shared_hooks.wrapped import WrappedModel
+
+# What a client does around a head: the answer before becomes tensors, and the next input is read.
+#
+# It is done before every measurement on the edge, and not only to time it: in a request the head begins with caches,
+# clocks and a CPU quota as these leave them. Heads of a small model on a quarter of a core, measured by themselves,
+# took a third of what they take after their input was read.
+
+
+class Around:
+    """``answer``: header and payload of one. ``prepare`` reads and preprocesses ``path``; None: inputs are tensors."""
+
+    def __init__(
+        self, answer: tuple[bytes, bytes], path: Path | None, prepare: Callable[[Path], object] | None
+    ) -> None:
+        self.path = path
+        self._answer = answer
+        self._prepare = prepare
+        self.finish_ns: list[int] = []
+        self.prepare_ns: list[int] = []
+
+    def run(self) -> None:
+        """Raises what reading the input raises."""
+        started = time.perf_counter_ns()
+        Parcel.to_value(*self._answer)
+        finished = time.perf_counter_ns()
+        self.finish_ns.append(finished - started)
+        if self._prepare is not None and self.path is not None:
+            self._prepare(self.path)
+            self.prepare_ns.append(time.perf_counter_ns() - finished)
+
 
 KEEP_BYTES = 512 << 20
 """Frontiers that the cloud's side keeps between repetitions; beyond, the head runs again, outside the timing."""
@@ -236,3 +272,211 @@ class TailTimer:
 def _writable(data: bytes) -> memoryview:
     """As it lies when it was received."""
     return memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]
+
+
+# Energy of work that is repeated until the sensors see it; and the share of other work by its time.
+
+
+SEARCH_S = 10.0
+IDLE_S = 1.0
+LEAST_S = 0.2
+LEAST_PERIODS = 5
+
+
+class Power:
+    """The energy meters of this machine, for a model on ``device``. Without one, nothing is repeated, and every reading
+    says why there is none.
+    """
+
+    def __init__(self, device: torch.device, source: Sampler = sampler) -> None:
+        self._gpu = gpu_of(device)
+        self._sampler = source
+        self._watts: float | None = None
+        self.missing = self._search()
+        """Why there are no readings; None where there are."""
+
+    def _search(self) -> Reading | None:
+        until = time.monotonic() + SEARCH_S
+        while True:
+            track = self._track(time.perf_counter_ns())
+            if isinstance(track, Track):
+                return None
+            if track is not SEARCHING or time.monotonic() > until:
+                return track
+            time.sleep(0.01)
+
+    def _track(self, start_ns: int) -> Track | Reading:
+        self._sampler.touch(self._gpu)
+        return self._sampler.window(start_ns, self._gpu).energy
+
+    def idle(self) -> Reading:
+        """Watts while nothing of ours runs, over `IDLE_S`."""
+        if self.missing is not None:
+            return self.missing
+        started = time.perf_counter_ns()
+        time.sleep(IDLE_S)
+        ended = time.perf_counter_ns()
+        grown = self._grown(started, ended)
+        if grown.value is None:
+            return grown
+        return Reading(grown.value / (ended - started) * 1e9, grown.status, grown.note)
+
+    def repeat(self, run: Callable[[], object], what: str) -> Reading:
+        """Joules of one ``run``, of as many as the sensors need. The first call says what `share` goes by."""
+        if self.missing is not None:
+            return self.missing
+        track = self._track(time.perf_counter_ns())
+        period = track.period_ns / 1e9 if isinstance(track, Track) else 0.0
+        count, started, ended = 0, time.perf_counter_ns(), 0
+        while ended - started < max(LEAST_S, LEAST_PERIODS * period) * 1e9:
+            run()
+            count, ended = count + 1, time.perf_counter_ns()
+        grown = self._grown(started, ended)
+        if grown.value is None:
+            return grown
+        if self._watts is None:
+            self._watts = grown.value / (ended - started) * 1e9
+        return Reading(grown.value / count, grown.status, f"{grown.note}; over {count} {what}")
+
+    def share(self, ns: float) -> Reading:
+        """Joules of work of ``ns`` nanoseconds at the mean power of what was repeated first."""
+        if self.missing is not None:
+            return self.missing
+        if self._watts is None:
+            return Reading.unavailable("no mean power was measured")
+        return Reading.estimated(self._watts * ns / 1e9, f"its time at {self._watts:.3g} W mean power")
+
+    def _grown(self, start: int, stop: int) -> Reading:
+        """Joules between two times, read when a sample after ``stop`` has come, or ought to have."""
+        until = time.monotonic() + SEARCH_S
+        while True:
+            track = self._track(start)
+            if isinstance(track, Reading):
+                return track
+            if (track.times and track.times[-1] >= stop) or time.monotonic() > until:
+                return track.growth(start, stop)
+            time.sleep(track.period_ns / 4e9)
+
+
+def mean_reading(readings: Sequence[Reading]) -> Reading:
+    """The mean of several readings of one thing; measured if all of them are, unavailable if none has a value."""
+    values = [reading.value for reading in readings if reading.value is not None]
+    if not values:
+        return readings[-1]
+    note = next(reading.note for reading in reversed(readings) if reading.value is not None)
+    value = sum(values) / len(values)
+    if any(reading.status != "measured" for reading in readings):
+        return Reading.estimated(value, note)
+    return Reading.measured(value, note)
+
+
+# Whole forwards with layer metrics: per layer median and quartiles, and what no layer accounts for.
+
+
+@dataclass(frozen=True)
+class WholeLayer:
+    """One layer over all repetitions."""
+
+    inference: Quartiles
+    cpu: Quartiles | None
+    energy: Reading
+    mean_power: Reading
+
+
+@dataclass(frozen=True)
+class WholeTimes:
+    """Whole forwards, from placing the inputs to the output. ``outside``: total less the layers, of each forward; on
+    the edge, where a forward with metrics collects them before it answers, that is part of it.
+    """
+
+    total: Quartiles
+    bare: Quartiles
+    outside: Quartiles
+    layers: tuple[WholeLayer, ...]
+
+    def until(self, layer_id: int) -> float:
+        """The sum of the medians of the layers up to one, in nanoseconds; 0 for the cut "input"."""
+        return sum(layer.inference.median for layer in self.layers[: layer_id + 1])
+
+
+class WholeForwards:
+    """Runs them one by one, with metrics or bare. ``names``: of the layers that the plan knows; forwards with others
+    are left out.
+
+    ``collects``: collecting the metrics counts, where the model's own setting has them on.
+    """
+
+    def __init__(self, wrapped: WrappedModel, inputs: Inputs, names: Sequence[str], *, collects: bool = False) -> None:
+        self._wrapped = wrapped
+        self._inputs = inputs
+        self._names = list(names)
+        self._collects = collects
+        self._forwards: list[tuple[int, list[LayerMetrics]]] = []
+        self._bare: list[int] = []
+
+    def run_bare(self) -> None:
+        """One forward as a request runs it. Raises what the model raises."""
+        args, kwargs = self._inputs.fresh()
+        started = time.perf_counter_ns()
+        args, kwargs = self._inputs.place(args, kwargs)
+        self._wrapped.forward(*args, **kwargs)
+        wait_for(self._inputs.device)
+        if self._collects:
+            collect(self._wrapped)
+        self._bare.append(time.perf_counter_ns() - started)
+
+    def run(self) -> None:
+        """One forward, with layer metrics whatever the model's own setting is. Raises what the model raises."""
+        wrapped = self._wrapped
+        before = wrapped.metrics_enabled
+        wrapped.metrics_enabled = True
+        args, kwargs = self._inputs.fresh()
+        try:
+            started = time.perf_counter_ns()
+            args, kwargs = self._inputs.place(args, kwargs)
+            wrapped.forward(*args, **kwargs)
+            wait_for(self._inputs.device)
+            if self._collects and before:
+                collect(wrapped)
+            total = time.perf_counter_ns() - started
+            layers = wrapped.get_layer_metrics()
+        finally:
+            wrapped.metrics_enabled = before
+        if [layer.name for layer in layers] == self._names:
+            self._forwards.append((total, layers))
+
+    def take(self) -> WholeTimes:
+        """What the forwards since the last call come to.
+
+        Raises CutRefused for a model that never took the planned path.
+        """
+        forwards, self._forwards = self._forwards, []
+        bare, self._bare = self._bare, []
+        if not forwards:
+            raise CutRefused("the model takes another path through its layers each time it runs on the same input")
+        forwards.sort(key=lambda forward: forward[0])
+        totals = [total for total, _ in forwards]
+        columns = list(zip(*(layers for _, layers in forwards), strict=True))
+        return WholeTimes(
+            _of(totals),
+            Quartiles.of(bare or totals),
+            _of([total - sum(layer.inference_ns for layer in layers) for total, layers in forwards]),
+            tuple(_layer(column) for column in columns),
+        )
+
+
+def _of(values: Sequence[float]) -> Quartiles:
+    """Quartiles of forwards in the order of their totals. The middle half is that of the forwards: the layers' middles
+    and the outside's add up to the whole's.
+    """
+    return replace(Quartiles.of(values), middle=fmean(middle_half(values)))
+
+
+def _layer(column: Sequence[LayerMetrics]) -> WholeLayer:
+    cpu = [layer.cpu_ns for layer in column if layer.cpu_ns is not None]
+    return WholeLayer(
+        _of([layer.inference_ns for layer in column]),
+        Quartiles.of(cpu) if len(cpu) == len(column) else None,
+        mean_reading([layer.energy for layer in column]),
+        mean_reading([layer.mean_power for layer in column]),
+    )

@@ -24,8 +24,18 @@ from shared_hooks.forward import (
 )
 from shared_hooks.recording.escapes import Handed
 from shared_hooks.recording.kernels import KernelLog
-from shared_hooks.recording.repeats import Repeat, Repeats, only_assigns, only_views, run_unseen
-from shared_hooks.recording.trace import NEVER, Event, Op, Storage, Value
+from shared_hooks.recording.trace import (
+    NEVER,
+    Event,
+    Op,
+    Repeat,
+    Repeats,
+    Storage,
+    Value,
+    only_assigns,
+    only_views,
+    run_unseen,
+)
 from shared_hooks.state import DiceWatch
 from shared_hooks.tensors import UnknownHolder, View, flatten, tensors_in
 

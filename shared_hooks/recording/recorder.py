@@ -11,12 +11,12 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.forward.threads import watch_threads
+from shared_hooks.forward.allowance import watch_threads
 from shared_hooks.metrics import output_bytes
 from shared_hooks.modules import ModuleInfo, fast_path_off, running
 from shared_hooks.purity import is_safe, pure_modules
-from shared_hooks.recording.carried import outside_writes
-from shared_hooks.recording.escapes import bits_of
+from shared_hooks.recording import escapes
+from shared_hooks.recording.escapes import bits_of, outside_writes, perturbed
 from shared_hooks.recording.operations import OperationLog
 from shared_hooks.recording.outliving import Judge
 from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Storage, Trace
@@ -310,3 +310,68 @@ def _named(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             if not name.startswith("_"):
                 for tensor in tensors_in(value):
                     yield f"{path}.{name}" if path else name, tensor
+
+
+# Record a forward of a model into a `Trace`, as often as it takes until nothing is unclear.
+
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def record(
+    model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs], state: PythonState
+) -> tuple[Trace, Any, Judge]:
+    """Run the model on fresh inputs; return what it did, its output, and a judge of what it did to ``state``, which is
+    the model's Python state now. The model's own exceptions pass through.
+
+    A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
+    does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
+    What is made again each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
+    """
+
+    def recorded(**close: Any) -> tuple[Recorder, Any]:
+        state.restore()
+        recorder = Recorder(model, modules, state, unknown, into_all=into_all, **close)
+        return recorder, recorder.watch(*fresh_inputs())
+
+    unknown: list[torch.Tensor] = []
+    into_all = False
+    with escapes.put_off():
+        recorder, output = recorded()
+        if recorder.repeats.wrong:
+            into_all = True
+            recorder, output = recorded()
+        if recorder.is_unclear():
+            unknown = recorder.unknown
+            recorder, output = recorded(closely=True)
+            if recorder.appeared or recorder.handed.known or recorder.doubtful:
+                others = [_again(model, modules, state, unknown, source) for source in perturbed(fresh_inputs)]
+                constants = _agreeing(recorder.appeared, others)
+                recorder, output = recorded(closely=True, constants=constants)
+                recorder.written_unseen |= {name for other in others if other for name in other.unseen_writes()}
+        return recorder.finish(output), output, recorder.judge
+
+
+def _again(
+    model: nn.Module,
+    modules: dict[nn.Module, ModuleInfo],
+    state: PythonState,
+    known: list[torch.Tensor],
+    fresh_inputs: Callable[[], Inputs],
+) -> Recorder | None:
+    """One more recording, for what it shows of memory that torch does not see; None if it cannot be made."""
+    state.restore()
+    recorder = Recorder(model, modules, state, known, closely=True)
+    try:
+        recorder.watch(*fresh_inputs())
+    except Exception:  # other values may be none that the model takes
+        return None
+    return recorder
+
+
+def _agreeing(appeared: list[str], others: list[Recorder | None]) -> frozenset[int]:
+    """Which of the tensors that no operation made had the same bits in every recording, by order of appearance."""
+    lists = [other.appeared for other in others if other is not None]
+    if len(lists) < len(others) or any(len(found) != len(appeared) for found in lists):
+        return frozenset()
+    return frozenset(i for i, bits in enumerate(appeared) if bits and all(found[i] == bits for found in lists))

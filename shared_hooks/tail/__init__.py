@@ -1,15 +1,11 @@
 """The cloud's side: runs what comes after the cut without computing what comes before. It uses no plan or recording.
 
-tail          the model's own Python again, answered from the recipe
-rehearsal     one run without data -> recipe
-notes         ... what it has noted so far
-claims        ... what the edge says of the cut, accepted where it fits
-recipe        what the tail does before the cut
-recipe_book   recipes made once, kept, within a budget
-meta_runner   kernels without data
-kernel_forms  ... what they gave in other rehearsals
-placing       the memory of one request
-slots         what crossed, in fully written memory
+tail         the model's own Python again, answered from the recipe
+rehearsal    one run without data -> recipe
+slots        what crossed, in fully written memory
+meta_runner  kernels without data
+recipe       what the tail does before the cut
+recipe_book  recipes made once, kept, within a budget
 
 May import purity, forward, state, crossing, lifecycle, metrics, modules, tensors, errors.
 """

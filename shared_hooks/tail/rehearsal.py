@@ -33,15 +33,11 @@ from shared_hooks.forward import (
     name_of,
     unreflected,
 )
-from shared_hooks.forward.threads import watch_threads
+from shared_hooks.forward.allowance import watch_threads
 from shared_hooks.modules import ModuleInfo, call_name, running
 from shared_hooks.purity import is_pure, is_safe, pure_modules
 from shared_hooks.state import PythonState
-from shared_hooks.tail.claims import Claims
-from shared_hooks.tail.kernel_forms import KernelForms
-from shared_hooks.tail.meta_runner import Budget, MetaRunner, Unknown, form_of_tensor
-from shared_hooks.tail.notes import Frame, Notes
-from shared_hooks.tail.placing import Placing
+from shared_hooks.tail.meta_runner import Budget, Claims, KernelForms, MetaRunner, Unknown, form_of_tensor
 from shared_hooks.tail.recipe import (
     Alias,
     Answer,
@@ -56,6 +52,7 @@ from shared_hooks.tail.recipe import (
     Skip,
     Source,
 )
+from shared_hooks.tail.slots import Frame, Notes, Placing
 from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten, no_class, tensors_in, unflatten
 
 # The operations of a rehearsal's prefix: run on placeholders, and noted as steps of the recipe.

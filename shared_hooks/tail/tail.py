@@ -39,7 +39,6 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement
 from shared_hooks.modules import ModuleInfo, attach, running
 from shared_hooks.state import first_few, lost
-from shared_hooks.tail.placing import Placing
 from shared_hooks.tail.recipe import (
     NOTHING,
     Answer,
@@ -57,7 +56,7 @@ from shared_hooks.tail.recipe import (
     label,
 )
 from shared_hooks.tail.rehearsal import arguments_from
-from shared_hooks.tail.slots import slots_of
+from shared_hooks.tail.slots import Placing, slots_of
 from shared_hooks.tensors import ClassFinder, Structure, no_class, tensors_in, unflatten
 
 Substitute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

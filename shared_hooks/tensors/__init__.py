@@ -1,18 +1,13 @@
 """Values and memory: nested values taken apart, views of a storage, sets of its elements.
 
-trees     nested values <-> a structure and a list of tensors
-views     views of a storage; which part they cover
-boxes     sets of elements as boxes of a grid
-runs      ... as runs without a gap
-copies    inputs copied, buffers put back
-staging   copies to and from a CUDA device: pinned memory, streams of their own
-compare   the same, bit for bit?
+trees    nested values <-> a structure and a list of tensors
+views    views of a storage, and which part of it they cover
+staging  copies, and those to and from a CUDA device
 
 May import errors.
 """
 
-from shared_hooks.tensors.compare import identical
-from shared_hooks.tensors.copies import Buffers, bytes_of, copied
+from shared_hooks.tensors.staging import Buffers, bytes_of, copied, identical
 from shared_hooks.tensors.trees import (
     PLAIN,
     ClassFinder,

@@ -8,11 +8,132 @@ beyond it ordinary memory serves. On other devices all of this is a plain copy, 
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import Any, Final
 
+import numpy as np
 import torch
+from torch import nn
+
+from shared_hooks.tensors.trees import classes_of, flatten, is_namedtuple, unflatten
+from shared_hooks.tensors.views import View
+
+# Planning and verifying run the model for themselves: on copies of the inputs, and with its buffers put back.
+
+
+ALIGN: Final = 64
+
+
+def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A model's inputs with every tensor copied."""
+    structure, tensors = flatten((args, kwargs))
+    made: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), _find_local)
+    return made
+
+
+def _find_local(name: str) -> type | None:
+    # inputs of our own caller: their classes are ours to use, whatever module they are from
+    return classes_of({name.partition(":")[0]})(name)
+
+
+def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies with the same shapes, strides and aliasing: tensors that share a storage share one afterwards, too.
+
+    On the CPU they also begin at the same place within 64 bytes: kernels round by it (a row of a data set).
+    """
+    spans: dict[int, tuple[int, int]] = {}
+    for tensor in tensors:
+        if _strided(tensor):
+            view, key = View.of(tensor), tensor.untyped_storage()._cdata
+            low, high = spans.get(key, (view.offset, view.end))
+            spans[key] = (min(low, view.offset), max(high, view.end))
+    copies: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+    found: list[torch.Tensor] = []
+    with torch.no_grad():
+        for tensor in tensors:
+            if not _strided(tensor):
+                found.append(tensor.detach().clone())
+                continue
+            low, high = spans[tensor.untyped_storage()._cdata]
+            key_of_copy = (tensor.untyped_storage()._cdata, tensor.dtype)
+            if key_of_copy not in copies:
+                copies[key_of_copy] = _aligned_alike(tensor.detach().as_strided((high - low,), (1,), low))
+            whole = copies[key_of_copy]
+            found.append(whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() - low))
+    return found
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The elements of a dense tensor in row-major order, as one run of bytes on the CPU."""
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
+    if flat.stride() != (1,):  # one element may have any stride, and counts as contiguous
+        flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
+
+
+def _aligned_alike(run: torch.Tensor) -> torch.Tensor:
+    """A copy of a gapless run that begins at the same place within 64 bytes."""
+    wanted, nbytes = run.data_ptr() % ALIGN, run.numel() * run.element_size()
+    if run.device.type != "cpu" or not wanted or wanted % run.element_size() or not nbytes:
+        return run.clone()
+    room = np.empty(nbytes + ALIGN, dtype=np.uint8)
+    skip = (wanted - room.ctypes.data) % ALIGN
+    # a storage of its own that begins there, and no offset into one
+    return torch.from_numpy(room[skip : skip + nbytes]).view(run.dtype).copy_(run)
+
+
+def _strided(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout == torch.strided and not tensor.is_nested and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    )
+
+
+class Buffers:
+    """The buffers of a model as they are now, so that trial runs leave no trace in them (batch statistics,
+    counters).
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+
+    def restore(self) -> None:
+        """Write back what was changed in place; what was replaced by another tensor stays."""
+        with torch.no_grad():
+            for buffer, before in self._kept:
+                # batch normalisation writes without raising the version counter, so the values are compared
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+# Are two nested values the same, bit for bit?
+
+
+def identical(a: Any, b: Any) -> bool:
+    """Whether two nested values are the same: types, dtypes, shapes and every bit of every tensor."""
+    if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+        return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _same_bits(a, b)
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(identical(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) or is_namedtuple(a):
+        return len(a) == len(b) and all(identical(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and math.isnan(a):
+        return math.isnan(b)
+    if hasattr(a, "__dict__") and not isinstance(a, type):
+        return identical(vars(a), vars(b))
+    return bool(a == b)
+
+
+def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    if a.dtype != b.dtype or a.shape != b.shape or a.layout != b.layout:
+        return False
+    if a.layout != torch.strided or a.is_quantized:
+        return bool(torch.equal(a.to_dense(), b.to_dense()))
+    return bool(torch.equal(bytes_of(a), bytes_of(b)))
+
 
 LEAST_PINNED: Final = 64 << 10
 """Bytes from which pinning pays."""

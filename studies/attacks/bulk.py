@@ -24,13 +24,10 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from cloud_server.models.served_model import ServedModel
-from cloud_server.requests.answers import Answer
-from cloud_server.requests.request import State
+from cloud_server.requests.request import Answer, State
 from cloud_server.scheduling import Task
 from cloud_server.streams.session import StreamSession
-from protos.chunks import ChunkFrame
-from protos.frames import parse_client_frame
-from protos.headed import HeadedRequest
+from protos.frames import ChunkFrame, HeadedRequest, parse_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame

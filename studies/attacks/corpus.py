@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import save
 
 from shared_hooks import EarlyOutput, WrappedModel
-from shared_hooks.config.table import Table
+from shared_hooks.config import Table
 from shared_hooks.errors import CutRefused
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.named import spec_from_table

@@ -22,8 +22,7 @@ import grpc
 from edge_client.client import EdgeClient
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.options import ConnectionOptions
-from protos.chunks import ChunkFrame
-from protos.frames import parse_client_frame
+from protos.frames import ChunkFrame, parse_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel
 from studies.attacks.bulk import same

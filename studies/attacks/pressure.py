@@ -37,7 +37,7 @@ from edge_client import EdgeClient
 from edge_client.generation.link import SessionLink
 from edge_client.model_choice import ModelChoice
 from edge_client.transport import Stamps, wire
-from edge_client.transport.area import Area
+from edge_client.transport.outbox import Area
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import IsthmusError

@@ -9,8 +9,7 @@ import torch
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import Grain
 from shared_hooks.models import load_spec
-from shared_hooks.models.digits.data import load_images
-from shared_hooks.models.digits.train import as_tensors
+from shared_hooks.models.digits.train import as_tensors, load_images
 from studies.benchmarks.networks import ResNet18, built, image
 
 CUTS = ("stage1.1.relu#2", "stage2.0.relu#2", "stage2.1.relu#2", "stage3.0.relu#2")

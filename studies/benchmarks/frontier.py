@@ -23,8 +23,7 @@ import torch
 from edge_client import ConnectionOptions, EdgeClient, KeepAlive
 from edge_client.model_choice import ModelChoice
 from edge_client.transport.wire import CHUNK_BYTES
-from protos.chunks import cut
-from protos.frames import serialize_client_frame
+from protos.frames import cut, serialize_client_frame
 from studies.benchmarks.echo_server import METHOD, SERVICE
 from studies.benchmarks.processes import cloud, echo, target
 from studies.benchmarks.row import Line, Options, Row

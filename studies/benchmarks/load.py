@@ -12,8 +12,7 @@ import grpc
 
 from edge_client.transport.wire import CHUNK_BYTES
 from protos import PROTOCOL_VERSION
-from protos.chunks import cut
-from protos.frames import serialize_client_frame
+from protos.frames import cut, serialize_client_frame
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, WrappedModel
 

@@ -19,8 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from edge_client.transport.wire import CHUNK_BYTES
-from protos.chunks import cut
-from protos.frames import serialize_client_frame
+from protos.frames import cut, serialize_client_frame
 from studies.benchmarks.frontier import ANSWER_BYTES, HEADER_BYTES, REPLY_BYTES, EchoClient
 from studies.benchmarks.networks import image
 from studies.benchmarks.processes import cloud, echo, probe

@@ -24,8 +24,7 @@ import torch
 from edge_client import Answer, ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
-from edge_client.survey.gather import Wanted, gather
-from edge_client.survey.loaded import Loaded
+from edge_client.survey.gather import Loaded, Wanted, gather
 from shared_hooks import WrappedModel
 from shared_hooks.models import load_spec
 from studies.chaos.model import CUTS, inputs

@@ -11,9 +11,8 @@ from safetensors.torch import load_file
 
 import shared_hooks.models.digits as shipped
 from shared_hooks import EarlyOutput, WrappedModel
-from shared_hooks.models.digits.data import load_images
 from shared_hooks.models.digits.network import digits
-from shared_hooks.models.digits.train import as_tensors, distort
+from shared_hooks.models.digits.train import as_tensors, distort, load_images
 
 CUTS = ("stage1.0", "stage1.1", "stage2.0", "stage2.1")
 """The middle of the network: its blocks from a third to two thirds of its depth."""

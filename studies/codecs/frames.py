@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from edge_client.request.frames import SentFrames
+from edge_client.request.ahead import SentFrames
 from shared_hooks.crossing import books_of
 from studies.codecs.digits import CUTS, Digits
 

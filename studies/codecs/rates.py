@@ -14,13 +14,12 @@ from typing import Any
 
 import torch
 
-from edge_client.calibrating import intervals
+from edge_client.calibrating import inputs
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.codecs import CODECS, Codec, Grain
 from shared_hooks.crossing import Parcel
 from shared_hooks.models import load_spec
-from shared_hooks.models.digits.data import HELD_OUT, load_images
-from shared_hooks.models.digits.train import as_tensors, distort
+from shared_hooks.models.digits.train import HELD_OUT, as_tensors, distort, load_images
 from studies.benchmarks.codec_maps import CUTS
 
 COPIES = 10
@@ -89,7 +88,7 @@ def _judged(
         "ratio": images.nbytes / section,
         "ratio_with_header": images.nbytes / header,
         "agreement": same / count,
-        "changed_at_most": 1 - intervals.share(same * originals // count, originals)[0],
+        "changed_at_most": 1 - inputs.share(same * originals // count, originals)[0],
         "accuracy": right / count,
         "loss_points": 100 * (right_whole - right) / count,
         "relative_error": float((decoded - images).norm() / images.norm()),

@@ -24,9 +24,9 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.call import Call
 from edge_client.load import Load
 from edge_client.model_choice import ModelChoice
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.probing import fetch_profile, probe, round_trip
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
 from edge_client.survey.gather import LONGEST_PAUSE
 from edge_client.transport import Stamps, now_ns
 from edge_client.transport.options import ConnectionOptions
@@ -35,7 +35,7 @@ from shared_hooks.forward.session import run_plain
 from shared_hooks.models import InputItem, find_inputs, load_spec
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
-from shared_hooks.tensors.compare import identical
+from shared_hooks.tensors.staging import identical
 
 LEAST_ROUNDS = 3
 CRAWLING = Link(Curve.line(1e6, 1e4), Curve.line(0.0, 1e4))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_client.load import Load
-from edge_client.modes import CLOUD_FILE, EDGE_ONLY
-from edge_client.planning.candidate import STAGES
 from edge_client.planning.link import Curve, Link, as_points
+from edge_client.planning.objective import STAGES
 from edge_client.planning.predict import predict
-from edge_client.sweeping.columns import SEGMENTS, STAGE_SEGMENTS
+from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
+from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.profiling import profile_file
 from studies.experiments import images
 from studies.experiments.testbed import ROOT, SERVER, Testbed, reference

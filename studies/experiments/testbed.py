@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from edge_client.process.local_server import end_with_parent
+from edge_client.process import end_with_parent
 from studies.experiments.core import Core
 from studies.experiments.network import CLOUD, CLOUD_ADDRESS, EDGE, Network, inside
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.predict import Candidate, predict
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.models import InputItem, load_spec
 from shared_hooks.profiling import profile_file
 from studies.experiments import images

@@ -22,13 +22,11 @@ import torch
 from torch import nn
 
 from edge_client.generation.survey import StepSampler, token_times
-from edge_client.modes import EDGE_ONLY
-from edge_client.planning.generation.fitting import cloud_profile, head_profile, overhead_of
-from edge_client.planning.generation.moving import Moving, moving
-from edge_client.planning.generation.predict import predict_generation
-from edge_client.planning.generation.workload import Workload
+from edge_client.planning.generation.measured import cloud_profile, head_profile, overhead_of
+from edge_client.planning.generation.predict import Moving, Workload, moving, predict_generation
 from edge_client.planning.link import Curve, Link
-from edge_client.screen.table import table
+from edge_client.screen.text import table
+from edge_client.spoken import EDGE_ONLY
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
 from shared_hooks.profiling.decoding.measure import Measurement
 from shared_hooks.profiling.decoding.prompts import words_at_random

@@ -15,7 +15,7 @@ from torch import nn
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError, PlanMismatch
-from shared_hooks.modules.fastpath import fast_path_off
+from shared_hooks.modules.attach import fast_path_off
 from studies.library.subject import Call, Prepared, Subject, seed_all
 from tests.zoo.compare import bits, differences
 

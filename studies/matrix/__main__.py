@@ -13,7 +13,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from studies.matrix.cell import ROOT, SPECS, Cell, cell
 from studies.matrix.edges import Edge
 from studies.matrix.table import as_text

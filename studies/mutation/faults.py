@@ -16,7 +16,7 @@ from parso.python.tree import Keyword
 
 GUARDS: Final = (
     # memory
-    "shared_hooks/generation/allowance.py",
+    "shared_hooks/generation/remote_tensor.py",
     "shared_hooks/models/inputs.py",
     "shared_hooks/models/picture.py",
     "cloud_server/requests/*.py",
@@ -26,29 +26,29 @@ GUARDS: Final = (
     # state
     "shared_hooks/purity/*.py",
     "shared_hooks/state/*.py",
-    "shared_hooks/generation/settled.py",
+    "shared_hooks/generation/hidden.py",
     "cloud_server/models/weights_guard.py",
     # identity
     "cloud_server/access/*.py",
-    "shared_hooks/config/hosts.py",
-    "shared_hooks/crossing/path_digest.py",
+    "shared_hooks/config.py",
+    "shared_hooks/crossing/description.py",
     # bounds
     "shared_hooks/crossing/format.py",
     "shared_hooks/crossing/description.py",
     "shared_hooks/crossing/parcel.py",
-    "shared_hooks/tensors/boxes.py",
+    "shared_hooks/tensors/views.py",
     "shared_hooks/codecs/quantised.py",
-    "shared_hooks/codecs/sections.py",
+    "shared_hooks/codecs/lossless.py",
     "cloud_server/transport/rest/application.py",
     "cloud_server/models/admission.py",
     "shared_hooks/batching/*.py",
     # numbers
     "shared_hooks/metrics/*.py",
-    "shared_hooks/tensors/compare.py",
+    "shared_hooks/tensors/staging.py",
     "shared_hooks/codecs/quantised.py",
-    "edge_client/calibrating/tally.py",
-    "edge_client/planning/tracker.py",
-    "edge_client/planning/link_estimate.py",
+    "edge_client/calibrating/inputs.py",
+    "edge_client/planning/link.py",
+    "edge_client/planning/link.py",
 )
 _COMPARED = {
     "Lt": ("LtE", "GtE"), "LtE": ("Lt", "Gt"), "Gt": ("GtE", "LtE"), "GtE": ("Gt", "Lt"), "Eq": ("NotEq",),

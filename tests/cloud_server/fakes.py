@@ -13,8 +13,7 @@ from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.models.engine import Computed, Identity
 from cloud_server.streams.session import StreamSession
-from protos.chunks import ChunkFrame, cut
-from protos.frames import ClientFrame
+from protos.frames import ChunkFrame, ClientFrame, cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing
 from shared_hooks.crossing.description import Slot

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from protos.chunks import cut
+from protos.frames import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from tests.cloud_server.fakes import Client

@@ -18,7 +18,7 @@ from cloud_server.config import ModelEntry
 from cloud_server.core import Core
 from cloud_server.limits import Limits
 from cloud_server.models.served_model import ServedModel
-from protos.chunks import cut
+from protos.frames import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.models import load_spec

@@ -15,12 +15,11 @@ import torch
 from torch import nn
 
 from cloud_server.access import token_command
-from cloud_server.access.credentials import Credentials
-from cloud_server.access.identities import Identities, Token
-from cloud_server.access.watched import written_since
+from cloud_server.access.identities import Credentials, Identities, Token
+from cloud_server.access.tls import written_since
 from cloud_server.config import read_config
 from cloud_server.fleet import Fleet, ThisProcess
-from cloud_server.inference.held import Hold
+from cloud_server.inference.service import Hold
 from cloud_server.limits import Limits
 from cloud_server.requests.request_table import Room
 from cloud_server.scheduling import trim

@@ -60,7 +60,7 @@ def test_no_process_is_left_behind(demo: subprocess.Popen[str], number: signal.S
 def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin() -> None:
     lines = [
         "import os, subprocess, sys",
-        "from edge_client.process.local_server import end_with_parent",
+        "from edge_client.process import end_with_parent",
         "os.getpid = lambda: 1",
         "begun = [sys.executable, '-c', 'print(1)']",
         "sys.exit(subprocess.Popen(begun, preexec_fn=end_with_parent()).wait())",  # as if another had been the parent

@@ -31,7 +31,7 @@ from PIL import Image
 
 from deploy import certs
 from edge_client.__main__ import main as edge_client
-from shared_hooks.profiling.options import ProfileOptions
+from shared_hooks.profiling.profiler import ProfileOptions
 from tests.docs import tables
 from tests.docs.commands import PROMPT, Command, commands
 from tests.docs.pages import ROOT, Block

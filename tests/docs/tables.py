@@ -10,7 +10,7 @@ from cloud_server.access.identities import read_identities
 from cloud_server.config import read_config
 from edge_client.planning import partitioners
 from edge_client.settings import server_of
-from shared_hooks.lifecycle import loading
+from shared_hooks.lifecycle import registry
 from shared_hooks.models import load_spec
 
 if sys.version_info >= (3, 11):
@@ -18,7 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-GROUPS = {loading.GROUP, partitioners.GROUP}
+GROUPS = {registry.GROUP, partitioners.GROUP}
 
 
 def read(text: str, folder: Path) -> None:

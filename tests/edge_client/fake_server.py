@@ -14,7 +14,7 @@ import grpc
 from torch import nn
 
 from protos import FACTS_WANTED
-from protos.chunks import cut
+from protos.frames import cut
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks import Crossing, EarlyOutput, Parcel, WrappedModel
 from shared_hooks.codecs import CODECS

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 
 from edge_client.commands.arguments import make_parser
-from edge_client.commands.credentials import credentials_of
+from edge_client.commands.common import credentials_of
 from edge_client.credentials import Credentials
-from edge_client.dial import dial
-from edge_client.handshake import why_not
+from edge_client.dial import dial, why_not
 from shared_hooks.errors import SpecError
 from tests import certificates
 from tests.ports import free_port

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
-from edge_client.modes import EDGE_ONLY
+from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import connection
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from tests.edge_client import fake_server as fake

@@ -10,21 +10,19 @@ import pytest
 import torch
 from torch import nn
 
+from edge_client import doctor
 from edge_client.benching import results
-from edge_client.calibrating.tally import LEAST_TO_STOP, Tally
-from edge_client.doctor import agree
-from edge_client.planning.link import Curve, Link
-from edge_client.planning.link_estimate import LinkEstimate
-from edge_client.planning.tracker import Tracker
+from edge_client.calibrating.inputs import LEAST_TO_STOP, Tally
+from edge_client.planning.link import Curve, Link, LinkEstimate, Tracker
 from edge_client.request.requests import Receiver
 from edge_client.transport import wire
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import SpecError, TooLarge
 from shared_hooks.metrics import measurement
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 from shared_hooks.metrics.sampler import Window
 from shared_hooks.planning import planner
-from shared_hooks.selection.places import read_boxes
+from shared_hooks.selection.capture import read_boxes
 
 
 def rows(worse: int, of: int) -> list[Any]:
@@ -101,7 +99,7 @@ def test_json_that_is_nested_too_deep_is_refused_by_name(tmp_path: Path) -> None
         with pytest.raises(SpecError, match="deep.json"):
             read(deep)
     machine = SimpleNamespace(models=[SimpleNamespace(machine="[" * 200_000)])
-    assert agree._machine(machine) == {}  # type: ignore[arg-type]
+    assert doctor._machine(machine) == {}  # type: ignore[arg-type]
 
 
 def test_an_answer_is_no_larger_than_the_model_can_give() -> None:

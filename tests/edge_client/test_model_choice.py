@@ -9,8 +9,8 @@ import torch
 
 from edge_client import ModelChoice
 from edge_client.commands.arguments import make_parser
-from edge_client.commands.loading import choice_of
-from edge_client.process.local_server import _words_of, local_server
+from edge_client.commands.feed import choice_of
+from edge_client.process import _words_of, local_server
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
 

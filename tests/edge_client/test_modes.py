@@ -16,7 +16,7 @@ from edge_client.__main__ import main
 from edge_client.load import Load
 from edge_client.model_choice import ModelChoice
 from edge_client.probing import LinkProber, _parsed, fetch_profile, probe
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from shared_hooks.errors import (
     BadFrame,
     CutRefused,

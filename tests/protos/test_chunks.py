@@ -7,7 +7,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import chunks, frames
+from protos import frames
 from protos.isthmus.v1 import split_pb2
 
 ids = st.one_of(st.integers(0, 2**64 - 1), st.sampled_from([0, 1, 127, 128, 2**63, 2**64 - 1]))
@@ -22,7 +22,7 @@ FRAMES = [
 @pytest.mark.parametrize(("kind", "serialize", "parse"), FRAMES)
 @given(id=ids, offset=ids, parts=pieces)
 def test_bytes_are_those_of_the_generated_code(kind, serialize, parse, id, offset, parts) -> None:  # type: ignore[no-untyped-def]
-    frame = chunks.ChunkFrame(id, offset, tuple(memoryview(part) for part in parts))
+    frame = frames.ChunkFrame(id, offset, tuple(memoryview(part) for part in parts))
     stock = kind(chunk=split_pb2.Chunk(id=id, offset=offset, data=b"".join(parts)))
     assert serialize(frame) == stock.SerializeToString()
     parsed = parse(stock.SerializeToString())
@@ -41,7 +41,7 @@ def test_any_bytes_are_read_as_the_generated_code_reads_them(kind, serialize, pa
             parse(data)
         return
     found = parse(data)
-    if isinstance(found, chunks.ChunkFrame):
+    if isinstance(found, frames.ChunkFrame):
         assert expected.WhichOneof("frame") == "chunk"
         assert (found.id, found.offset, bytes(found.pieces[0])) == (
             expected.chunk.id,
@@ -60,7 +60,7 @@ def test_other_frames_go_through_the_generated_code() -> None:
 @given(sizes=st.lists(st.integers(0, 50), max_size=8), chunk_bytes=st.integers(1, 40))
 def test_cut_covers_the_payload_without_copies(sizes: list[int], chunk_bytes: int) -> None:
     buffers = [bytes([number]) * size for number, size in enumerate(sizes)]
-    made = list(chunks.cut(9, [memoryview(buffer) for buffer in buffers], chunk_bytes))
+    made = list(frames.cut(9, [memoryview(buffer) for buffer in buffers], chunk_bytes))
     whole = b"".join(buffers)
     assert b"".join(piece for frame in made for piece in frame.pieces) == whole
     assert [frame.offset for frame in made] == list(range(0, len(whole), chunk_bytes))

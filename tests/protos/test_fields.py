@@ -7,12 +7,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protos import fields
+from protos import frames
 from protos.inference import inference_pb2 as pb
 
 
 def name_of(data: bytes, most: int = 9) -> str:
-    return fields.text(data, pb.ModelInferRequest.MODEL_NAME_FIELD_NUMBER, most)
+    return frames.text(data, pb.ModelInferRequest.MODEL_NAME_FIELD_NUMBER, most)
 
 
 def request(name: str) -> bytes:

@@ -7,19 +7,19 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protos import frames, headed
+from protos import frames
 from protos.isthmus.v1 import split_pb2
 
 ids = st.integers(0, 2**64 - 1)
 pieces = st.lists(st.binary(max_size=300), max_size=3)
 KINDS = [
-    ("request", split_pb2.ClientFrame, split_pb2.RequestHeader, headed.HeadedRequest),
-    ("reply", split_pb2.ServerFrame, split_pb2.ReplyHeader, headed.HeadedReply),
+    ("request", split_pb2.ClientFrame, split_pb2.RequestHeader, frames.HeadedRequest),
+    ("reply", split_pb2.ServerFrame, split_pb2.ReplyHeader, frames.HeadedReply),
 ]
 
 
-def serialize(frame: headed.HeadedRequest | headed.HeadedReply) -> bytes:
-    if isinstance(frame, headed.HeadedRequest):
+def serialize(frame: frames.HeadedRequest | frames.HeadedReply) -> bytes:
+    if isinstance(frame, frames.HeadedRequest):
         return frames.serialize_client_frame(frame)
     return frames.serialize_server_frame(frame)
 
@@ -36,7 +36,7 @@ def test_both_ways(name, stock, header, made, id, reported, parts) -> None:  # t
     for message in (data, whole.SerializeToString()):
         found = parse(message)
         if not isinstance(found, made):
-            of = headed.request_of if name == "request" else headed.reply_of
+            of = frames.request_of if name == "request" else frames.reply_of
             found = of(getattr(found, name))
         assert found.header == bare
         assert b"".join(found.pieces) == payload

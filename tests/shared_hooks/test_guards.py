@@ -17,11 +17,11 @@ from shared_hooks.crossing.description import TensorForm
 from shared_hooks.crossing.parcel import _params
 from shared_hooks.errors import BadFrame
 from shared_hooks.metrics.measurement import NO_TIME, _energy
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 from shared_hooks.purity import is_pure
 from shared_hooks.state import Settings, agree, first_few
-from shared_hooks.state.lasting import Poison, remains
 from shared_hooks.state.places import MISSING, Container
+from shared_hooks.state.python_state import Poison, remains
 from shared_hooks.state.walk import probe_of
 
 

@@ -18,7 +18,7 @@ from torch import nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.modules import agreement
+from shared_hooks.modules import tables
 from shared_hooks.modules.manifest import (
     CODE,
     KIND,
@@ -467,7 +467,7 @@ class Wrapping(nn.Module):
 
 
 def test_what_a_release_of_torch_says_of_a_wrapped_method_is_no_code_of_the_models() -> None:
-    texts = "\n".join(agreement._source(Wrapping))
+    texts = "\n".join(tables._source(Wrapping))
     assert inspect.getsource(nn.Module.cuda) not in texts
     assert "return super().cuda(device)" in texts and "return 2 * x" in texts
 
@@ -488,11 +488,11 @@ class Remembering(nn.Module):
 
 
 def test_what_a_class_keeps_in_passing_is_no_code() -> None:
-    agreement._source.cache_clear()
-    before = agreement._source(Remembering)
+    tables._source.cache_clear()
+    before = tables._source(Remembering)
     Remembering()(torch.ones(2))
-    agreement._source.cache_clear()
-    assert agreement._source(Remembering) == before and "factor = 2" in before
+    tables._source.cache_clear()
+    assert tables._source(Remembering) == before and "factor = 2" in before
 
 
 def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None:
@@ -507,9 +507,7 @@ def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None
 
     unfinished()
     held = [nn.TransformerEncoderLayer(4, 2, 8, activation=functools.partial(slope(2), object())) for _ in range(2)]
-    assert "0x" not in agreement._function(held[0].activation)
-    one, other = (agreement._function(layer.activation) for layer in held)
+    assert "0x" not in tables._function(held[0].activation)
+    one, other = (tables._function(layer.activation) for layer in held)
     assert one == other
-    assert agreement._function(functools.partial(slope(2), k=2)) != agreement._function(
-        functools.partial(slope(2), k=3)
-    )
+    assert tables._function(functools.partial(slope(2), k=2)) != tables._function(functools.partial(slope(2), k=3))

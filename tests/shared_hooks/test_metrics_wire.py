@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_server.models import layer_metrics as server
-from edge_client.transport import layer_metrics as edge
+from cloud_server.models import engine as server
+from edge_client.transport import times as edge
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
 from shared_hooks.errors import BadFrame
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.records import NOT_SAMPLED
+from shared_hooks.metrics.records import NOT_SAMPLED, Reading
 
 Reply = split_pb2.ReplyHeader
 Break = Callable[[Reply], None]

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import PlanMismatch
-from shared_hooks.tensors.compare import identical
+from shared_hooks.tensors.staging import identical
 from tests.shared_hooks.cutting import through_bytes
 
 

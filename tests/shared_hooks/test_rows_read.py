@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import EarlyOutput, WrappedModel
-from shared_hooks.tensors.compare import identical
+from shared_hooks.tensors.staging import identical
 
 PICKED = torch.tensor([3, 4, 5, 40, -1])
 

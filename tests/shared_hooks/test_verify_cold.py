@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.apart import Apart, Gone
 from shared_hooks.errors import ModelFailed
+from shared_hooks.middle import Apart, Gone
 from shared_hooks.state import Dice
 from tests.shared_hooks.test_cold import Grows, Memo, Two, made
 from tests.waiting import eventually
@@ -135,7 +135,7 @@ def test_it_ends_with_its_parent(tmp_path: Path) -> None:
     file = tmp_path / "pid"
     script = (
         "from functools import partial\n"
-        "from shared_hooks import WrappedModel\nfrom shared_hooks.apart import Apart\n"
+        "from shared_hooks import WrappedModel\nfrom shared_hooks.middle import Apart\n"
         "from shared_hooks.state import Dice\nfrom tests.shared_hooks.test_verify_cold import sleeping\n"
         f"Apart(partial(sleeping, {str(file)!r}), WrappedModel).whole((), {{}}, Dice())\n"
     )

@@ -1,9 +1,9 @@
 """The Open Inference Protocol by HTTP, on a port of its own (extra `rest`).
 
-server       a thread with uvicorn in it
+server      a thread with uvicorn in it
+connections HTTP connections, each bounded while it waits for its client
 application  what each path answers
 messages     JSON, and tensors behind it as bytes
-connections  which connections wait for their client, and which are closed; what is read of whom
 encryption   certificates for HTTP, read again when they change
 
 May import inference, access, streams, transport's waiting, guests and credentials.

@@ -26,7 +26,7 @@ from urllib.parse import unquote
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, token_in
 from cloud_server.inference import VERSION, Asking, Inference, ModelInfo, TensorInfo
-from cloud_server.inference.held import Hold
+from cloud_server.inference.service import Hold
 from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.rest import messages
 from cloud_server.transport.rest.connections import PEER, Peer

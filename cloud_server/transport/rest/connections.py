@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from cloud_server.access import Caller, names_in
 from cloud_server.streams import Pace
-from cloud_server.transport.waiting import Place, WaitingCalls
+from cloud_server.transport.active_calls import Place, WaitingCalls
 
 MAX_WAITING_CONNECTIONS = 128
 IDLE_SECONDS = 60.0

@@ -10,9 +10,12 @@ from functools import partial
 
 from cloud_server.access import Tls
 from cloud_server.inference import Inference
-from cloud_server.transport.active_calls import ActiveCalls
-from cloud_server.transport.waiting import WaitingCalls
+from cloud_server.transport.active_calls import ActiveCalls, WaitingCalls
 from shared_hooks.errors import SpecError
+
+LEAST_BYTES, MOST_BYTES = 1 << 10, 32 << 10
+"""To parse in one go: the more, the faster the last was. As chunks of one byte they take Python some 2 and 70 ms."""
+
 
 log = logging.getLogger(__name__)
 

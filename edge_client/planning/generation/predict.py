@@ -11,20 +11,176 @@ Steps grow evenly with the tokens before them, so a reply's mean step is its mid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from edge_client.load import Load
-from edge_client.modes import EDGE_ONLY
-from edge_client.planning.candidate import Candidate
-from edge_client.planning.generation.overhead import Overhead
-from edge_client.planning.generation.workload import Workload
 from edge_client.planning.link import Link
+from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
 from edge_client.planning.predict import Power
+from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
-from shared_hooks.profiling.decoding.profile import DecodingProfile, Part
+from shared_hooks.profiling.decoding.profile import DecodingProfile, Line, Part
 from shared_hooks.showing import short
+
+# What a split step takes beside the model's own work, measured on a few real ones.
+
+
+HEADER_BYTES: Final = 200
+"""Bytes of a step's header each way, where none was measured."""
+
+
+@short
+@dataclass(frozen=True)
+class Overhead:
+    """``network_ns``: of a step, beyond the link; negative where steps were faster than its probe. Bytes beside the
+    hidden states (``up``) and the logits (``down``): of a step by the tokens before it, of a prompt by its tokens.
+    """
+
+    network_ns: float = 0.0
+    step_up: Line = field(default_factory=lambda: Line(HEADER_BYTES))
+    prefill_up: Line = field(default_factory=lambda: Line(HEADER_BYTES))
+    step_down: Line = field(default_factory=lambda: Line(HEADER_BYTES))
+    prefill_down: Line = field(default_factory=lambda: Line(HEADER_BYTES))
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        lines = ("step_up", "prefill_up", "step_down", "prefill_down")
+        return {
+            "network_ns": self.network_ns,
+            **{
+                f"{name}_bytes": {"fixed": getattr(self, name).fixed, "per_token": getattr(self, name).slope}
+                for name in lines
+            },
+        }
+
+
+# What is to be generated: so many tokens after so many, what comes back of the logits, and what is drafted.
+
+
+TOKEN_BYTES: Final = 8
+"""Bytes of a token id, where the answer is the token alone."""
+PLACE_BYTES: Final = 4
+"""Bytes of a token id beside its logit."""
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """``tokens`` are guessed on the edge before each round trip, ``token_ns`` each (0: looked up in the text), and each
+    is right with ``acceptance`` where those before it are.
+    """
+
+    tokens: int = 0
+    acceptance: float = 0.0
+    token_ns: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            raise SpecError(f"drafting {self.tokens} tokens: expected 0 or more")
+        if not 0 <= self.acceptance <= 1:  # which rejects NaN, too
+            raise SpecError(f"acceptance {self.acceptance}: expected a share from 0 to 1")
+        if not 0 <= self.token_ns < math.inf:
+            raise SpecError(f"a drafted token takes {self.token_ns} ns: expected 0 or more")
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Expected of a round trip: the accepted ones, and the one that the model gives after them."""
+        a, k = self.acceptance, self.tokens
+        return sum(a**at for at in range(k + 1))
+
+
+@dataclass(frozen=True)
+class Workload:
+    """``answer``: what comes back of the logits: None for all, ("top", k), ("token",)."""
+
+    prompt_tokens: int = 128
+    new_tokens: int = 128
+    answer: tuple[str] | tuple[str, int] | None = None
+    drafting: Drafting = field(default_factory=Drafting)
+
+    def __post_init__(self) -> None:
+        for name, tokens in (("prompt", self.prompt_tokens), ("reply", self.new_tokens)):
+            if tokens < 1:
+                raise SpecError(f"a {name} of {tokens} tokens: expected 1 at least")
+        if self.answer is not None and not (
+            self.answer == ("token",) or (self.answer[0] == "top" and len(self.answer) == 2 and self.answer[1] > 0)
+        ):
+            raise SpecError(f"no such answer: {self.answer!r:.60}")
+
+    @property
+    def middle(self) -> float:
+        """Tokens before the middle one of those that are steps: as times grow evenly, the mean step is that one's."""
+        return self.prompt_tokens + self.new_tokens / 2
+
+    @property
+    def last(self) -> int:
+        """Tokens whose state is kept at the end."""
+        return self.prompt_tokens + self.new_tokens
+
+    def answer_bytes(self, tokens: int, words: int, word_bytes: int) -> float:
+        """Bytes of the logits of so many tokens."""
+        if self.answer is None:
+            return float(tokens * words * word_bytes)
+        if len(self.answer) == 2:
+            return float(tokens * min(self.answer[1], words) * (word_bytes + PLACE_BYTES))
+        return float(tokens * TOKEN_BYTES)
+
+
+# Whether a running session should move its cut: what the move costs, and after how many tokens it has paid.
+#
+# *Carrying* sends what the blocks between the two cuts keep (keys and values) to the other side. *Replaying* opens a
+# new session at the new cut: this side computes the head of all tokens so far once more, sends their hidden states,
+# and the server computes its tail of them.
+
+
+@short
+@dataclass(frozen=True)
+class Moving:
+    """Bytes and ns of either way. ``gain_ns``: by how much a token is faster at the new cut; below 0 it is slower."""
+
+    carried_bytes: float
+    carry_ns: float
+    replayed_bytes: float
+    replay_ns: float
+    gain_ns: float
+
+    @property
+    def pays_after(self) -> float:
+        """Tokens after which the cheaper way has paid; infinite where no token is faster."""
+        return min(self.carry_ns, self.replay_ns) / self.gain_ns if self.gain_ns > 0 else math.inf
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able; null for what never pays."""
+        pays = self.pays_after
+        return {
+            "carried_bytes": self.carried_bytes,
+            "carry_ns": self.carry_ns,
+            "replayed_bytes": self.replayed_bytes,
+            "replay_ns": self.replay_ns,
+            "gain_ns": self.gain_ns,
+            "pays_after": pays if math.isfinite(pays) else None,
+        }
+
+
+def moving(
+    edge: DecodingProfile, cloud: DecodingProfile, link: Link, old: int, new: int, tokens: int, gain_ns: float
+) -> Moving:
+    """From the cut after block number ``old`` to that after ``new``, with so many tokens in the session. ``gain_ns``:
+    what a token takes at the old cut less what it takes at the new one.
+    """
+    first, last = sorted((old, new))
+    between: list[Part] = list(edge.blocks[first + 1 : last + 1])
+    carried = sum(block.state_bytes.at(tokens) for block in between)
+    up = new < old
+    carry = link.network_ns(carried if up else HEADER_BYTES, HEADER_BYTES if up else carried)
+    replayed = float(tokens * edge.blocks[new].hidden_bytes + HEADER_BYTES)
+    head, tail = (edge.before, *edge.blocks[: new + 1]), (*cloud.blocks[new + 1 :], cloud.after)
+    again = sum(part.prefill.at(tokens) for part in (*head, *tail))
+    return Moving(carried, carry, replayed, link.network_ns(replayed, HEADER_BYTES) + again, gain_ns)
+
 
 GOALS = ("token", "first-token", "reply")
 """What a plan of a generation may be about."""
@@ -238,3 +394,19 @@ def _energy(what: _Round, power: Power | None) -> Reading:
     work = what.stages["edge"]
     joules = (power.active * work + power.idle * (sum(what.stages.values()) - work)) / 1e9
     return Reading.estimated(joules, f"given: {power.active:g} W while it computes, {power.idle:g} W while it waits")
+
+
+# The best cut for a generation: by what a token, the first token, or the whole reply takes, under constraints.
+
+
+def decide_generation(
+    candidates: Sequence[GenerationCandidate],
+    goal: str = "token",
+    objective: Objective | None = None,
+    constraints: Constraints | None = None,
+) -> Decision:
+    """As `decide`, of the candidates' ``goal`` (a name of `GOALS`). Raises SpecError for another word, for numbers that
+    are not known, and where none is allowed.
+    """
+    check_goal(goal)
+    return decide([one.of(goal) for one in candidates], objective, constraints)

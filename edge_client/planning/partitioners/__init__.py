@@ -1,7 +1,7 @@
 """Partitioners by name: they pick the cut. Others plug in as entry points of the group "isthmus.partitioners".
 
-partitioner   the interface, and what it is given; those by objective, of one cut, in turns
-regression    layer times from the layers' features, by regression
+partitioner  the interface, and what it is given
+regression   layer times from the layers' features, by regression
 """
 
 from __future__ import annotations

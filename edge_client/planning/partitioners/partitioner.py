@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from edge_client.planning.candidate import Candidate
-from edge_client.planning.objective import Constraints, Decision, Objective, decide
+from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
 from edge_client.spoken import option
 from shared_hooks.errors import SpecError, near_path
 from shared_hooks.profiling.profile import Profile

@@ -10,8 +10,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from edge_client.planning.candidate import Candidate
-from edge_client.planning.objective import Decision, decide
+from edge_client.planning.objective import Candidate, Decision, decide
 from edge_client.planning.partitioners.partitioner import Situation
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file

@@ -1,9 +1,8 @@
 """The shipped model: a small residual network for handwritten digits, its trained weights and real test images.
 
-network   the network (`digits`)
-data      scikit-learn's digits as 32x32 gray images, and the split into training and held-out images
-train     trains the weights that ship here (weights.safetensors), and writes the images
-export    the digits as PNG files
+network  the network (`digits`)
+train    trains the weights that ship here (weights.safetensors), and writes the images
+export   the digits as PNG files
 
 digits.toml is the model's spec.
 """

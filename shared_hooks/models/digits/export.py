@@ -13,7 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from shared_hooks.models.digits.data import load_images
+from shared_hooks.models.digits.train import load_images
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,8 @@
 """The observers, one a file, and those of them that have a name.
 
-activation, attention, custom, gradients, memory, nonfinite, tokens   the observers
+activation  statistics, gradients, and a function of your own
+attention   attention weights
+memory      memory, non-finite values, tokens
 
 To add an observer, write a file with an `Observer` of it. For commands and requests to have it by a name, put it into
 `OBSERVERS`: command lines, servers and tables take it from there.
@@ -11,13 +13,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from shared_hooks.observers.base import Observer
-from shared_hooks.observers.kinds.activation import Activation, ActivationStats
+from shared_hooks.observers.kinds.activation import Activation, ActivationStats, Custom, Gradient, GradientStats, Seen
 from shared_hooks.observers.kinds.attention import Attention, AttentionCapture
-from shared_hooks.observers.kinds.custom import Custom, Seen
-from shared_hooks.observers.kinds.gradients import Gradient, GradientStats
-from shared_hooks.observers.kinds.memory import Memory, MemoryUse
-from shared_hooks.observers.kinds.nonfinite import NonFinite, NonFiniteFound, NonFiniteGuard
-from shared_hooks.observers.kinds.tokens import Tokens, TopTokens
+from shared_hooks.observers.kinds.memory import (
+    Memory,
+    MemoryUse,
+    NonFinite,
+    NonFiniteFound,
+    NonFiniteGuard,
+    Tokens,
+    TopTokens,
+)
 
 __all__ = [
     "OBSERVERS",

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import queue
+import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import nn
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.observers.base import Observer, Record
-from shared_hooks.observers.deferred import Deferred
-from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.forward import UNSEEN
+from shared_hooks.modules import running
+from shared_hooks.observers.backward import BackwardHooks, Gradients, Pass
+from shared_hooks.observers.base import Attachment, Observer, Record
+from shared_hooks.observers.watching import Deferred, ObservedCall, copy_of, parts, read
+from shared_hooks.wrapped import WrappedModel
 
 
 @dataclass(frozen=True)
@@ -162,3 +169,253 @@ def histogram(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bins: int)
     # what is no number goes to a bin of its own, which is left out
     place = torch.where(torch.isnan(x), bins, torch.nan_to_num(place)).long()
     return torch.zeros(bins + 1, dtype=torch.int64, device=x.device).scatter_add_(0, place, torch.ones_like(place))[:-1]
+
+
+# `Custom`: your own function looks at modules. It gets copies, and cannot hurt by raising, blocking or returning.
+
+
+Function = Callable[[nn.Module, tuple[Any, ...], Any, str], Any]
+
+
+@dataclass(frozen=True)
+class Seen(Record):
+    """``value``: what the function returned."""
+
+    value: Any
+
+
+class Custom(Observer):
+    """One `Seen` for each call for which ``function(module, inputs, output, name)`` returns something.
+
+    ``inputs``: the positional arguments, and after them the dictionary of keyword arguments if there are any; as they
+    are after the call, as in PyTorch's hooks. Tensors are copies (``copy=False``: the live ones, not to be written to);
+    what is on the other side of a cut is None. Random numbers that the function draws are not missed by the model.
+
+    The function runs in a thread of its own. One that takes longer than ``timeout`` seconds is given up, and the
+    observer is switched off. ``timeout=None``: in the model's thread, for as long as it takes.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        targets: Any = None,
+        every_n: int = 1,
+        max_records: int = 1000,
+        copy: bool = True,
+        timeout: float | None = 10.0,
+        **more: Any,
+    ) -> None:
+        super().__init__(targets, every_n, max_records, **more)
+        if not callable(function):
+            raise InputMismatch(f"function is called with (module, inputs, output, name); {function!r} is no function")
+        if timeout is not None and not timeout > 0:
+            raise InputMismatch(f"timeout is None or seconds, not {timeout!r}")
+        self.function = function
+        self.copy = copy
+        self.timeout = timeout
+        self.switched_off = False
+        self._worker = Worker()
+
+    def observe(self, call: ObservedCall, name: str, step: int) -> Seen | None:
+        if self.switched_off:
+            return None
+        inputs, output = (*call.args, call.kwargs) if call.kwargs else call.args, call.output
+        device = next((tensor.device for _, tensor in parts(output)), torch.device("cpu"))
+        inputs = tuple(map(copy_of, inputs)) if self.copy else inputs
+        output = copy_of(output) if self.copy else output
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            try:
+                value = self._worker.run(lambda: self.function(call.module, inputs, output, name), self.timeout, device)
+            except Blocked as error:
+                self.switched_off = True
+                self.notes = (*self.notes, f"switched off: {error}")
+                raise
+        return None if value is None else Seen(name, step, value)
+
+    def detached(self, root: nn.Module) -> None:
+        self._worker.end()
+
+
+class Blocked(Exception):
+    """A function did not return in time."""
+
+
+class Worker:
+    """A thread that runs one function at a time, for as long as one is willing to wait."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
+
+    def run(self, function: Callable[[], Any], timeout: float | None, device: torch.device) -> Any:
+        """What the function returns or raises; `Blocked` after ``timeout`` seconds."""
+        if timeout is None:
+            return function()
+        done = threading.Event()
+        found: list[Any] = []
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+        def job() -> None:
+            running.set(UNSEEN)
+            try:
+                with torch.no_grad(), torch.cuda.stream(stream):
+                    found.append((function(), None))
+            except BaseException as error:
+                found.append((None, error))
+            done.set()
+
+        with self._lock:
+            if self._jobs is None:
+                self._jobs = queue.SimpleQueue()
+                threading.Thread(target=_work, args=(self._jobs,), name="isthmus-observer", daemon=True).start()
+            self._jobs.put(job)
+        if not done.wait(timeout):
+            self.end()
+            raise Blocked(f"the function took longer than {timeout:g} s")
+        value, error = found[0]
+        if isinstance(error, Exception):
+            raise error
+        if error is not None:
+            raise RuntimeError(f"the function raised {type(error).__name__}: {error}") from error
+        return value
+
+    def end(self) -> None:
+        """No more jobs; the thread ends after those it has. A later `run` starts another."""
+        with self._lock:
+            jobs, self._jobs = self._jobs, None
+        if jobs is not None:
+            jobs.put(None)
+
+
+def _work(jobs: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job
+
+
+# `GradientStats`: what comes back through each module in training. For models of this process that run with
+# gradients.
+#
+# By default the gradients by a module's outputs, taken by hooks on the output tensors, which no model notices.
+# PyTorch's full backward hooks give those by its inputs, too, but hand the model's own code views of its values: one
+# that changes such a value in place (``nn.ReLU(inplace=True)``, ``x += y``) then fails. So they are an option.
+
+
+Side = Literal["input", "output"]
+
+
+@dataclass(frozen=True)
+class Gradient(Activation):
+    """The gradient of the loss by one tensor that went into a module or came out of it (``of``); ``step`` is the
+    forward's.
+    """
+
+    of: Side = "output"
+
+    @property
+    def norm(self) -> float:
+        """Euclidean, from mean and deviation."""
+        count = math.prod(self.shape)
+        return math.sqrt(max(0.0, (count - 1) * self.std**2 + count * self.mean**2)) if count else 0.0
+
+
+class GradientStats(Observer):
+    """One `Gradient` for each tensor of each output through which a gradient comes back.
+
+    ``full``: by full backward hooks, for each positional input, too; of modules that give a tensor or a tuple of them,
+    where none of these is changed in place. Numbers stay on the device until `records` is asked for; at most
+    ``max_records`` wait there.
+    """
+
+    def __init__(
+        self,
+        targets: Any = None,
+        every_n: int = 1,
+        max_records: int = 1000,
+        bins: int = 10,
+        full: bool = False,
+        **more: Any,
+    ) -> None:
+        super().__init__(targets, every_n, max_records, **more)
+        self.bins = bins
+        self.full = full
+        self._waiting: deque[Deferred] = deque()
+        self._handles: list[Any] = []
+        self._hooks: list[tuple[nn.Module, BackwardHooks]] = []
+
+    def attach(self, model: nn.Module | WrappedModel, *, this_thread: bool = False) -> Attachment:
+        if isinstance(model, WrappedModel):
+            raise InputMismatch("a WrappedModel runs without gradients: attach to the module itself")
+        return super().attach(model, this_thread=this_thread)
+
+    def _attachment(self, root: nn.Module, modules: dict[nn.Module, str], owner: Any, thread: int | None) -> Attachment:
+        made = super()._attachment(root, modules, owner, thread)
+        if self.full:
+            try:
+                self._hooks.append((root, BackwardHooks(modules, self._came_back)))
+            except BaseException:
+                made.detach()
+                raise
+        return made
+
+    def observe(self, call: ObservedCall, name: str, step: int) -> None:
+        if self.full:
+            self._look(call, name, step)
+            return
+        for part, tensor in parts(call.output):
+            if tensor.requires_grad:
+                self._handles.append(
+                    tensor.register_hook(lambda grad, part=part: self._grad(grad, name, step, part, "output"))
+                )
+
+    def _look(self, call: ObservedCall, name: str, step: int) -> None:
+        output = call.output
+        if not any(isinstance(one, torch.Tensor) for one in (output if isinstance(output, tuple) else (output,))):
+            why = f"full backward hooks do not see into {type(output).__name__}"
+            if not any(note.startswith(why) for note in self.notes):
+                self.notes = (*self.notes, f"{why} (first: {name})")
+            return
+        for _, hooks in self._hooks:
+            if hooks.looked_at(call.module, name, step, len(call.args) == 1, isinstance(output, torch.Tensor)):
+                return
+
+    def _came_back(self, found: Pass, by_input: Gradients, by_output: Gradients) -> None:
+        sides: tuple[tuple[Side, Gradients, bool], ...] = (
+            ("input", by_input, found.one_input),
+            ("output", by_output, found.one_output),
+        )
+        for of, grads, alone in sides:
+            for place, grad in enumerate(grads):
+                if grad is not None:
+                    self._grad(grad, found.name, found.step, "" if alone else str(place), of)
+
+    def _grad(self, grad: torch.Tensor, name: str, step: int, part: str, of: Side) -> None:
+        try:
+            with torch.no_grad():
+                values = statistics(grad, self.bins)
+            self._waiting.append(Deferred(values, Maker(partial(Gradient, of=of), name, step, part, grad)))
+            while len(self._waiting) > self.max_records:
+                self._waiting.popleft()
+                self.dropped += 1
+        except Exception as error:
+            self.failed(error, name)
+
+    def forward_done(self, records: list[Any], step: int) -> None:
+        # a handle holds its tensor's hooks weakly: what has gone needs no removal
+        self._handles = [handle for handle in self._handles if handle.hooks_dict_ref() is not None]
+
+    @property
+    def records(self) -> list[Any]:
+        waiting = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        found = read(waiting)
+        self.keep([one.make(found(one)) for one in waiting])
+        return super().records
+
+    def detached(self, root: nn.Module) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        mine = next((pair for pair in self._hooks if pair[0] is root), None)
+        if mine is not None:
+            self._hooks.remove(mine)
+            mine[1].remove()

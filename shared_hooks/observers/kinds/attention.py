@@ -24,10 +24,8 @@ from torch.overrides import TorchFunctionMode
 from shared_hooks.errors import InputMismatch, UnknownLayer
 from shared_hooks.modules import walk
 from shared_hooks.observers.base import Attachment, Observer, Record
-from shared_hooks.observers.deferred import Deferred
 from shared_hooks.observers.thumbnails import encoded, over_places, shrunk
-from shared_hooks.observers.values import is_real
-from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.observers.watching import Deferred, ObservedCall, is_real
 from shared_hooks.showing import short
 
 MAX_WEIGHTS = 1 << 22

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import psutil
 import torch
+from torch import nn
 
-from shared_hooks.errors import InputMismatch
+from shared_hooks.errors import InputMismatch, IsthmusError
 from shared_hooks.metrics import Allocated, CudaMemory, Reading, Track
 from shared_hooks.metrics.sampler import sampler
+from shared_hooks.modules import ROOT
 from shared_hooks.observers.base import Observer, Record
-from shared_hooks.observers.deferred import Deferred
-from shared_hooks.observers.values import parts
-from shared_hooks.observers.watching import ObservedCall
+from shared_hooks.observers.thumbnails import Texts
+from shared_hooks.observers.watching import Deferred, ObservedCall, is_real, parts
 
 Order = Literal["growth", "peak", "allocated", "output_bytes", "own_bytes"]
 ORDERS = ("growth", "peak", "allocated", "output_bytes", "own_bytes")
@@ -142,3 +144,205 @@ def _on_cpu(
     if sampled.value is not None and sampled.value > ends:
         return held, growth, sampled
     return held, growth, Reading.estimated(ends, f"at least: {CPU} before or after")
+
+
+# `NonFiniteGuard`: where NaN and Inf first appear, and what to do then.
+
+
+log = logging.getLogger(__name__)
+
+
+class NonFiniteFound(IsthmusError):
+    """NaN or Inf came out of a module; ``records`` are the `NonFinite` of that forward, the first first."""
+
+    status = "OUT_OF_RANGE"
+
+    def __init__(self, message: str, records: tuple[NonFinite, ...] = ()) -> None:
+        super().__init__(message)
+        self.records = records
+
+
+@dataclass(frozen=True)
+class NonFinite(Record):
+    """One tensor with NaN or Inf in it. ``where``: the index of the first; ``part``: its place in a nested output."""
+
+    part: str
+    shape: tuple[int, ...]
+    nan: int
+    inf: int
+    where: tuple[int, ...]
+
+    def __str__(self) -> str:
+        place = f"{self.name}[{self.part}]" if self.part else self.name
+        return f"{place} gave {self.nan} NaN and {self.inf} Inf, the first at {self.where} of {self.shape}"
+
+
+class NonFiniteGuard(Observer):
+    """One `NonFinite` for each tensor with NaN or Inf that comes out of a module; in the order of calls.
+
+    ``action``: ``"report"`` logs the first of a forward, ``"raise"`` raises `NonFiniteFound` at the end of that
+    forward, a callable is given the forward's records; if it raises an error of Isthmus' tree, so does the forward.
+    The device is read once per forward.
+    """
+
+    def __init__(
+        self,
+        targets: Any = None,
+        every_n: int = 1,
+        max_records: int = 1000,
+        action: str | Callable[[list[NonFinite]], Any] = "report",
+        **more: Any,
+    ) -> None:
+        super().__init__(targets, every_n, max_records, **more)
+        if action not in ("report", "raise") and not callable(action):
+            raise InputMismatch(f'action is "report", "raise" or a function, not {action!r}')
+        self.action = action
+        self.total = 0
+        """Non-finite elements seen so far."""
+
+    @property
+    def first(self) -> NonFinite | None:
+        """Where they first appeared, of what is kept."""
+        return next(iter(self.records), None)
+
+    def observe(self, call: ObservedCall, name: str, step: int) -> list[Deferred]:
+        found = []
+        for part, tensor in parts(call.output):
+            if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
+                continue
+            if tensor.is_nested or tensor.numel() == 0:
+                continue
+            key = (NonFiniteGuard, part)
+            values = call.memo.get(key)
+            if values is None:
+                values = call.memo[key] = count(tensor)
+            found.append(Deferred(values, _Maker(name, step, part, tuple(tensor.shape))))
+        return found
+
+    def forward_done(self, records: list[NonFinite], step: int) -> None:
+        if not records:
+            return
+        self.total += sum(record.nan + record.inf for record in records)
+        if callable(self.action):
+            self.action(records)
+            return
+        more = f" (and {len(records) - 1} more after it)" if len(records) > 1 else ""
+        if self.action == "raise":
+            raise NonFiniteFound(f"step {step}: {records[0]}{more}", tuple(records))
+        log.warning("step %d: %s%s", step, records[0], more)
+
+
+class _Maker:
+    __slots__ = ("name", "part", "shape", "step")
+
+    def __init__(self, name: str, step: int, part: str, shape: tuple[int, ...]) -> None:
+        self.name, self.step, self.part, self.shape = name, step, part, shape
+
+    def __call__(self, values: torch.Tensor) -> NonFinite | None:
+        nan, inf, first = map(int, values.tolist())
+        if not nan and not inf:
+            return None
+        where = []
+        for size in reversed(self.shape):
+            where.append(first % size)
+            first //= size
+        return NonFinite(self.name, self.step, self.part, self.shape, nan, inf, tuple(reversed(where)))
+
+
+def count(tensor: torch.Tensor) -> torch.Tensor:
+    """[NaN, Inf, flat index of the first], int64, on the tensor's device. A complex element counts once."""
+    x = tensor.detach()
+    if x.dtype.itemsize == 1:
+        x = x.float()  # nothing adds up numbers of eight bits
+    # on the CPU the usual case, nothing there, is seen faster: sums of finite numbers of one sign may overflow, so it
+    # is only a sieve
+    if x.device.type == "cpu" and bool(torch.isfinite(x.sum())):
+        return torch.zeros(3, dtype=torch.int64)
+    nan = torch.isnan(x)
+    bad = torch.isfinite(x).logical_not_()
+    return torch.stack((nan.sum(), bad.sum() - nan.sum(), bad.reshape(-1).to(torch.uint8).argmax()))
+
+
+# `TopTokens`: the likeliest next tokens at every step of ``transformers``' ``generate()``.
+
+
+@dataclass(frozen=True)
+class Tokens(Record):
+    """The k likeliest tokens after the last position of one row of a batch, the likeliest first.
+
+    ``text``: each decoded by itself; empty without a tokenizer, or where it has none for one of them.
+    ``probabilities``: softmax of the logits as the model gives them, before temperature and the like.
+    """
+
+    row: int
+    ids: tuple[int, ...]
+    logits: tuple[float, ...]
+    probabilities: tuple[float, ...]
+    text: tuple[str, ...]
+
+
+class TopTokens(Observer):
+    """One `Tokens` for each step and row. ``tokenizer``: has ``decode([id])`` or ``convert_ids_to_tokens([id])``.
+
+    Looks at the model's own output (``.logits``, ``["logits"]``, or a tensor of shape (..., vocabulary)) unless
+    ``targets`` names a module that gives logits. In a split model the logits are on the tail's side.
+    """
+
+    def __init__(
+        self,
+        targets: Any = None,
+        every_n: int = 1,
+        max_records: int = 1000,
+        k: int = 5,
+        tokenizer: Any = None,
+        **more: Any,
+    ) -> None:
+        super().__init__(targets, every_n, max_records, **more)
+        if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+            raise InputMismatch(f"k is a number from 1 up, not {k!r}")
+        self.k = k
+        self._texts = None if tokenizer is None else Texts(tokenizer)
+
+    def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
+        return {model: ROOT}
+
+    def observe(self, call: ObservedCall, name: str, step: int) -> Deferred | None:
+        logits = logits_in(call.output)
+        if logits is None:
+            return None
+        last = (logits[:, -1] if logits.dim() == 3 else logits.reshape(-1, logits.shape[-1])).float()
+        top = last.topk(min(self.k, last.shape[-1]))
+        shares = (top.values - last.logsumexp(-1, keepdim=True)).exp()
+        # ids are exact in float64
+        wide = torch.float32 if last.device.type == "mps" else torch.float64
+        values = torch.stack([top.indices.to(wide), top.values.to(wide), shares.to(wide)])
+        shape = values.shape
+
+        def make(values: torch.Tensor) -> list[Tokens]:
+            ids, logits, probabilities = values.reshape(shape).tolist()
+            return [
+                self._record(name, step, row, *columns)
+                for row, columns in enumerate(zip(ids, logits, probabilities, strict=True))
+            ]
+
+        return Deferred(values.reshape(-1), make)
+
+    def _record(
+        self, name: str, step: int, row: int, ids: list[float], logits: list[float], shares: list[float]
+    ) -> Tokens:
+        numbers = tuple(map(int, ids))
+        text, why = ((), "") if self._texts is None else self._texts.of(numbers)
+        if why and not any(note.startswith("the tokenizer") for note in self.notes):
+            self.notes = (*self.notes, why)
+        return Tokens(name, step, row, numbers, tuple(logits), tuple(shares), text)
+
+
+def logits_in(output: Any) -> torch.Tensor | None:
+    """The logits in a model's output; None if there are none."""
+    found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    if found is None:
+        found = output[0] if isinstance(output, (tuple, list)) and output else output
+    if not is_real(found) or not found.is_floating_point() or found.dim() < 1 or found.numel() == 0:
+        return None
+    logits: torch.Tensor = found
+    return logits

@@ -12,8 +12,7 @@ from torch import nn
 
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation import is_state
-from shared_hooks.profiling.decoding.blocks import Named, nbytes_of, weights_bytes
-from shared_hooks.profiling.decoding.line import Line
+from shared_hooks.profiling.decoding.profile import Line, Named, nbytes_of, weights_bytes
 from shared_hooks.profiling.decoding.prompts import Prompt, generated
 from shared_hooks.tensors import tensors_in
 

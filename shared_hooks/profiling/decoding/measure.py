@@ -14,10 +14,8 @@ from torch import nn
 
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import machine
-from shared_hooks.profiling.decoding.blocks import Named, blocks_of
-from shared_hooks.profiling.decoding.line import Line
 from shared_hooks.profiling.decoding.looking import look
-from shared_hooks.profiling.decoding.profile import DecodingProfile, Part
+from shared_hooks.profiling.decoding.profile import DecodingProfile, Line, Named, Part, blocks_of
 from shared_hooks.profiling.decoding.prompts import Prompt, check_generates, generated, longest, words_at_random
 from shared_hooks.profiling.profile import Side
 

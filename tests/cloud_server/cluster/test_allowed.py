@@ -12,7 +12,7 @@ import pytest
 
 from cloud_server import cli
 from cloud_server.access.token_command import entry
-from cloud_server.cluster import allowed, ray_port, scaling
+from cloud_server.cluster import application, front, passport
 from cloud_server.config import ModelEntry, ServerConfig, read_config
 from cloud_server.limits import GIB, Limits
 from cloud_server.scale import Scale
@@ -39,23 +39,23 @@ DIGITS = ModelEntry(load_spec("digits"))
 )
 def test_what_cannot_be_had_is_refused_by_name(options: dict[str, Any], named: str) -> None:
     with pytest.raises(SpecError, match="--on ray") as error:
-        allowed.check(ServerConfig(**options))
+        passport.check(ServerConfig(**options))
     assert named in str(error.value)
 
 
 def test_everything_that_cannot_be_had_is_told_at_once() -> None:
     with pytest.raises(SpecError, match=r"worker_processes.*reuse_port"):
-        allowed.check(ServerConfig(worker_processes=True, reuse_port=True))
+        passport.check(ServerConfig(worker_processes=True, reuse_port=True))
 
 
 def test_quotas_are_counted_by_one_models_replicas_only(tmp_path: Path) -> None:
     file = tmp_path / "identities.toml"
     file.write_text(entry("edge-1", bytes(32), None) + "\n[identities.edge-1]\nrequests_per_minute = 60\n")
-    allowed.check(ServerConfig(identities=file, models=(DIGITS,)))
+    passport.check(ServerConfig(identities=file, models=(DIGITS,)))
     with pytest.raises(SpecError, match=r"edge-1 has requests_per_minute, and 2 models"):
-        allowed.check(ServerConfig(identities=file, models=(DIGITS, DIGITS)))
+        passport.check(ServerConfig(identities=file, models=(DIGITS, DIGITS)))
     file.write_text(entry("edge-1", bytes(32), None) + '\n[identities.edge-1]\nmodels = ["digits"]\nweight = 2\n')
-    allowed.check(ServerConfig(identities=file, models=(DIGITS, DIGITS)))
+    passport.check(ServerConfig(identities=file, models=(DIGITS, DIGITS)))
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ class Context:
     """What Ray Serve tells a policy."""
 
     def __init__(self, pending: dict[str, float], target: int = 1) -> None:
-        self.aggregated_metrics = {scaling.PENDING: pending} if pending else {}
+        self.aggregated_metrics = {application.PENDING: pending} if pending else {}
         self.target_num_replicas = target
         self.config = type("Config", (), {"target_ongoing_requests": 2.0})
 
@@ -142,7 +142,7 @@ class Context:
     ("pending", "wanted"), [({"a": 0.0}, 1), ({"a": 2.0}, 1), ({"a": 7.0, "b": 0.0}, 4), ({}, 3)], ids=str
 )
 def test_as_many_replicas_as_the_work_wants(pending: dict[str, float], wanted: int) -> None:
-    assert scaling.by_pending(Context(pending, target=3))[0] == wanted
+    assert application.by_pending(Context(pending, target=3))[0] == wanted
 
 
 class TestRaysPort:
@@ -161,12 +161,12 @@ class TestRaysPort:
 
     def test_it_is_closed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         replica: Any = self._ray(monkeypatch, add_port_to_grpc_server=lambda server, address: 1)
-        ray_port.close()
+        front.close()
         assert replica.add_port_to_grpc_server(object(), "[::]:0") == 0
 
     def test_with_another_ray_nothing_is_started(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._ray(monkeypatch)
         with pytest.raises(SpecError, match=r"Ray 9\.9: its replicas listen for whoever comes"):
-            ray_port.close()
+            front.close()
         monkeypatch.setenv("RAY_USE_TLS", "1")  # which asks for a certificate there
-        ray_port.close()
+        front.close()

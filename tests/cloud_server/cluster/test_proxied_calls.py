@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from cloud_server.access import Caller
-from cloud_server.cluster import proxied_calls
-from cloud_server.cluster.proxied_calls import ProxiedCall, ProxiedCalls
+from cloud_server.cluster import relay
+from cloud_server.cluster.relay import ProxiedCall, ProxiedCalls
 from cloud_server.limits import Limits
 from cloud_server.transport import INFER
 from protos.inference import inference_pb2 as pb
@@ -96,7 +96,7 @@ class TestDraining:
 
     @pytest.fixture(autouse=True)
     def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(proxied_calls, "TELL_BEATS", 1e-9)
+        monkeypatch.setattr(relay, "TELL_BEATS", 1e-9)
 
     @pytest.mark.parametrize("is_session", [True, False], ids=["a session without heartbeats", "one message"])
     def test_what_is_under_way_is_waited_for(self, is_session: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,9 @@ import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cloud_server.access import Caller, Policy
+from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry
-from cloud_server.access.tokens import hash_of, new_token
-from cloud_server.cluster import private_tls, relay
+from cloud_server.cluster import passport, relay
 from cloud_server.cluster.census import Place
 from cloud_server.cluster.passport import stamp
 from cloud_server.cluster.relay import key
@@ -335,16 +335,16 @@ class TestWhoMay:
             assert "alice" in refusal() and "max_in_flight, and 2 models are served" in refusal()
 
     def test_between_machines_the_way_is_encrypted_and_the_replica_known(self, tmp_path: Path) -> None:
-        tls = private_tls.make(tmp_path)
+        tls = passport.make(tmp_path)
         assert tls.key.stat().st_mode & 0o077 == 0
         found = tls.read()
         server = grpc.server(futures.ThreadPoolExecutor(1))
         port = server.add_secure_port("127.0.0.1:0", grpc.ssl_server_credentials([(found.key, found.chain)]))
         server.start()
         (tmp_path / "other").mkdir()
-        another = private_tls.make(tmp_path / "other").certificate.read_text()
+        another = passport.make(tmp_path / "other").certificate.read_text()
         for certificate, known in ((found.chain.decode(), True), (another, False)):
-            with private_tls.channel(Place("r", f"127.0.0.1:{port}", "s", certificate, ())) as way:
+            with passport.channel(Place("r", f"127.0.0.1:{port}", "s", certificate, ())) as way:
                 ready = grpc.channel_ready_future(way)
                 if known:
                     ready.result(PATIENCE)

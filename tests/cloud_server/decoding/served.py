@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cloud_server import Core, Limits, ModelEntry, ServedModel
-from protos.chunks import cut as chunks
+from protos.frames import cut as chunks
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.lifecycle import Lifecycle

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cloud_server import Core, Limits
-from protos.chunks import cut as chunks
+from protos.frames import cut as chunks
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from tests.cloud_server.decoding.rows import Layers, Rows, stops

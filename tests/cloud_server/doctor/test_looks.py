@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import cloud_server.doctor
 from cloud_server.__main__ import main
-from cloud_server.doctor import command
 from tests import certificates
 from tests.cloud_server.real import Residual
 
@@ -22,7 +22,7 @@ RESIDUAL = (f"--model=residual={Residual.__module__}:Residual", "--example=2,8",
 @pytest.fixture(autouse=True)
 def same_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command sets up the log of its process, which here is everybody's."""
-    monkeypatch.setattr(command, "show", lambda *given: None)
+    monkeypatch.setattr(cloud_server.doctor, "show", lambda *given: None)
 
 
 def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, list[dict[str, Any]]]:

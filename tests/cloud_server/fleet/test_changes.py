@@ -10,8 +10,8 @@ import grpc
 import pytest
 import torch
 
+from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry as identity
-from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.telemetry import counted
 from edge_client import EdgeClient
@@ -111,9 +111,8 @@ def test_what_is_under_way_is_answered_and_then_the_weights_go(tmp_path: Path) -
 
 def test_parked_requests_leave_or_go_on() -> None:
     """Who waits for weights holds no worker, and may leave."""
-    from cloud_server.entries import ModelEntry
-    from cloud_server.fleet.pins import Loaded
-    from cloud_server.fleet.version import Version
+    from cloud_server.config import ModelEntry
+    from cloud_server.fleet.version import Loaded, Version
 
     loaded = Loaded(ModelEntry(load_spec("digits")), FakeEngine())
     asked: list[str] = []

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from cloud_server.core import Core
-from cloud_server.fleet import placing
-from cloud_server.fleet.replicated import Replicated
+from cloud_server.fleet import room
+from cloud_server.fleet.hosts import Replicated
 from edge_client import EdgeClient
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.models import load_spec
@@ -66,9 +66,9 @@ def test_devices_of_two_kinds_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
     file = tmp_path / "server.toml"
     file.write_text(entry("one"))
-    monkeypatch.setattr(placing, "pick_device", torch.device)
-    monkeypatch.setattr(placing, "kind", lambda device: {"kind": device.type})
+    monkeypatch.setattr(room, "pick_device", torch.device)
+    monkeypatch.setattr(room, "kind", lambda device: {"kind": device.type})
     (one,) = read_config(file).models
-    assert len(placing.placed(one, "cuda:0, cuda:1")) == 2
+    assert len(room.placed(one, "cuda:0, cuda:1")) == 2
     with pytest.raises(SpecError, match="one: device: one model on cpu and cuda"):
-        placing.placed(one, "cpu,cuda:0")
+        room.placed(one, "cpu,cuda:0")

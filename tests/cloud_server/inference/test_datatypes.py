@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_server.inference.datatypes import DTYPES, NUMPY, count, dtype_of, pack, unpack
+from cloud_server.inference.sending import DTYPES, NUMPY, count, dtype_of, pack, unpack
 from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
 
 VALUES: dict[str, list[Any]] = {

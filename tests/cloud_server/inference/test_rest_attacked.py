@@ -22,17 +22,17 @@ import pytest
 import torch
 
 from cloud_server.access import Tls
+from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry as identity
-from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.inference import Named, Result
-from cloud_server.inference.datatypes import AT_ONCE
+from cloud_server.inference.sending import AT_ONCE
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer, active_calls, authentication
 from cloud_server.transport.rest import messages
 from deploy import certs
 from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
 from shared_hooks.lifecycle import Stage
-from shared_hooks.lifecycle.log_bounds import LogBounds
+from shared_hooks.lifecycle.log import LogBounds
 from tests import certificates
 from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, body, port_of, same, tensor
 from tests.cloud_server.inference.served import engine, serving

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_server.models.form import form_of, leaves
+from cloud_server.models.admission import form_of, leaves
 from shared_hooks import WrappedModel
 from shared_hooks.tensors import flatten
 

@@ -9,10 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from cloud_server.processes import worker_process
-from cloud_server.processes.channel import MAX_BYTES, Channel, Lost
-from cloud_server.processes.memory import SharedMemory
+from cloud_server.processes.channel import MAX_BYTES, Channel, Lost, SharedMemory, Task
 from cloud_server.processes.pooled_model import Crashes
-from cloud_server.processes.task import Task
 from cloud_server.processes.worker_process import WorkerProcess
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import QuotaExceeded

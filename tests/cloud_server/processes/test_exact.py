@@ -13,7 +13,7 @@ import torch
 from cloud_server.access import Caller
 from cloud_server.core import Core
 from cloud_server.processes import Pool
-from protos.chunks import cut
+from protos.frames import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.lifecycle.log import Log

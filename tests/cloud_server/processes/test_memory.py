@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cloud_server.processes.memory import KEPT_BYTES, Mapping, Ranges, SharedMemory
+from cloud_server.processes.channel import KEPT_BYTES, Mapping, Ranges, SharedMemory
 from shared_hooks.errors import ServerUnavailable
 
 PAGE = os.sysconf("SC_PAGESIZE")

@@ -8,7 +8,7 @@ from typing import Any
 
 from cloud_server.config import ServerConfig
 from cloud_server.limits import Limits
-from cloud_server.processes.task import Task
+from cloud_server.processes.channel import Task
 from cloud_server.processes.worker import Worker
 from shared_hooks.crossing import decoded_bytes
 from shared_hooks.lifecycle import About

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
-from cloud_server.scheduling.flows import KEPT, Flows
+from cloud_server.scheduling.fair_queue import KEPT, FairQueue, Flows, Payer, Task
 from tests.cloud_server.scheduling.simulation import Simulation
 
 LENGTHS = st.sampled_from([0.01, 0.02, 0.05, 0.2])

@@ -11,9 +11,9 @@ import pytest
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
-from cloud_server.processes.memory import SharedMemory
-from cloud_server.streams.area import Area
-from protos.headed import HeadedRequest
+from cloud_server.processes.channel import SharedMemory
+from cloud_server.streams.session import Area
+from protos.frames import HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame
 from tests.cloud_server.fakes import CoreClient, header, hello, make_crossing, upload

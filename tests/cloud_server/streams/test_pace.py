@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloud_server.streams.pace import BURST_SECONDS, KEPT, MOST_SECONDS, PRESENT_SECONDS, Pace
+from cloud_server.streams.probe import BURST_SECONDS, KEPT, MOST_SECONDS, PRESENT_SECONDS, Pace
 
 
 class Clock:

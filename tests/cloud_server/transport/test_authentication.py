@@ -18,8 +18,8 @@ from cloud_server.transport.authentication import AuthInterceptor, Caller
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import HookRefused
 from shared_hooks.lifecycle import Stage
-from shared_hooks.lifecycle.loading import default
-from shared_hooks.lifecycle.log_bounds import LogBounds
+from shared_hooks.lifecycle.log import LogBounds
+from shared_hooks.lifecycle.registry import default
 from tests.cloud_server.fakes import FakeEngine
 
 PASS = (("authorization", "Bearer pass"),)

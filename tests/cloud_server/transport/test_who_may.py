@@ -18,8 +18,8 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
 
 from cloud_server.access import Register, Tls
+from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry
-from cloud_server.access.tokens import hash_of, new_token
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
 from cloud_server.transport.authentication import AuthInterceptor
@@ -27,8 +27,7 @@ from edge_client.credentials import Credentials
 from edge_client.dial import _Bearer
 from edge_client.probing import LinkProber, fetch_profile
 from edge_client.transport.connection import Connection
-from edge_client.transport.options import ConnectionOptions
-from edge_client.transport.state import State
+from edge_client.transport.options import ConnectionOptions, State
 from protos.isthmus.v1 import split_pb2, split_pb2_grpc
 from shared_hooks.errors import AccessRefused, Disagreement, IsthmusError, NotAuthenticated, UnknownModel
 from tests import certificates

@@ -19,21 +19,20 @@ from edge_client import Answer, EdgeClient, Failure
 from edge_client.__main__ import main
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.beginning import _connector
-from edge_client.adaptive.client import Flight
+from edge_client.adaptive.client import Flight, Hedge
 from edge_client.adaptive.controller import Choice
-from edge_client.adaptive.decisions import Decisions
-from edge_client.adaptive.hedge import Hedge
+from edge_client.adaptive.monitor import Decisions
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
-from edge_client.planning.candidate import Candidate
 from edge_client.planning.link import Curve, Link
-from edge_client.process.local_server import local_server
+from edge_client.planning.objective import Candidate
+from edge_client.process import local_server
 from edge_client.request import Done
 from edge_client.survey.gather import Wanted
 from edge_client.transport.times import Stamps
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 from shared_hooks.models import find_inputs, load_spec
 from shared_hooks.profiling import profile_file
 from studies.experiments.relay import Relay

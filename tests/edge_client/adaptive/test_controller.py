@@ -8,16 +8,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edge_client.adaptive.controller import SplitController
-from edge_client.adaptive.hedge import is_late
-from edge_client.adaptive.steadiness import Steady
+from edge_client.adaptive.client import is_late
+from edge_client.adaptive.controller import SplitController, Steady
 from edge_client.load import Load
-from edge_client.modes import CLOUD_ONLY, EDGE_ONLY
-from edge_client.planning.candidate import undominated
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.objective import Constraints, Objective
+from edge_client.planning.objective import Constraints, Objective, undominated
 from edge_client.planning.predict import predict
+from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from tests.edge_client.planning.made import MS, SHAPES, Layer, funnel, losses, profile, with_codecs
 from tests.edge_client.planning.world import SECOND, SECONDS, TRACE, Phase, Run, World, controlled, oracle

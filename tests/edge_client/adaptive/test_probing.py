@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edge_client.adaptive.controller import SECOND, Probing
 from edge_client.adaptive.monitor import FIRST, probed
-from edge_client.adaptive.probing import Probing
-from edge_client.adaptive.steadiness import SECOND
-from edge_client.planning.link_estimate import FLOOR
+from edge_client.planning.link import FLOOR
 from shared_hooks.errors import ServerUnavailable
 
 LARGEST = 128 << 10

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from edge_client.benching.arrivals import arrivals, at_rate, mean_rate, trace
-from edge_client.benching.mix import codecs_of, cuts_of, shots, weighted
+from edge_client.benching.load import arrivals, at_rate, codecs_of, cuts_of, mean_rate, shots, trace, weighted
 from shared_hooks.errors import SpecError
 
 

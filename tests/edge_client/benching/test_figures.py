@@ -11,13 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_client.benching.compare import compare, differences
 from edge_client.benching.generator import GONE, Fired, Generator
-from edge_client.benching.lane import Over
-from edge_client.benching.results import knee, read
-from edge_client.benching.shot import ABANDONED, Ended, Shot
-from edge_client.benching.spread import FEWEST, estimate, quantile
-from edge_client.benching.step import step
+from edge_client.benching.load import ABANDONED, FEWEST, Ended, Over, Shot, estimate, quantile
+from edge_client.benching.results import compare, differences, knee, read, step
 from shared_hooks.errors import SpecError
 
 

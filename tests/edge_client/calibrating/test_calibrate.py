@@ -12,8 +12,7 @@ import torch
 from edge_client import calibrate
 from edge_client.__main__ import main
 from edge_client.calibrating.inputs import inputs_of
-from edge_client.planning import loss_table
-from edge_client.planning.loss_table import loss_of
+from edge_client.planning.codecs import loss_of, read
 from edge_client.tasks.calibrate import Calibrated
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import IsthmusError, SpecError
@@ -95,8 +94,8 @@ def test_too_few_inputs_for_the_loss_are_told_and_allow_nothing_lossy() -> None:
 
 def test_the_file_comes_back_and_is_bound_to_its_weights(tmp_path: Path) -> None:
     found = study(max_loss="10%", out=tmp_path)
-    read = loss_table.read(tmp_path / "calibration.json")
-    assert read == found.table
+    again = read(tmp_path / "calibration.json")
+    assert again == found.table
     assert "rate" in (tmp_path / "report.html").read_text()
     read.check(found.table.model.weights_hash, found.table.model.structure_digest)
     with pytest.raises(SpecError, match=r"calibration.json is of other weights.*edge-client calibrate"):
@@ -126,7 +125,7 @@ def test_a_file_that_is_none_is_refused_with_the_place(change: Any, message: str
     change(data)
     file.write_text(json.dumps(data))
     with pytest.raises(SpecError, match=message):
-        loss_table.read(file)
+        read(file)
 
 
 @pytest.mark.parametrize("value", ["-1%", "100%", 1.0, -0.1, "nan", "much", True])

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from edge_client import EdgeClient, calibrate
-from edge_client.calibrating.learning import MOST, STEPS, coarsest, set_apart
+from edge_client.calibrating.inputs import Tally
 from edge_client.calibrating.outputs import Row
-from edge_client.calibrating.tally import Tally
-from edge_client.planning import loss_table
+from edge_client.calibrating.study import MOST, STEPS, coarsest, set_apart
+from edge_client.planning import codecs
 from edge_client.tasks.calibrate import Calibrated
 from shared_hooks.errors import SpecError
 from tests.edge_client.served import Small, served
@@ -41,7 +41,7 @@ def test_the_coarsest_step_is_kept_that_is_within_the_loss(tmp_path: Path) -> No
     assert row is not None and row.high is not None and row.high <= 0.2 and row.measures["step"] in STEPS
     finer = study(max_loss="2%").table.of("first", "basis")
     assert finer is not None and finer.measures["step"] < row.measures["step"] and finer.bytes_up > row.bytes_up
-    back = loss_table.read(tmp_path / "calibration.json")
+    back = codecs.read(tmp_path / "calibration.json")
     assert [book.to_json() if book else None for book in back.books["first"]] == [
         book.to_json() if book else None for book in found.table.books["first"]
     ]
@@ -96,7 +96,7 @@ def test_what_is_no_calibration_for_it_is_refused(tmp_path: Path) -> None:
     data["books"]["first"][0]["size"] = [1 << 30, 1, 1, 1]
     path.write_text(json.dumps(data))
     with pytest.raises(SpecError, match="books"):
-        loss_table.read(path)
+        codecs.read(path)
 
 
 @pytest.mark.parametrize("codec", ["basis", "frames"])

@@ -12,8 +12,8 @@ import torch
 
 from edge_client import AutoOptions, EdgeClient, ModelChoice, calibrate
 from edge_client.choosing import beginning
+from edge_client.planning.codecs import LossTable
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.loss_table import LossTable
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError
 from tests.edge_client.served import Served, served

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.choosing.belief import AGAIN, SOON, Belief
-from edge_client.choosing.chooser import RAW, Cost, Kind, Speeds, pick, total
+from edge_client.choosing.chooser import AGAIN, RAW, SOON, Belief, Cost, Kind, Speeds, pick, total
 from edge_client.planning.link import Curve, Link
 
 COSTS = st.builds(Cost, st.floats(0, 1e7), st.floats(1, 1e6), st.floats(0, 1e7))

@@ -19,7 +19,7 @@ import torch
 
 from edge_client.__main__ import main
 from edge_client.client import EdgeClient
-from edge_client.commands import output
+from edge_client.commands import report
 from edge_client.screen.progress import progress
 from edge_client.screen.text import size
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
@@ -275,7 +275,7 @@ def test_a_json_file_is_tried_before_the_work(images: Path, tmp_path: Path, caps
             main(["run", "--server", "127.0.0.1:1", "--split", "0", "--input", str(images), "--json", str(target)]) == 2
         )
         assert f"--json: {target} cannot be written" in complaint(capsys)
-    output.check_json_target(str(tmp_path / "later.json"))
+    report.check_json_target(str(tmp_path / "later.json"))
     assert not (tmp_path / "later.json").exists()
 
 
@@ -405,7 +405,7 @@ def test_debug_shows_the_traceback() -> None:
 
 
 def test_tables_are_aligned_and_sizes_readable() -> None:
-    text = output.table(["a", "bb"], [["1", "x"], ["22", "yyy"]], right=(0,))
+    text = report.table(["a", "bb"], [["1", "x"], ["22", "yyy"]], right=(0,))
     assert text.splitlines() == [" a  bb", "--  ---", " 1  x", "22  yyy"]
     assert [size(n) for n in (None, 0, 1023, 2048, 3 << 20, 5 << 30)] == [
         "-",

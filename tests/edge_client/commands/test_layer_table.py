@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edge_client.commands.report import layer_table
 from shared_hooks import ForwardMetrics, LayerMetrics
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 
 WHY = Reading.unavailable("no energy meter: RAPL: no permission")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.commands.pace import Pace
+from edge_client.commands.feed import Pace
 from edge_client.screen.text import number
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.planning.candidate import STAGES
+from edge_client.planning.objective import STAGES
 
 QUICK = [
     "--model",

@@ -15,10 +15,9 @@ from edge_client.tasks.profile import as_text
 from shared_hooks import WrappedModel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.models import load_spec
-from shared_hooks.profiling.profile import Profile
+from shared_hooks.profiling.profile import Profile, Quartiles
 from shared_hooks.profiling.profile_file import from_json, read, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
-from shared_hooks.profiling.quartiles import Quartiles
 from tests.shipped import IMAGES
 
 QUICK = ["profile", "--model", "digits", "--device", "cpu", "--repetitions", "1", "--warmup", "1", "--no-progress"]

@@ -16,12 +16,12 @@ from PIL import Image
 from edge_client import EdgeClient
 from edge_client.__main__ import main
 from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from edge_client.pruning import data
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.models.digits import data as digits
 from shared_hooks.models.digits import export, train
+from shared_hooks.models.digits import train as digits
 from tests.shared_hooks.selection.networks import image
 
 NETWORKS = "tests.shared_hooks.selection.networks"

@@ -11,7 +11,7 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.commands import report as reporting
-from edge_client.commands.outcome import Outcome
+from edge_client.commands.report import Outcome
 from shared_hooks.models import FrameId, load_spec
 from tests.edge_client import fake_server as fake
 from tests.edge_client.commands.test_commands import Captured, complaint

@@ -7,8 +7,7 @@ import threading
 
 import pytest
 
-from edge_client.live.aside import Aside
-from edge_client.live.board import RINGS, Board
+from edge_client.live.board import RINGS, Aside, Board
 from tests.waiting import PATIENCE, eventually
 
 

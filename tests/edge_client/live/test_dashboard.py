@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from edge_client.__main__ import main
-from edge_client.adaptive.decisions import Decisions
+from edge_client.adaptive.monitor import Decisions
 from edge_client.live import Dashboard
 from edge_client.live.dashboard import Machine, _power
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading, Track
-from shared_hooks.metrics.series import Words
+from shared_hooks.metrics.sampler import Words
 from tests.edge_client.live import lag
 from tests.edge_client.live.pages import reported
 from tests.waiting import eventually

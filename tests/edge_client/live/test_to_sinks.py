@@ -12,7 +12,7 @@ import pytest
 
 from edge_client import EdgeClient
 from edge_client.__main__ import main
-from edge_client.live import ToSinks, entries
+from edge_client.live import ToSinks, board
 from edge_client.model_choice import ModelChoice
 from shared_hooks.sinks import Histogram, Value
 from tests.edge_client import small_models
@@ -83,14 +83,14 @@ def test_a_sink_that_stands_still_leaves_answers_out() -> None:
 def test_entries_of_the_page_are_json_and_short() -> None:
     with pair(small_models.Residual, "body", observers=["activation", "debug"]) as (client, _):
         answer = client.infer(image())
-    entry = entries.request(answer, 3)
+    entry = board.request(answer, 3)
     assert sum(entry["rows"]) == pytest.approx(entry["ms"], abs=0.01) and entry["cut"] == "body"
-    assert len(entry["rows"]) == len(entries.stages())
-    seen = entries.observed(answer, 3)
+    assert len(entry["rows"]) == len(board.stages())
+    seen = board.observed(answer, 3)
     assert [table["title"] for table in seen["tables"]] == ["activation", "debug"] and seen["tables"][0]["rows"]
-    hostile = entries.event("failed", "\x1b[31m\n" + "<b>" * 1000, value=math.nan)
-    assert len(hostile["text"]) <= entries.TEXT and "\x1b" not in hostile["text"] and hostile["value"] is None
-    json.dumps([entry, seen, hostile, entries.cloud(answer)], allow_nan=False)
+    hostile = board.event("failed", "\x1b[31m\n" + "<b>" * 1000, value=math.nan)
+    assert len(hostile["text"]) <= board.TEXT and "\x1b" not in hostile["text"] and hostile["value"] is None
+    json.dumps([entry, seen, hostile, board.cloud(answer)], allow_nan=False)
 
 
 def test_run_writes_to_the_sinks_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edge_client.pages.blocks import blocks
+from edge_client.pages import blocks
 
 RESNET = [
     f"encoder.stages.{stage}.layers.{block}.layer.{part}.{kind}"

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.sweeping.compare import SUM, as_dict, compare, read
-from edge_client.sweeping.compare_page import render
+from edge_client.sweeping.compare import SUM, as_dict, compare, read, render
 from tests.edge_client.sweeping.test_compare import sweep
 
 

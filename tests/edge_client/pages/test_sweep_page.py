@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edge_client.sweeping.report import render
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 from tests.edge_client.sweeping import synthetic
 
 CNN = "backbone.encoder.stages.{}.layers.1.a_rather_long_name.convolution#12"

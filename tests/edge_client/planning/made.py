@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from edge_client.planning.loss_table import CodecLoss, CutLosses, LossTable
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.records import TensorShape
+from edge_client.planning.codecs import CodecLoss, CutLosses, LossTable
+from shared_hooks.metrics.records import Reading, TensorShape
 from shared_hooks.profiling.profile import (
     CodecProfile,
     CutProfile,
@@ -15,9 +14,9 @@ from shared_hooks.profiling.profile import (
     LayerProfile,
     ModelIdentity,
     Profile,
+    Quartiles,
     Side,
 )
-from shared_hooks.profiling.quartiles import Quartiles
 
 MS = 1e6
 NONE = Reading.unavailable("no sensor")

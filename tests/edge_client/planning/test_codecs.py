@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 
-from edge_client.modes import CLOUD_ONLY
-from edge_client.planning.candidate import Candidate
-from edge_client.planning.codecs import Codecs
+from edge_client.planning.codecs import Codecs, CutLosses, LossTable
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.loss_table import CutLosses, LossTable
-from edge_client.planning.objective import Constraints, decide
+from edge_client.planning.objective import Candidate, Constraints, decide
 from edge_client.planning.partitioners import Situation, find_partitioner
 from edge_client.planning.predict import predict
+from edge_client.spoken import CLOUD_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import profile_file
 from shared_hooks.profiling.profile import ModelIdentity

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from edge_client.modes import EDGE_ONLY
-from edge_client.planning.candidate import Candidate
 from edge_client.planning.explain import BreakEven, break_evens, crossing, explain, round_trip, uplink
-from edge_client.planning.link import Curve, Link
-from edge_client.planning.objective import Objective, decide
+from edge_client.planning.link import Curve, Link, Speed
+from edge_client.planning.objective import Candidate, Objective, decide
 from edge_client.planning.partitioners.partitioner import chosen
 from edge_client.planning.predict import predict
-from edge_client.planning.speed import Speed
+from edge_client.spoken import EDGE_ONLY
 from tests.edge_client.planning.made import MS, Layer, profile
 
 EDGE = profile("edge", [Layer(100, 1, 50_000)], input_bytes=50_000, encode_ms=0.0)

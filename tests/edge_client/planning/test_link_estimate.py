@@ -8,9 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edge_client.planning.link import Curve, Link
-from edge_client.planning.link_estimate import LinkEstimate
-from edge_client.planning.tracker import Tracker
+from edge_client.planning.link import Curve, Link, LinkEstimate, Tracker
 from tests.edge_client.planning.made import MS
 
 

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.planning.candidate import Candidate
-from edge_client.planning.objective import COSTS, Constraints, Objective, decide
+from edge_client.planning.objective import COSTS, Candidate, Constraints, Objective, decide
 from shared_hooks.errors import SpecError
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 
 
 def one(name: str, ms: float, nbytes: int = 0, joules: float | None = 1.0, memory: float | None = 1e6) -> Candidate:

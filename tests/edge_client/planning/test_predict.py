@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.load import Load
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
-from edge_client.planning.calibration import Calibration, Sample
-from edge_client.planning.candidate import Candidate
 from edge_client.planning.link import Curve, Link
-from edge_client.planning.predict import Power, predict
+from edge_client.planning.objective import Candidate
+from edge_client.planning.predict import Calibration, Power, Sample, predict
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput
 from tests.edge_client.planning.made import MS, Layer, exactly, funnel, profile

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_client.planning.link import Curve, Link
-from edge_client.planning.speed import LEAST_ROUNDS, WIDEST, Speed, mbit, speed_of
+from edge_client.planning.link import LEAST_ROUNDS, WIDEST, Curve, Link, Speed, mbit, speed_of
 
 SIZES = (0, 1_400, 8_339, 16_410, 16_531, 32_768, 65_536)
 GAP = 65_536 - 32_768

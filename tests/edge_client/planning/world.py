@@ -6,15 +6,14 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edge_client.adaptive.client import POLL_SECONDS
+from edge_client.adaptive.client import POLL_SECONDS, is_late
 from edge_client.adaptive.controller import SplitController
-from edge_client.adaptive.hedge import is_late
 from edge_client.adaptive.monitor import PROBE_SECONDS, probed
-from edge_client.modes import EDGE_ONLY
-from edge_client.planning.candidate import Candidate
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
+from edge_client.planning.objective import Candidate
 from edge_client.planning.predict import predict
+from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.profiling.profile import Profile
 

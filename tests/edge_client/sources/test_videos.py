@@ -16,9 +16,8 @@ import torch
 
 from edge_client import sources
 from edge_client.sources import Frame
-from edge_client.sources.decoding import naming_errors
 from edge_client.sources.opening import open_source
-from edge_client.sources.videos import Video
+from edge_client.sources.videos import Video, naming_errors
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
 from shared_hooks.models import load_spec, spec_from_table
@@ -89,7 +88,7 @@ def test_one_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_pictures_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.sources.decoding.MAX_PIXELS", 1000)
+    monkeypatch.setattr("edge_client.sources.videos.MAX_PIXELS", 1000)
     with pytest.raises(InputMismatch, match="pictures of 64 x 48 pixels; at most 1000"):
         sources.video(make_video(tmp_path / "large.mp4", frames=1))
 
@@ -229,7 +228,7 @@ def test_a_folder_drops_nothing_and_an_empty_one_is_refused(tmp_path: Path) -> N
 def test_without_pyav_one_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_video(tmp_path / "a.mp4", frames=1)
     monkeypatch.setitem(sys.modules, "av", None)
-    monkeypatch.setattr("edge_client.sources.extras.find_spec", lambda name: None)
+    monkeypatch.setattr("edge_client.sources.source.find_spec", lambda name: None)
     for make in (lambda: sources.video(path), lambda: sources.camera("rtsp://127.0.0.1:1/")):
         with pytest.raises(SpecError, match=r'pip install "isthmus\[video\]"'):
             make()

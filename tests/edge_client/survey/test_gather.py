@@ -11,10 +11,17 @@ import pytest
 import torch
 
 from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
-from edge_client.survey.gather import LEAST_PROBED, Wanted, _of_another_machine, _served, edge_profile, probe_sizes
+from edge_client.process import local_server
+from edge_client.survey.gather import (
+    LEAST_PROBED,
+    Loaded,
+    Wanted,
+    _of_another_machine,
+    _served,
+    edge_profile,
+    probe_sizes,
+)
 from edge_client.survey.gather import _file as file_of
-from edge_client.survey.loaded import Loaded
 from edge_client.survey.loading import load
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import SpecError

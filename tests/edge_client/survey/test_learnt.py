@@ -14,10 +14,8 @@ import edge_client
 from edge_client import EdgeClient
 from edge_client.adaptive.beginning import _connector
 from edge_client.model_choice import ModelChoice
-from edge_client.planning.codecs import Codecs
-from edge_client.planning.loss_table import LossTable
-from edge_client.survey.gather import Wanted, edge_profile
-from edge_client.survey.learnt import asked_of_servers, with_books
+from edge_client.planning.codecs import Codecs, LossTable
+from edge_client.survey.gather import Wanted, asked_of_servers, edge_profile, with_books
 from edge_client.survey.loading import load
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError

@@ -10,15 +10,12 @@ from typing import Any
 import numpy as np
 
 from edge_client.planning.objective import Objective, decide
-from edge_client.sweeping import summary, tables
-from edge_client.sweeping.columns import REQUESTS, TIMES
-from edge_client.sweeping.meter import LocalAnswer
+from edge_client.sweeping import results, summary
 from edge_client.sweeping.outcome import MeasuredWay, Summary
-from edge_client.sweeping.records import Records
-from edge_client.sweeping.ways import Way, ways_of
+from edge_client.sweeping.records import REQUESTS, TIMES, Records, Way, ways_of
+from edge_client.sweeping.runner import LocalAnswer
 from edge_client.transport.times import Times
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, TensorShape
+from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape
 from shared_hooks.observers.thumbnails import encoded
 
 NO_METER = Reading.unavailable("no energy meter here")
@@ -195,10 +192,10 @@ def found(
     """What `results.write` makes, without files. ``observers``: saw a module of this name in all inputs."""
     all_ways = ways(count, name)
     entries = [entry(index, all_ways, name=one, **more) for index, one in enumerate(inputs)]
-    requests, rows = tables.frames(entries, {})
+    requests, rows = results.frames(entries, {})
     plan = prediction(summary.ways_measured(requests, all_ways, {})) if predicted else None
     said = {one["name"]: one for one in plan["candidates"]} if plan else {}
-    requests, rows = tables.frames(entries, said)
+    requests, rows = results.frames(entries, said)
     measured = summary.ways_measured(requests, all_ways, said)
     observed = [] if observers is None else [saw(one, observers) for one in inputs]
     return Summary(

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.sweeping.journal import NAME, Journal, open_journal
-from edge_client.sweeping.settings import difference
+from edge_client.sweeping.settings import NAME, Journal, difference, open_journal
 from shared_hooks.errors import SpecError
 
 SETTINGS: dict[str, Any] = {"model": "toy", "repetitions": 3, "inputs": [["a.png", "1"], ["b.png", "2"]]}

@@ -12,11 +12,11 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
+from edge_client.process import local_server
 from edge_client.screen.observation_table import tables
-from edge_client.sweeping import observed
+from edge_client.sweeping import runner
+from edge_client.sweeping.records import ways_of
 from edge_client.sweeping.report import render
-from edge_client.sweeping.ways import ways_of
 from shared_hooks.observers.thumbnails import decoded
 from tests.edge_client.sweeping import synthetic
 from tests.edge_client.sweeping.test_report import data, shape
@@ -126,8 +126,8 @@ def test_a_wrong_tokenizer_ends_it_before_any_work(tmp_path: Path, capsys: Captu
 
 def test_the_way_covers_both_sides() -> None:
     cuts = [("a", 0), ("b", 1), ("c", 2)]
-    assert observed.way_of(ways_of(cuts, files=True, local=True)).name == "b"
-    assert observed.way_of(ways_of([], files=True, local=True)).name == "cloud-only"
+    assert runner.way_of(ways_of(cuts, files=True, local=True)).name == "b"
+    assert runner.way_of(ways_of([], files=True, local=True)).name == "cloud-only"
 
 
 @pytest.mark.parametrize("hostile", ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "{{ 7*7 }}"])
@@ -147,7 +147,7 @@ def test_hostile_names_are_text(hostile: str) -> None:
 
 def test_without_observers_nothing_is_different() -> None:
     made = synthetic.known(2)
-    assert "What observers saw" not in render(made) and observed.section(made) is None
+    assert "What observers saw" not in render(made) and runner.section(made) is None
 
 
 @pytest.mark.parametrize(("edge", "cloud", "shown"), [(9, 9, (4, 4)), (1, 9, (1, 7)), (9, 2, (6, 2)), (3, 3, (3, 3))])

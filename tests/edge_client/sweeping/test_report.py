@@ -11,11 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.pages.rendering import inert
-from edge_client.pages.words import duration
+from edge_client.pages import duration, inert
 from edge_client.sweeping.report import render
 from edge_client.sweeping.wording import lead
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 from tests.edge_client.sweeping import synthetic
 
 HOSTILE = [

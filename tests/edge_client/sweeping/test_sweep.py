@@ -14,8 +14,8 @@ import pytest
 
 from edge_client.__main__ import main
 from edge_client.model_choice import ModelChoice
-from edge_client.process.local_server import local_server
-from edge_client.sweeping import extras
+from edge_client.process import local_server
+from edge_client.sweeping import settings
 from tests.ports import free_port
 from tests.shipped import IMAGES, folder_of
 from tests.starts import Started
@@ -200,7 +200,7 @@ def test_every_zero_and_both_choices_of_cuts_are_no_choice(tmp_path: Path, capsy
 
 
 def test_a_missing_extra_is_one_line(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings, "find_spec", lambda name: None)
     assert main(["sweep", "--out", str(tmp_path / "out")]) == 2
     assert complaint(capsys) == 'edge-client: error: polars and jinja2 missing: pip install "isthmus[sweep]"'
     assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.sweeping.ways import choose, rotated, ways_of
+from edge_client.sweeping.records import choose, rotated, ways_of
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
 from shared_hooks.planning import LayerInfo
 from tests.edge_client.sweeping import synthetic

@@ -7,13 +7,12 @@ from dataclasses import replace
 import pytest
 
 from edge_client.load import Load
-from edge_client.modes import EDGE_ONLY
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, decide
 from edge_client.planning.predict import predict
-from edge_client.tasks.planned import Planned
-from shared_hooks.profiling.profile import Profile
-from shared_hooks.profiling.quartiles import Quartiles
+from edge_client.spoken import EDGE_ONLY
+from edge_client.tasks.plan import Planned
+from shared_hooks.profiling.profile import Profile, Quartiles
 from tests.edge_client.planning.made import MS, Layer, profile
 
 LAYERS = [Layer(10, 1, 40_000), Layer(20, 2, 10_000), Layer(30, 3, 400)]

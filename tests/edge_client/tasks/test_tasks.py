@@ -15,9 +15,9 @@ from torch import nn
 
 import edge_client
 from edge_client import ModelChoice
-from edge_client.process.local_server import local_server
-from edge_client.tasks.planned import Planned
-from edge_client.tasks.tabular import Tabular
+from edge_client.process import local_server
+from edge_client.tasks.plan import Planned
+from edge_client.tasks.subject import Tabular
 from shared_hooks.errors import CutRefused, InputMismatch, ServerUnavailable, SpecError, UnknownLayer, UnknownModel
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile_file import to_json

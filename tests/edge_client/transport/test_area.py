@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.transport.area import NONCE_BYTES, Area
+from edge_client.transport.outbox import NONCE_BYTES, Area
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is Linux's")
 NBYTES = 64 << 10

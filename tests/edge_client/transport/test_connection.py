@@ -14,8 +14,7 @@ import pytest
 from edge_client.transport import wire
 from edge_client.transport.connection import Backoff, Connection
 from edge_client.transport.exchange import Exchange, Outgoing
-from edge_client.transport.options import ConnectionOptions, KeepAlive
-from edge_client.transport.state import State
+from edge_client.transport.options import ConnectionOptions, KeepAlive, State
 from edge_client.transport.times import Stamps
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (

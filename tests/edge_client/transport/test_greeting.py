@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from edge_client.transport.state import State
+from edge_client.transport.options import State
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     BadFrame,

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from edge_client.transport.connection import BEATS, LONGEST_SECONDS, Backoff, Connection, Pulse
-from edge_client.transport.options import ConnectionOptions
-from edge_client.transport.state import State
-from edge_client.transport.waiting import Waiting
+from edge_client.transport.exchange import Waiting
+from edge_client.transport.options import ConnectionOptions, State
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import ServerUnavailable
 from tests.edge_client import fake_server as fake
@@ -111,7 +110,7 @@ class TestPatience:
     def test_each_waits_for_as_long_as_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Who comes while others have waited for long is not given up with them."""
         now = 0.0
-        monkeypatch.setattr("edge_client.transport.waiting.time.monotonic", lambda: now)
+        monkeypatch.setattr("edge_client.transport.exchange.time.monotonic", lambda: now)
         waiting, early, late = Waiting("server", 4), exchange(1, b""), exchange(2, b"")
         waiting.add(early)
         now = 14.0

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from edge_client import Answer, EdgeClient, Failure
 from edge_client.call import Call
 from edge_client.model_choice import ModelChoice
-from edge_client.modes import CLOUD_FILE, CLOUD_ONLY
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
 from edge_client.transport.options import ConnectionOptions
 from edge_client.witness import Kept, Share, compare, tolerance
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.lifecycle import Event, Lifecycle, Stage
 from shared_hooks.observers import ActivationStats
-from shared_hooks.profiling.kind import kind, unlike
+from shared_hooks.profiling.machine import kind, unlike
 from shared_hooks.tensors.trees import no_class
 from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models

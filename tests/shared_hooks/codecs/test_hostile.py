@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from shared_hooks.codecs import CODECS, Codec, Param, sections, steps
-from shared_hooks.codecs.sections import GROWS, compressed, decompressed
+from shared_hooks.codecs import CODECS, Codec, Param, lossless
+from shared_hooks.codecs.lossless import GROWS, compressed, decompressed
 from tests.shared_hooks.codecs.bound import ALL, GRAIN, MAP
 
 FLOAT = torch.float32
@@ -107,9 +107,9 @@ def test_numbers_that_are_no_floats_are_never_coded_with_a_loss(codec: Codec, dt
 @pytest.mark.parametrize("codec", QUANTISED, ids=by_name)
 def test_steps_that_are_no_numbers_cannot_be_named(codec: Codec) -> None:
     data, params = honest(codec)
-    for top in (steps.SMALLEST - 1, steps.LARGEST + 1, 1 << 40, 1e300):
+    for top in (codec.SMALLEST - 1, codec.LARGEST + 1, 1 << 40, 1e300):
         assert not tried(codec, data, (*params[:4], top, *params[5:]))
-    for top in (steps.SMALLEST, steps.LARGEST):
+    for top in (codec.SMALLEST, codec.LARGEST):
         found = codec.decode(memoryview(data), (*params[:4], top, *params[5:]), FLOAT, N)
         assert isinstance(found, torch.Tensor) and bool(torch.isfinite(found).all())
 
@@ -118,7 +118,7 @@ def test_a_symbol_beyond_its_range_is_refused() -> None:
     """Four bits with sign have 15 levels, 0 to 14."""
 
     def whole(byte: int) -> bytes:
-        return bytes(sections.joined([_bytes(b"\0"), _bytes(b""), _bytes(b""), _bytes(bytes([byte]) * 64)]))
+        return bytes(lossless.joined([_bytes(b"\0"), _bytes(b""), _bytes(b""), _bytes(bytes([byte]) * 64)]))
 
     params = (0, 1, 128, 1, 0, 0)
     assert tried(CODECS["int4"], whole(0xEE), params, elements=128)
@@ -135,7 +135,7 @@ def test_what_is_kept_apart_has_one_place_each_and_is_a_number(where: list[int],
     def whole(where: list[int], numbers: list[float]) -> bytes:
         places = torch.tensor(where, dtype=torch.int32).numpy().tobytes()
         values = torch.tensor(numbers).numpy().tobytes()
-        return bytes(sections.joined([_bytes(b"\0"), _bytes(places), _bytes(values), _bytes(bytes(512))]))
+        return bytes(lossless.joined([_bytes(b"\0"), _bytes(places), _bytes(values), _bytes(bytes(512))]))
 
     assert tried(CODECS["int8"], whole([3, 5], [1.0, 2.0]), (0, 1, 512, 0, 0, 2), elements=512)
     assert not tried(CODECS["int8"], whole(where, numbers), (0, 1, 512, 0, 0, len(where)), elements=512)
@@ -162,7 +162,7 @@ def test_a_mask_has_as_many_places_as_elements_that_are_not_zero() -> None:
 @pytest.mark.parametrize("size", [b"\xff" * 20, b"\x80" * 8 + b"\1", b"\xff\xff\xff\xff\xff\xff\x7f", b""])
 def test_sizes_of_sections_that_are_no_sizes_are_refused(size: bytes) -> None:
     with pytest.raises(ValueError):
-        sections.parted(memoryview(size + b"data"), [4])
+        lossless.parted(memoryview(size + b"data"), [4])
 
 
 def _frame(content: int, window_log: int, body: bytes) -> bytes:
@@ -176,7 +176,7 @@ def test_a_window_of_gigabytes_is_not_made() -> None:
     frames = [_frame(1000, log, body) for log in (20, 27, 30, 31, 37, 41) for body in (repeated, b"\1\0\0", b"")]
     code = (
         "import resource, sys\n"
-        "from shared_hooks.codecs.sections import decompressed\n"
+        "from shared_hooks.codecs.lossless import decompressed\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"for frame in {frames!r}:\n"
         "    try:\n"
@@ -203,5 +203,5 @@ def test_nothing_of_ours_grows_more_than_it_may() -> None:
         assert len(compressed(memoryview(bytes(size)))) * GROWS >= size
 
 
-def _bytes(data: bytes) -> sections.Bytes:
+def _bytes(data: bytes) -> lossless.Bytes:
     return np.frombuffer(data, dtype=np.uint8)

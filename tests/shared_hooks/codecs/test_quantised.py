@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared_hooks import Parcel
-from shared_hooks.codecs import CODECS, clipping, steps
+from shared_hooks.codecs import CODECS, codec
 from shared_hooks.codecs.quantised import Levels, restored, rounded
 
 DICE = torch.Generator().manual_seed(5)
@@ -79,7 +79,7 @@ def test_where_many_lie_far_outside_none_is_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(("kind", "column"), [("laplace", 0), ("normal", 1)])
-@pytest.mark.parametrize("levels", clipping.STEPS)
+@pytest.mark.parametrize("levels", codec.STEPS)
 def test_no_other_step_has_a_smaller_error(levels: int, kind: str, column: int) -> None:
     """Each constant is where the squared error, integrated over the distribution's quantiles, is least."""
     at = (torch.arange(200_000, dtype=torch.float64) + 0.5) / 200_000
@@ -89,22 +89,22 @@ def test_no_other_step_has_a_smaller_error(levels: int, kind: str, column: int) 
     def loss(step: float) -> float:
         return float(((values / step).round().clamp(0, levels) * step - values).square().mean())
 
-    best = clipping.STEPS[levels][column]
+    best = codec.STEPS[levels][column]
     assert loss(best) < min(loss(best * 0.97), loss(best * 1.03))
     one = torch.ones(1)
     square = torch.tensor([float(values.square().mean())])
-    found = clipping.best_step(one, square, one * 1e9, levels)
+    found = codec.best_step(one, square, one * 1e9, levels)
     assert float(found) == pytest.approx(best, rel=0.01)
 
 
 def test_steps_are_the_next_larger_eighth_of_an_octave() -> None:
     wanted = torch.tensor([1.0, 0.3, 0.0, 1e-3, 7.0])
-    chosen = steps.chosen(wanted)
+    chosen = codec.chosen(wanted)
     assert chosen is not None
-    sized = torch.from_numpy(steps.sized(*chosen))
+    sized = torch.from_numpy(codec.sized(*chosen))
     assert bool((sized >= wanted).all()) and bool((sized[[0, 1, 3, 4]] < wanted[[0, 1, 3, 4]] * 1.0906).all())
-    assert steps.chosen(torch.tensor([1e-35])) is None and steps.chosen(torch.tensor([1e35])) is None
-    assert steps.chosen(torch.zeros(3)) is not None
+    assert codec.chosen(torch.tensor([1e-35])) is None and codec.chosen(torch.tensor([1e35])) is None
+    assert codec.chosen(torch.zeros(3)) is not None
 
 
 def test_a_rounded_number_is_the_nearest_level() -> None:

@@ -10,8 +10,7 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from shared_hooks.doctor import Finding, Level
-from shared_hooks.doctor.certificates import authorities, pair
+from shared_hooks.doctor import Finding, Level, authorities, pair
 from tests import certificates
 
 

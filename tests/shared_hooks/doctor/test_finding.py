@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from shared_hooks.doctor import Finding, as_json, contained, counts, machine, ok, report, warning, wrong
+from shared_hooks import doctor
+from shared_hooks.doctor import Finding, as_json, contained, counts, ok, report, warning, wrong
 
 FOUND = [ok("tcp", "connected"), warning("clock", "late", "set it"), wrong("tls", "no", "yes")]
 
@@ -72,17 +73,17 @@ def test_the_governor(tmp_path: Path, governor: str, driver: str, level: str) ->
     folder.mkdir(parents=True)
     (folder / "scaling_governor").write_text(governor)
     (folder / "scaling_driver").write_text(driver)
-    found = list(machine.processor({"cores_usable": 2, "cpu_quota": None, "cpu": "x"}, 2, tmp_path))
+    found = list(doctor.processor({"cores_usable": 2, "cpu_quota": None, "cpu": "x"}, 2, tmp_path))
     assert [one.level.value for one in found] == ["ok", level]
 
 
 def test_more_threads_than_a_control_group_allows() -> None:
-    found = next(machine.processor({"cores_usable": 8, "cpu_quota": 1.5, "cpu": "x"}, 4))
+    found = next(doctor.processor({"cores_usable": 8, "cpu_quota": 1.5, "cpu": "x"}, 4))
     assert found.level.value == "warning" and "--threads 1" in found.mend
 
 
 def test_limits_beyond_the_memory() -> None:
-    (found,) = machine.memory(1 << 60, "the limits")
+    (found,) = doctor.memory(1 << 60, "the limits")
     assert found.level.value == "warning"
-    (found,) = machine.memory(1 << 20, "the limits")
+    (found,) = doctor.memory(1 << 20, "the limits")
     assert found.level.value == "ok"

@@ -13,10 +13,9 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import SplitForward
-from shared_hooks.generation.call_reports import CallReports
-from shared_hooks.generation.changes import Changes
-from shared_hooks.generation.sampling import Sampler
-from shared_hooks.generation.wanted import shortened, widened
+from shared_hooks.generation.asking import CallReports
+from shared_hooks.generation.mirror import Changes
+from shared_hooks.generation.results import Sampler, shortened, widened
 from tests.shared_hooks.generation.small import WORDS, cut_of, in_process, make, prompt
 from tests.shared_hooks.generation.test_sessions import Flaky
 

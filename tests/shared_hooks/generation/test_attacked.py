@@ -390,8 +390,7 @@ def test_a_view_in_a_state_is_one_in_its_copy() -> None:
 
 @pytest.mark.parametrize("name", ["batch_repeat_interleave", "batch_select_indices", "reorder_cache"])
 def test_a_strangers_rows_are_counted_before_they_are_made(name: str) -> None:
-    from shared_hooks.generation.mirror import Mirror
-    from shared_hooks.generation.mutators import apply
+    from shared_hooks.generation.mirror import Mirror, apply
 
     with torch.no_grad():
         mirror = Mirror(started(make("llama")), torch.device("cpu"))

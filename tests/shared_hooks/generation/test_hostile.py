@@ -159,7 +159,7 @@ def test_a_static_cache_as_long_as_somebody_says_is_not_made() -> None:
 
 
 def test_sizes_are_added_up_before_anything_is_made() -> None:
-    from shared_hooks.generation.allowance import StepAllowance
+    from shared_hooks.generation.remote_tensor import StepAllowance
 
     with StepAllowance(1 << 20):
         torch.zeros(1 << 17)

@@ -13,9 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.allowance import Extents, Seen, magnitude
-from shared_hooks.generation.remote_tensor import RemoteTensor
-from shared_hooks.generation.wanted import widened
+from shared_hooks.generation.remote_tensor import Extents, RemoteTensor, Seen, magnitude
+from shared_hooks.generation.results import widened
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 from tests.shared_hooks.generation.test_hostile import Kept, Step
 

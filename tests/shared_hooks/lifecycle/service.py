@@ -20,7 +20,7 @@ from cloud_server.models.served_model import ServedModel
 from cloud_server.transport.server import CloudServer
 from edge_client import EdgeClient
 from edge_client.model_choice import ModelChoice
-from shared_hooks.config.table import Table
+from shared_hooks.config import Table
 from shared_hooks.lifecycle import About, Event, Lifecycle, Stage
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.named import spec_from_table

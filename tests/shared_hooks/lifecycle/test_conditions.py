@@ -12,11 +12,11 @@ from shared_hooks.lifecycle import (
     Event,
     Lifecycle,
     Stage,
-    conditions,
     every_n_requests,
     every_n_seconds,
     is_first,
     is_last,
+    stages,
 )
 
 
@@ -46,7 +46,7 @@ def test_seconds_that_are_none(seconds: float) -> None:
 
 def test_every_n_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr(conditions.time, "monotonic", lambda: now)
+    monkeypatch.setattr(stages.time, "monotonic", lambda: now)
     condition, acted = every_n_seconds(2), []
     for now in (100.0, 101.9, 102.0, 103.0, 110.0, 111.9, 112.0):
         if condition(event(None)):

@@ -10,9 +10,9 @@ import pytest
 
 from cloud_server.config import read_config
 from shared_hooks.errors import SpecError
-from shared_hooks.lifecycle import Lifecycle, loading
+from shared_hooks.lifecycle import Lifecycle, registry
 from shared_hooks.lifecycle.listing import is_default
-from shared_hooks.lifecycle.loading import default, read
+from shared_hooks.lifecycle.registry import default, read
 from tests.shared_hooks.lifecycle.left import Watchdog
 
 HERE = "tests.shared_hooks.lifecycle.left"
@@ -23,8 +23,8 @@ def no_packages(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Installed packages with these entry points; none at first."""
 
     def install(**targets: str) -> None:
-        points = [EntryPoint(name, target, loading.GROUP) for name, target in targets.items()]
-        monkeypatch.setattr(loading, "entry_points", lambda group: points if group == loading.GROUP else [])
+        points = [EntryPoint(name, target, registry.GROUP) for name, target in targets.items()]
+        monkeypatch.setattr(registry, "entry_points", lambda group: points if group == registry.GROUP else [])
 
     install()
     return install

@@ -10,10 +10,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from shared_hooks.lifecycle import Lifecycle, on_behalf_of
-from shared_hooks.lifecycle.events import About
-from shared_hooks.lifecycle.log import Log
-from shared_hooks.lifecycle.log_bounds import CHARACTERS, TRACEBACK_LINES, LogBounds, one_line
-from shared_hooks.lifecycle.stages import Stage
+from shared_hooks.lifecycle.log import CHARACTERS, TRACEBACK_LINES, Log, LogBounds, one_line
+from shared_hooks.lifecycle.stages import About, Stage
 
 
 @dataclass

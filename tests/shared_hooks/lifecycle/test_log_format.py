@@ -12,8 +12,7 @@ import pytest
 
 from shared_hooks.errors import ModelFailed
 from shared_hooks.lifecycle import About, Lifecycle, Stage
-from shared_hooks.lifecycle.log import FORMATS, Log, formatter
-from shared_hooks.lifecycle.log_bounds import LogBounds
+from shared_hooks.lifecycle.log import FORMATS, Log, LogBounds, formatter
 
 ABOUT = About(7, 0, None, "digits", "client-1", "alice", "identity alice")
 

@@ -16,7 +16,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import SpecError
 from shared_hooks.mapping import HierarchyMap, coverage_of, map_of, tags_of
 from shared_hooks.mapping.map_file import to_json, write_graphml
-from shared_hooks.modules.hierarchy import walk
+from shared_hooks.modules.tables import walk
 from tests.shared_hooks.mapping import networks
 from tests.shared_hooks.mapping.networks import Call
 from tests.zoo import CASES

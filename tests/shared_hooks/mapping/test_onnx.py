@@ -15,10 +15,9 @@ from torch import nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused
-from shared_hooks.mapping import HierarchyMap, map_of, onnx_check, onnx_needs, onnx_tags
-from shared_hooks.mapping.onnx_export import Exported, export
+from shared_hooks.mapping import HierarchyMap, map_of, onnx_export, onnx_halves
+from shared_hooks.mapping.onnx_export import RULES, Exported, export, sidecar, sidecar_path, tag_nodes, write
 from shared_hooks.mapping.onnx_halves import Halves, halve, tags_of_half
-from shared_hooks.mapping.onnx_tags import RULES, sidecar, sidecar_path, tag_nodes, write
 from shared_hooks.modules.attach import Shim
 from shared_hooks.planning.plan import Plan
 from tests.shared_hooks.mapping import networks
@@ -39,7 +38,7 @@ class Written:
         self.tags = tag_nodes(self.exported.model, self.exported.labels, self.known)
         self.file = folder / "whole.onnx"
         write(self.exported.model, sidecar(self.exported.model, self.tags, self.known), self.file)
-        self.wanted = onnx_check.expected(self.model, self.args, self.kwargs)
+        self.wanted = onnx_halves.expected(self.model, self.args, self.kwargs)
 
     def halves(self, layer_id: int, folder: Path) -> tuple[Halves, Path, Path]:
         name = self.plan.layers[layer_id].name
@@ -58,7 +57,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Get:
     return functools.cache(lambda make: Written(make, tmp_path_factory.mktemp("whole")))
 
 
-def assert_all_ok(checks: list[onnx_check.Check]) -> None:
+def assert_all_ok(checks: list[onnx_halves.Check]) -> None:
     assert all(check.ok for check in checks), [check for check in checks if not check.ok]
 
 
@@ -66,10 +65,10 @@ def assert_all_ok(checks: list[onnx_check.Check]) -> None:
 def test_all_nodes_are_tagged_and_head_and_tail_are_the_whole(make: Maker, written: Get, tmp_path: Path) -> None:
     made = written(make)
     assert [layer.name for layer in made.plan.layers] == list(made.exported.layers)
-    checks = onnx_check.check_file(made.file, made.known)
+    checks = onnx_halves.check_file(made.file, made.known)
     assert [check.what for check in checks] == ["well formed", "every node tagged", "tags in the map", "sidecar"]
     assert_all_ok(checks)
-    assert_all_ok([onnx_check.check_run(made.file, made.exported.tensors, made.wanted)])
+    assert_all_ok([onnx_halves.check_run(made.file, made.exported.tensors, made.wanted)])
     # most nodes know their call; a rule of last resort must not hide that they do not
     rules = [tag.rule for tag in made.tags.values()]
     assert rules.count("scope") >= 0.9 * len(rules)
@@ -77,8 +76,8 @@ def test_all_nodes_are_tagged_and_head_and_tail_are_the_whole(make: Maker, writt
     assert len(cuts) > 8
     for layer_id in sorted({cuts[0], *cuts[:: len(cuts) // 5], cuts[-1]}):
         halves, head, tail = made.halves(layer_id, tmp_path)
-        assert_all_ok([*onnx_check.check_file(head, made.known), *onnx_check.check_file(tail, made.known)])
-        chain = onnx_check.check_chain(head, tail, made.file, made.exported.tensors, made.wanted)
+        assert_all_ok([*onnx_halves.check_file(head, made.known), *onnx_halves.check_file(tail, made.known)])
+        chain = onnx_halves.check_chain(head, tail, made.file, made.exported.tensors, made.wanted)
         assert_all_ok(chain)
         assert len(chain) == 3
         # the head has nothing that ran after the cut, the tail nothing before it that depends on the inputs
@@ -157,8 +156,8 @@ def test_validation_finds_damage(damage: str, tmp_path: Path, digits: Written) -
     sidecar_path(file).write_text("{}" if damage == "sidecar" else sidecar_path(digits.file).read_text())
     if damage == "bytes":
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    checks = onnx_check.check_file(file, digits.known)
-    checks.append(onnx_check.check_run(file, digits.exported.tensors, digits.wanted))
+    checks = onnx_halves.check_file(file, digits.known)
+    checks.append(onnx_halves.check_run(file, digits.exported.tensors, digits.wanted))
     assert not all(check.ok for check in checks)
 
 
@@ -168,23 +167,23 @@ def digits(written: Get) -> Written:
 
 
 def test_the_undamaged_file_is_found_well(digits: Written) -> None:
-    assert_all_ok(onnx_check.check_file(digits.file, digits.known))
-    assert_all_ok([onnx_check.check_run(digits.file, digits.exported.tensors, digits.wanted)])
+    assert_all_ok(onnx_halves.check_file(digits.file, digits.known))
+    assert_all_ok([onnx_halves.check_run(digits.file, digits.exported.tensors, digits.wanted)])
 
 
 def test_large_weights_lie_beside_the_file(digits: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_tags, "LARGE", 1000)
+    monkeypatch.setattr(onnx_export, "LARGE", 1000)
     for _ in range(2):  # over what is there already, too
         halves, head, tail = digits.halves(20, tmp_path)
     assert len(halves.crossing) == 2
     assert (tmp_path / "head.onnx.data").stat().st_size > 1000
-    assert_all_ok([*onnx_check.check_file(head, digits.known), *onnx_check.check_file(tail, digits.known)])
-    assert_all_ok(onnx_check.check_chain(head, tail, digits.file, digits.exported.tensors, digits.wanted))
+    assert_all_ok([*onnx_halves.check_file(head, digits.known), *onnx_halves.check_file(tail, digits.known)])
+    assert_all_ok(onnx_halves.check_chain(head, tail, digits.file, digits.exported.tensors, digits.wanted))
 
 
 def test_differences_are_measured_against_the_magnitude() -> None:
     def ok(given: list[float], wanted: list[float]) -> bool:
-        return onnx_check._compared("same", [torch.tensor(given)], [torch.tensor(wanted)]).ok
+        return onnx_halves._compared("same", [torch.tensor(given)], [torch.tensor(wanted)]).ok
 
     assert ok([1.0, float("nan"), float("inf")], [1.0, float("nan"), float("inf")])
     assert ok([1e6 + 1], [1e6]) and not ok([1.001], [1.0])
@@ -195,7 +194,7 @@ def test_a_model_that_reads_its_data_is_refused_by_name() -> None:
     model = networks.Doubtful().eval()
     with WrappedModel(model) as wrapped:
         plan = wrapped.plan(torch.ones(1, 4))
-    with pytest.raises(onnx_needs.ExportFailed, match="torch cannot export this model to ONNX"):
+    with pytest.raises(onnx_export.ExportFailed, match="torch cannot export this model to ONNX"):
         export(model, plan, (torch.ones(1, 4),), {})
     assert not any(isinstance(module.__dict__.get("forward"), Shim) for module in model.modules())
 
@@ -220,6 +219,6 @@ def test_a_cut_with_an_empty_head_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onnx_needs, "find_spec", lambda name: None if name == "onnxscript" else object())
-    with pytest.raises(onnx_needs.SpecError, match=r'onnxscript missing: pip install "isthmus\[onnx\]"'):
-        onnx_needs.check()
+    monkeypatch.setattr(onnx_export, "find_spec", lambda name: None if name == "onnxscript" else object())
+    with pytest.raises(onnx_export.SpecError, match=r'onnxscript missing: pip install "isthmus\[onnx\]"'):
+        onnx_export.check()

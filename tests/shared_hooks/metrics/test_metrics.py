@@ -15,10 +15,8 @@ from torch import Tensor, nn
 from shared_hooks import TensorShape, WrappedModel, runs
 from shared_hooks.metrics import measurement
 from shared_hooks.metrics.measurement import CudaMemory, HostClock, Measurement, StreamClock, clock_for, gpu_of
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, outputs_of
-from shared_hooks.metrics.sampler import NO_GPU, Window
-from shared_hooks.metrics.series import Series
+from shared_hooks.metrics.records import FORWARD_READINGS, LAYER_READINGS, Reading, outputs_of
+from shared_hooks.metrics.sampler import NO_GPU, Series, Window
 
 MS = 1_000_000
 

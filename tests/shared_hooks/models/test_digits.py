@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from shared_hooks.models import find_inputs, load_spec
-from shared_hooks.models.digits import data, train
+from shared_hooks.models.digits import train
 
 HERE = Path(train.__file__).parent
 
@@ -41,8 +41,8 @@ def test_the_shipped_images_are_recognised() -> None:
 
 
 def test_the_shipped_images_are_the_first_held_out_ones() -> None:
-    training, held_out = data.load_images()
-    assert len(held_out) == data.HELD_OUT and len(training) + len(held_out) == 1797
+    training, held_out = train.load_images()
+    assert len(held_out) == train.HELD_OUT and len(training) + len(held_out) == 1797
     assert not {image.index for image in training} & {image.index for image in held_out}
     assert {path.name for path in (HERE / "images").iterdir()} == {
         image.file_name for image in held_out[: train.SHIPPED_IMAGES]
@@ -52,18 +52,18 @@ def test_the_shipped_images_are_the_first_held_out_ones() -> None:
 
 
 def test_all_held_out_images() -> None:
-    assert train.accuracy(load_spec("digits").load_model("cpu"), data.load_images()[1]) >= 0.985
+    assert train.accuracy(load_spec("digits").load_model("cpu"), train.load_images()[1]) >= 0.985
 
 
 def test_training_and_preprocessing_see_the_same_numbers() -> None:
-    image = data.load_images()[1][0]
+    image = train.load_images()[1][0]
     (tensor,), _ = load_spec("digits").preprocess(HERE / "images" / image.file_name)
     torch.testing.assert_close(tensor, train.as_tensors([image])[0], rtol=0, atol=1e-6)
 
 
 def test_training_repeats_bit_for_bit() -> None:
     """Two epochs on a part of the images; `train.py --check` compares the whole training with the shipped weights."""
-    training, _ = data.load_images()
+    training, _ = train.load_images()
     state = torch.random.get_rng_state()
     once, again = (train.train(training[:192], epochs=2, quiet=True).state_dict() for _ in range(2))
     assert all(torch.equal(once[name], again[name]) for name in once)
@@ -71,7 +71,7 @@ def test_training_repeats_bit_for_bit() -> None:
 
 
 def test_training_learns() -> None:
-    training, held_out = data.load_images()
+    training, held_out = train.load_images()
     model = train.train(training[:640], epochs=4, quiet=True)
     assert train.accuracy(model, held_out[:120]) > 0.5
 

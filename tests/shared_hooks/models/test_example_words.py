@@ -12,7 +12,7 @@ from torch import nn
 from cloud_server.options import configure, parser
 from edge_client.__main__ import main
 from edge_client.commands.arguments import make_parser
-from edge_client.commands.loading import choice_of
+from edge_client.commands.feed import choice_of
 from edge_client.model_choice import ModelChoice
 from edge_client.request.edge_model import EdgeModel
 from shared_hooks.errors import SpecError

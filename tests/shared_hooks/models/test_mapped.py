@@ -13,9 +13,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shared_hooks.errors import SpecError
-from shared_hooks.models.mapped import MappedWeights
-from shared_hooks.models.unfilled import unfilled
-from shared_hooks.models.weights import load_weights
+from shared_hooks.models.weights import MappedWeights, load_weights, unfilled
 from shared_hooks.modules import weights_hash
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.models.unfilled import unfilled
+from shared_hooks.models.weights import unfilled
 
 
 class Tied(nn.Module):

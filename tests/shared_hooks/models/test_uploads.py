@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from shared_hooks.config.table import Table
+from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, TooLarge
 from shared_hooks.models import ModelSpec, load_spec, spec_from_table
 from tests.shipped import IMAGES

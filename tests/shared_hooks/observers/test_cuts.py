@@ -19,7 +19,7 @@ from shared_hooks.observers import (
     Observer,
     TopTokens,
 )
-from shared_hooks.tensors.compare import identical
+from shared_hooks.tensors.staging import identical
 from tests.shared_hooks.cutting import case_of, cuts_of, head, planned, tail, whole
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, bert, image

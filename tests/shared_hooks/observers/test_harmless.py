@@ -14,7 +14,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import InputMismatch
 from shared_hooks.observers import ActivationStats, Custom, Deferred, ObservedCall, Observer, Transform
 from shared_hooks.observers.transforms import active
-from shared_hooks.observers.values import copy_of, parts
+from shared_hooks.observers.watching import copy_of, parts
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Functional, Residual, image
 

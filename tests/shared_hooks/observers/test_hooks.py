@@ -31,7 +31,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, ObserverRefused, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.observers import Transform, kinds, named
-from shared_hooks.observers.kinds.tokens import Tokens
+from shared_hooks.observers.kinds.memory import Tokens
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, image
 from tests.shipped import IMAGES

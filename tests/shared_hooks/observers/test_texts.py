@@ -15,7 +15,7 @@ from edge_client.__main__ import main
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.observers import TopTokens, named
-from shared_hooks.observers.texts import Texts
+from shared_hooks.observers.thumbnails import Texts
 from tests.shared_hooks.observers.small import reader
 from tests.shared_hooks.observers.test_hooks import server
 

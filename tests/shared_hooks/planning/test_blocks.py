@@ -8,7 +8,7 @@ from torch import nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import UnknownLayer
-from shared_hooks.planning.blocks import blocks, last_layer
+from shared_hooks.planning.liveness import blocks, last_layer
 
 
 class Twice(nn.Module):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared_hooks.planning.liveness import Liveness
-from shared_hooks.tensors import runs, views
+from shared_hooks.tensors import views
 from shared_hooks.tensors.views import LiveSet, View
 
 ELEMENTS = 48
@@ -99,7 +99,7 @@ def test_the_same_in_runs(steps: list[tuple[str, View]]) -> None:
 @given(changes)
 @settings(deadline=None, max_examples=150)
 def test_where_runs_are_too_many_a_set_is_only_widened(steps: list[tuple[str, View]]) -> None:
-    before, runs.MOST, boxes, views.MAX_BOXES = runs.MOST, 3, views.MAX_BOXES, 1
+    before, views.MOST, boxes, views.MAX_BOXES = views.MOST, 3, views.MAX_BOXES, 1
     try:
         live, expected = LiveSet.empty(ELEMENTS), set()
         for what, view in steps:
@@ -107,7 +107,7 @@ def test_where_runs_are_too_many_a_set_is_only_widened(steps: list[tuple[str, Vi
             expected = expected - elements_of(view) if what == "remove" else expected | elements_of(view)
             assert held(live) >= expected
     finally:
-        runs.MOST, views.MAX_BOXES = before, boxes
+        views.MOST, views.MAX_BOXES = before, boxes
 
 
 class TestPieces:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shared_hooks.profiling.profile import Quartiles
 from shared_hooks.profiling.profiler import SMALLEST, Known, between, estimate, pick
-from shared_hooks.profiling.quartiles import Quartiles
 
 cut_lists = st.lists(st.integers(0, 1 << 30), min_size=1, max_size=80).map(
     lambda sizes: [(number - 1, nbytes) for number, nbytes in enumerate(sizes)]

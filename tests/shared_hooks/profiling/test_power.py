@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shared_hooks.metrics.energy import Integrated, Meters
-from shared_hooks.metrics.reading import Reading
+from shared_hooks.metrics.records import Reading
 from shared_hooks.metrics.sampler import Sampler
-from shared_hooks.profiling.power import Power, mean_reading
+from shared_hooks.profiling.timers import Power, mean_reading
 
 WATTS = 5.0
 

@@ -15,11 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared_hooks.errors import Disagreement, SpecError
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.records import TensorShape
-from shared_hooks.profiling.profile import CutProfile, FileInput, LayerProfile, ModelIdentity, Profile
+from shared_hooks.metrics.records import Reading, TensorShape
+from shared_hooks.profiling.profile import CutProfile, FileInput, LayerProfile, ModelIdentity, Profile, Quartiles
 from shared_hooks.profiling.profile_file import STAGES, check, from_json, read, to_json, write
-from shared_hooks.profiling.quartiles import Quartiles
 
 numbers = st.floats(0, 1e15)
 sizes = st.integers(0, 1 << 50)

@@ -15,8 +15,7 @@ from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, _known, estimated_codec, profile_cloud, profile_edge
-from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedCodec, TimedRun
-from shared_hooks.profiling.whole import WholeForwards
+from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedCodec, TimedRun, WholeForwards
 from tests.shipped import IMAGES
 from tests.zoo import CASES, Case
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared_hooks.profiling.quartiles import Quartiles, middle_half
+from shared_hooks.profiling.profile import Quartiles, middle_half
 
 NUMBERS = st.lists(st.floats(0, 1e12), min_size=1, max_size=50)
 

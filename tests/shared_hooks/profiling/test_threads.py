@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.profiling import threads
+from shared_hooks.profiling import machine
 from shared_hooks.profiling.timers import Inputs
 
 
@@ -53,10 +53,10 @@ def two_threads() -> Iterator[None]:
 def said(monkeypatch: pytest.MonkeyPatch, took: dict[int, float]) -> tuple[tuple[str, ...], int]:
     """The warnings, and how many forwards ran."""
     clock = Clock()
-    monkeypatch.setattr(threads, "time", clock)
+    monkeypatch.setattr(machine, "time", clock)
     model = Timed(clock, took)
     with WrappedModel(model) as wrapped:
-        found = threads.warnings_of_threads(wrapped, Inputs(wrapped, (torch.zeros(1),), {}), 0.005, 1.0)
+        found = machine.warnings_of_threads(wrapped, Inputs(wrapped, (torch.zeros(1),), {}), 0.005, 1.0)
     return found, model.calls
 
 
@@ -64,7 +64,7 @@ def test_threads_that_cost_more_than_they_gain_are_one_line(monkeypatch: pytest.
     (line,), calls = said(monkeypatch, {2: 80.0, 1: 2.0})
     assert line.startswith("2 threads take 80.0 ms for a forward, one takes 2.0 ms")
     assert "--threads 1" in line and "OMP_WAIT_POLICY=passive" in line
-    assert calls == 2 * threads.TRIES and torch.get_num_threads() == 2
+    assert calls == 2 * machine.TRIES and torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("several", [1.1, 2.0, 3.9])
@@ -74,7 +74,7 @@ def test_threads_that_help_or_hardly_cost_are_nothing_to_say(monkeypatch: pytest
 
 def test_a_slow_model_is_tried_less_often_and_one_thread_never(monkeypatch: pytest.MonkeyPatch) -> None:
     found, calls = said(monkeypatch, {2: 3000.0, 1: 1000.0})
-    assert found and calls == 2 * threads.LEAST
+    assert found and calls == 2 * machine.LEAST
     torch.set_num_threads(1)
     assert said(monkeypatch, {1: 2.0}) == ((), 0)
 

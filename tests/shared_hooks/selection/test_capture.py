@@ -9,8 +9,7 @@ from torch import nn
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.selection import Sample, capture
-from shared_hooks.selection.capture import place_of
-from shared_hooks.selection.places import Box
+from shared_hooks.selection.capture import Box, place_of
 from tests.shared_hooks.selection.networks import (
     Chain,
     ChannelsLast,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shared_hooks.errors import SpecError
-from shared_hooks.selection.places import Box, cells, iou, matched, read_boxes
+from shared_hooks.selection.capture import Box, cells, iou, matched, read_boxes
 
 corner = st.floats(0, 60, allow_nan=False)
 boxes = st.builds(

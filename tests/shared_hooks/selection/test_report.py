@@ -9,10 +9,9 @@ from pathlib import Path
 import torch
 
 from edge_client.pruning import page
-from edge_client.pruning.data import Judged
-from edge_client.pruning.report import Report, Smaller
+from edge_client.pruning.data import Judged, Row, Trial
+from edge_client.pruning.page import Report, Smaller
 from edge_client.pruning.served import Served, Way
-from edge_client.pruning.trial import Row, Trial
 from shared_hooks.selection import Mask
 from shared_hooks.selection.capture import Captured
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
 from shared_hooks.selection import SCORINGS, Captured, Sample, best, capture, score
-from shared_hooks.selection.clusters import by_silhouette, k_medoids
+from shared_hooks.selection.channels import by_silhouette, k_medoids
 from tests.shared_hooks.selection.networks import Branching, Chain, Residual, Tokens, samples, seeded
 
 

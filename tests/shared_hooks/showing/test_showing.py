@@ -10,8 +10,8 @@ from torch import nn
 
 from shared_hooks import LayerMetrics, WrappedModel
 from shared_hooks.planning import LayerInfo, Layers
-from shared_hooks.report import Report
 from shared_hooks.showing import brief
+from shared_hooks.verification import Report
 from tests.shared_hooks.shown import check, read
 
 

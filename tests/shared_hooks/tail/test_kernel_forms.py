@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from shared_hooks.forward import call_key
-from shared_hooks.tail.kernel_forms import LARGEST, KernelForms
-from shared_hooks.tail.meta_runner import Unknown
+from shared_hooks.tail.meta_runner import LARGEST, KernelForms, Unknown
 
 ADD = torch.ops.aten.add.Tensor
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
-from shared_hooks.forward.placeholder import Placeholder
+from shared_hooks.forward.session import Placeholder
 from tests.shared_hooks.cutting import ALL, case_of, cuts_of, head, planned, some_cuts_of, tail
 from tests.zoo import CASES, Case
 

@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("opentelemetry.sdk")
 
+from shared_hooks import tracing
 from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
-from shared_hooks.tracing import endpoint_of, export, exporting
-from shared_hooks.tracing.export import VARIABLES
+from shared_hooks.tracing import VARIABLES, endpoint_of, exporting
 from tests.ports import free_port
 
 
@@ -38,7 +38,7 @@ def test_without_a_collector_spans_are_dropped(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
-    monkeypatch.setattr(export, "LAST_SECONDS", 0.1)
+    monkeypatch.setattr(tracing, "LAST_SECONDS", 0.1)
     made = exporting("edge")
     assert made is not None
     for number in range(2000):

@@ -9,10 +9,9 @@ import pytest
 
 from edge_client.load import Load
 from edge_client.planning.generation.measured import KEY, Measured, read_measured
-from edge_client.planning.generation.overhead import Overhead
-from edge_client.planning.generation.workload import Workload
+from edge_client.planning.generation.predict import Overhead, Workload
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding.line import Line
+from shared_hooks.profiling.decoding.profile import Line
 from tests.edge_client.planning.generation.decoder import decoder, link
 
 MADE = Measured(

@@ -9,15 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.load import Load
-from edge_client.modes import EDGE_ONLY
-from edge_client.planning.generation.choose import decide_generation
-from edge_client.planning.generation.overhead import Overhead
-from edge_client.planning.generation.predict import GenerationCandidate, predict_generation
-from edge_client.planning.generation.workload import Drafting, Workload
+from edge_client.planning.generation.predict import (
+    Drafting,
+    GenerationCandidate,
+    Overhead,
+    Workload,
+    decide_generation,
+    predict_generation,
+)
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import Power
+from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding.line import Line
+from shared_hooks.profiling.decoding.profile import Line
 from tests.edge_client.planning.generation.decoder import MS, WORDS, decoder, link
 
 EDGE, CLOUD = decoder("edge", 10), decoder("cloud", 1)

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from shared_hooks.metrics.energy import Gpu, Meters, MeterUnavailable, Scope
-from shared_hooks.metrics.reading import Reading
-from shared_hooks.metrics.sampler import Sampler, sampler
-from shared_hooks.metrics.series import Track
+from shared_hooks.metrics.records import Reading
+from shared_hooks.metrics.sampler import Sampler, Track, sampler
 from tests.waiting import PATIENCE, eventually
 
 

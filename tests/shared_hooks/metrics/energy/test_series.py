@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared_hooks.metrics.series import LENGTH, REACH_NS, Series, Track, Words
+from shared_hooks.metrics.sampler import LENGTH, REACH_NS, Series, Track, Words
 
 MS = 1_000_000
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding import file
+from shared_hooks.profiling.decoding import profile
 from tests.edge_client.planning.generation.decoder import decoder
 
 
 def test_a_profile_comes_back(tmp_path: Path) -> None:
     made = decoder("cloud", 1.5)
-    file.write(made, tmp_path / "p.json")
-    assert file.read(tmp_path / "p.json") == made
+    profile.write(made, tmp_path / "p.json")
+    assert profile.read(tmp_path / "p.json") == made
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def test_a_profile_comes_back(tmp_path: Path) -> None:
 )
 def test_what_is_no_profile_is_refused_by_place(change: dict[str, object], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        file.from_json({**file.to_json(decoder("edge", 1)), **change})
+        profile.from_json({**profile.to_json(decoder("edge", 1)), **change})
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
-        file.read(tmp_path / "nowhere.json")
+        profile.read(tmp_path / "nowhere.json")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(SpecError, match="is not JSON"):
-        file.read(tmp_path / "bad.json")
+        profile.read(tmp_path / "bad.json")
     (tmp_path / "list.json").write_text(json.dumps([]))
     with pytest.raises(SpecError, match="expected an object"):
-        file.read(tmp_path / "list.json")
+        profile.read(tmp_path / "list.json")

@@ -1,0 +1,264 @@
+"""Which names a request by HTTP may call this machine.
+
+A page of somebody else's, open in a browser on this machine, may have its own name resolve to 127.0.0.1 and then read
+what is served there (DNS rebinding). Its name stands in `Host`; an address is nobody's to rebind.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import ipaddress
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn, TypeVar
+
+from shared_hooks.errors import SpecError, near
+
+FORMS = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
+"""Content types that any page may send anywhere without asking first."""
+
+
+def is_own(host: str, listened: str) -> bool:
+    """Whether a `Host` header names this machine: localhost, what is listened on, or an address (of loopback, where
+    that alone is listened on).
+    """
+    name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
+    if name.lower() in ("localhost", listened.lower()):
+        return True
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return address.is_loopback or not is_loopback(listened)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address or name is this machine's own."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def why_not(host: str | None, reached: str, origin: str | None, kind: str) -> str:
+    """Why a request is not answered; empty where it is. ``reached``: the address of this machine at which it came;
+    ``kind``: of its body. Who comes from another machine may call this one as it likes.
+    """
+    if host is not None and is_loopback(reached) and not is_own(host, reached):
+        return f"the host {host[:100]!r} is not this machine: ask by its address, or localhost"
+    if origin is not None and (host is None or origin.partition("://")[2] != host):
+        return "another origin's page may not ask here"
+    if kind.partition(";")[0].strip().lower() in FORMS:
+        return "a request's body is application/json, or application/octet-stream: say so in Content-Type"
+    return ""
+
+
+# Reading a TOML table so that every mistake is named: the file, the key, what was expected and what was found.
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+Value = TypeVar("Value")
+
+_NAMES: dict[type, str] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    list: "an array",
+    dict: "a table",
+}
+
+
+def kind_of(value: object) -> str:
+    """What a TOML value is, for messages: 'a string ("x")'; long values are cut."""
+    shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
+    return f"{_NAMES.get(type(value), type(value).__name__)} ({shown})"
+
+
+class Table:
+    """One table of a spec. ``take`` removes and checks a key; ``done`` complains about keys that nobody took.
+
+    ``origin`` is the file (or whatever the text came from) and ``path`` the table's own name in it, both for messages.
+    """
+
+    def __init__(self, values: Mapping[str, object], origin: str, path: str = "") -> None:
+        self.origin = origin
+        self.path = path
+        self._left = dict(values)
+        self._known: list[str] = []
+
+    @classmethod
+    def read(cls, path: Path) -> Table:
+        """The whole TOML file. Raises SpecError when it cannot be read or is not TOML."""
+        try:
+            with path.open("rb") as file:
+                return cls(tomllib.load(file), str(path))
+        except OSError as error:
+            raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            if path.suffix == ".py":
+                raise SpecError(
+                    f'{path}: a Python file, not TOML; name what makes the model: "{path.stem}:Model"'
+                ) from error
+            raise SpecError(f"{path}: not valid TOML: {error}") from error
+
+    def put(self, key: str, value: object) -> None:
+        """In place of what the table says, or of nothing."""
+        self._left[key] = value
+
+    def name(self, key: str) -> str:
+        """The key as a reader finds it: ``preprocess.size``."""
+        return f"{self.path}.{key}" if self.path else key
+
+    def fail(self, key: str, expected: str) -> NoReturn:
+        """Raise SpecError: file, key, what was expected."""
+        raise SpecError(f"{self.origin}: {self.name(key)}: {expected}")
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._left
+
+    def peek(self, key: str) -> object:
+        """The value as it is, None when absent; it stays to be taken."""
+        return self._left.get(key)
+
+    def take_any(self, key: str) -> object:
+        """The value as it is, None when absent."""
+        self._known.append(key)
+        return self._left.pop(key, None)
+
+    def take(self, key: str, kind: type[Value], expected: str = "") -> Value | None:
+        """The value of a key that may be absent, checked to be of ``kind``; integers pass for floats."""
+        value = self.take_any(key)
+        if value is None:
+            return None
+        if kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not kind:
+            self.fail(key, f"expected {expected or _NAMES[kind]}, found {kind_of(value)}")
+        return value
+
+    def need(self, key: str, kind: type[Value], expected: str = "") -> Value:
+        """As `take`, and raises SpecError when the key is absent."""
+        value = self.take(key, kind, expected)
+        if value is None:
+            # A key spelt wrongly is the usual reason, so the near name comes first.
+            found = difflib.get_close_matches(key, [left for left in self._left if left not in self._known], n=1)
+            hint = f' (there is "{found[0]}": a misspelling?)' if found else ""
+            self.fail(key, f"missing; expected {expected or _NAMES[kind]}{hint}")
+        return value
+
+    def take_list(self, key: str, kind: type[Value], expected: str) -> list[Value] | None:
+        """A list whose items are all of ``kind`` (integers pass for float)."""
+        items = self.take(key, list, expected)
+        if items is None:
+            return None
+        found: list[Value] = []
+        for item in items:
+            value: object = float(item) if kind is float and type(item) is int else item
+            if type(value) is not kind:
+                self.fail(key, f"expected {expected}, found {kind_of(item)} in it")
+            found.append(value)
+        return found
+
+    def choice(self, key: str, choices: Iterable[str], default: str) -> str:
+        """One of a few strings."""
+        value = self.take(key, str)
+        if value is None:
+            return default
+        known = list(choices)
+        if value not in known:
+            self.fail(key, f'"{value}" is not one of {", ".join(known)}.{near(value, known)}')
+        return value
+
+    def table(self, key: str) -> Table | None:
+        """The table of this name, None when absent."""
+        values = self.take(key, dict)
+        return None if values is None else Table(values, self.origin, self.name(key))
+
+    def rest(self) -> dict[str, object]:
+        """Everything not taken yet, taken now: for tables with free keys."""
+        values, self._left = self._left, {}
+        return values
+
+    def done(self) -> None:
+        """Raise SpecError if a key is left that nobody took."""
+        for key in self._left:
+            where = f"in [{self.path}]" if self.path else "at the top"
+            self.fail(key, f"unknown key {where}; known: {', '.join(self._known)}.{near(key, self._known)}")
+
+
+# ``module:callable``: the one way in which a spec names code.
+#
+# Only what the local user wrote (a spec file or a command line) is ever looked up here; no name that came over the
+# network is.
+
+
+_added: set[Path] = set()
+
+
+def looks_like_target(text: str) -> bool:
+    """Whether the text has the form ``package.module:attribute``."""
+    module, colon, attribute = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
+
+
+def resolve(target: str, folder: Path, where: str) -> Callable[..., Any]:
+    """The callable that ``module:callable`` names; as `lookup`, and raises SpecError for what cannot be called."""
+    value = lookup(target, folder, where)
+    if not callable(value):
+        raise SpecError(f'{where}: "{target}" is {type(value).__name__}, not something to call')
+    found: Callable[..., Any] = value
+    return found
+
+
+def lookup(target: str, folder: Path, where: str) -> Any:
+    """What ``module:name`` names. ``where`` opens the messages, e.g. "net.toml: factory".
+
+    A module that is not installed is looked for in ``folder`` (the spec file's own, or the current one), which is then
+    appended to ``sys.path``: appended, so that it cannot hide an installed module. Raises SpecError.
+    """
+    if not looks_like_target(target):
+        raise SpecError(f'{where}: expected "module:callable", found "{target}"')
+    module_name, _, attribute_path = target.partition(":")
+    value: Any = _import(module_name, folder, where)
+    for attribute in attribute_path.split("."):
+        try:
+            value = getattr(value, attribute)
+        except AttributeError:
+            known = [name for name in dir(value) if not name.startswith("__")]
+            raise SpecError(f'{where}: "{module_name}" has no "{attribute_path}".{near(attribute, known)}') from None
+    return value
+
+
+def _import(name: str, folder: Path, where: str) -> ModuleType:
+    root = name.partition(".")[0]
+    try:
+        module = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != root or not _holds(folder, root):
+            raise SpecError(f'{where}: cannot import "{name}": {error} (not installed, and not in {folder})') from error
+        sys.path.append(str(folder))
+        _added.add(folder)
+        return _import(name, folder, where)
+    except (Exception, SystemExit) as error:  # a script that ends itself when it is imported
+        raise SpecError(f'{where}: importing "{name}" raised {type(error).__name__}: {error}') from error
+    # Two specs in two folders may both have a "net.py"; Python keeps the first one imported and would build the wrong
+    # model without a word.
+    file = getattr(module, "__file__", None)  # None for built-in and namespace packages
+    origin = Path(file).resolve() if file else None
+    if origin and _holds(folder, root) and folder not in origin.parents and _added & set(origin.parents):
+        raise SpecError(
+            f'{where}: "{name}" was already imported from {origin}, not from {folder}; rename one of the two'
+        )
+    return module
+
+
+def _holds(folder: Path, root: str) -> bool:
+    return (folder / f"{root}.py").is_file() or (folder / root).is_dir()
