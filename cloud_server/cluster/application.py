@@ -27,7 +27,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouter
 
 from cloud_server.arguments import is_loopback
 from cloud_server.cluster import front, passport
-from cloud_server.cluster.census import RayFinder
+from cloud_server.cluster.finder import RayFinder
 from cloud_server.cluster.front import Front
 from cloud_server.cluster.passport import Passports
 from cloud_server.config import ServerConfig

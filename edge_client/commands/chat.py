@@ -11,7 +11,8 @@ from edge_client.commands import common
 from edge_client.commands.report import check_json_target, write_json
 from edge_client.commands.speaking import draw, figures, how, speaker, tell
 from edge_client.generation import Conversation
-from edge_client.screen.text import Flow, one_line, table
+from edge_client.screen.flow import Flow
+from edge_client.screen.text import one_line, table
 from shared_hooks.errors import DeadlineExceeded, ModelFailed, near
 from shared_hooks.showing import duration, size
 

@@ -1,8 +1,9 @@
 """What people see: text, progress, tables.
 
-text        numbers as text; foreign text, made safe to show; rows as columns; text that comes in pieces
-progress            progress on standard error
-observation_table   what observers found
+text               numbers as text; foreign text, made safe to show; rows as columns
+flow               text that comes in pieces
+progress           progress on standard error
+observation_table  what observers found
 
 May import nothing of the client, and no torch.
 """
