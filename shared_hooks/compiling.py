@@ -271,7 +271,7 @@ MOST: Final = 64
 RUNS: Final = 9
 """Runs of each, when both are timed."""
 
-Key = tuple[int, str]
+Key = tuple[str, str]
 Wins = Callable[[float, float], bool]
 
 
@@ -450,4 +450,4 @@ class CompiledTails:
 
 
 def _key(crossing: Crossing) -> Key:
-    return crossing.layer_id, crossing.signature
+    return crossing.layer_name, crossing.signature

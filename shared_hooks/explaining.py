@@ -23,9 +23,10 @@ _LONGEST = 60
 
 def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) -> Explanation:
     """What ``cutting`` of ``plan`` sends and why, and what ``recipe`` does with it."""
-    number = crossing.layer_id
+    number, place = crossing.layer_id, plan.place_at(crossing.layer_id, crossing.layer_name)
+    layer = plan.resolve(place)
     telling = _Telling(plan.trace, cutting)
-    elsewhere = {storage.index for frontier in plan.of_siblings(number) for storage in frontier}
+    elsewhere = {storage.index for frontier in plan.of_siblings(place) for storage in frontier}
     slots = zip(cutting.storages, crossing.slots, cutting.captures, strict=True)
     values = (plan.trace.ops[ordinal].structure for ordinal in cutting.banked)
     reads = zip(crossing.reads, values, strict=True)
@@ -33,7 +34,7 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
     return Explanation(
         layer_id=number,
         layer_name=crossing.layer_name,
-        layer_type="" if number < 0 else plan.trace.layers[number].module_type,
+        layer_type="" if layer is None else layer.layer_type,
         sent=tuple(telling.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
         whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
         reads=tuple(CallReports(read.name, _where(read.place), _value(value)) for read, value in reads),

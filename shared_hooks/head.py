@@ -114,7 +114,11 @@ class Banking:
         self.plan = plan
         self.cutting = cutting
         self.target = target
-        self.exit = HookExitException(f"cut after layer {target.layer_id}")
+        self.exit = HookExitException(f"cut after {target.layer_name}")
+        number = plan.place_at(target.layer_id, target.layer_name)
+        block = None if number < len(plan.paths) else plan.trace.places.calls[number]
+        self.block = None if block is None else (block.path, block.number)
+        """The call of a block that the cut is after; None where it is after a layer."""
         self.stopped = False
         self.states = generators.now(target.generators)
         self.in_opaque = 0
@@ -150,13 +154,19 @@ class Banking:
         wanted = self.wanted.get((frame.info.path, frame.number))
         if wanted:
             self.capture(wanted, leaves_of(output))
+        if self.block == (frame.info.path, frame.number):
+            if self.next_layer != self.target.layer_id + 1:
+                raise Diverged
+            self.reach_cut()
+
+    next_layer: int
 
     def bank_layer(self, number: int, path: str) -> None:
         """A layer has run: at the cut the session leaves."""
         paths = self.plan.paths
         if number >= len(paths) or paths[number] != path:
             raise Diverged
-        if number == self.target.layer_id:
+        if number == self.target.layer_id and self.block is None:
             self.reach_cut()
 
     def reach_cut(self) -> None:
@@ -199,7 +209,8 @@ class Banking:
         if self.other_values:
             if not crossing.plan_digest:  # foretold, and no plan is there to say what crosses whatever the values
                 raise Diverged
-            crossing = self.plan.cutting(crossing.layer_id, wide=True)[1]
+            place = self.plan.place_at(crossing.layer_id, crossing.layer_name)
+            crossing = self.plan.cutting(place, wide=True)[1]
             if len(crossing.slots) != len(self.cutting.captures):  # a path became known meanwhile that reads more
                 raise Diverged
         for number, slot in enumerate(crossing.slots):

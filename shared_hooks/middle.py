@@ -71,20 +71,26 @@ def span_of(plans: Iterable[Plan], early: EarlyOutput, end: Cut) -> Span:
     """
     crossing, wrong = early.crossing, "no plan of this side takes the path that the first part took"
     for plan in plans:
-        number = plan.layer_id(end)
-        if number < crossing.layer_id:
-            name = "input" if number < 0 else plan.trace.layers[number].name
-            raise CutRefused(f"end={name!r} comes before start={crossing.layer_name!r}, where the middle part begins")
-        known = _known_values(plan, crossing.layer_id)
+        last_one = plan.resolve(end)
+        try:
+            begin = plan.place_at(crossing.layer_id, crossing.layer_name)
+            if plan.position(end) < plan.position(begin):
+                name = "input" if last_one is None else last_one.name
+                raise CutRefused(
+                    f"end={name!r} comes before start={crossing.layer_name!r}, where the middle part begins"
+                )
+        except UnknownLayer:
+            continue  # on this path that layer does not run
+        known = _known_values(plan, begin)
         wide = known is None or list(early.values) != known
         try:
-            first, mine = plan.cutting(crossing.layer_id, wide=wide)
+            first, mine = plan.cutting(begin, wide=wide)
         except CutRefused as error:
             wrong = str(error)
             continue
         if not _is_same(mine, crossing):
             continue
-        last, target = plan.cutting(number, wide=wide)
+        last, target = plan.cutting(end, wide=wide)
         # the plan that is compared at the end is the edge's
         if target.plan_digest != crossing.plan_digest:
             target = replace(target, plan_digest=crossing.plan_digest, cache={})
@@ -92,10 +98,10 @@ def span_of(plans: Iterable[Plan], early: EarlyOutput, end: Cut) -> Span:
     raise CutRefused(f"between {crossing.layer_name} and {end}: {wrong}")
 
 
-def _known_values(plan: Plan, layer_id: int) -> list[Structure] | None:
+def _known_values(plan: Plan, cut: Cut) -> list[Structure] | None:
     """What the plan's own run read from data before a cut; None where there is no such cut."""
     try:
-        banked = plan.cutting(layer_id)[0].banked
+        banked = plan.cutting(cut)[0].banked
     except CutRefused:
         return None
     return [plan.trace.ops[ordinal].structure or ["v", None] for ordinal in banked]
@@ -244,7 +250,7 @@ class MiddleSession(Banking, TailSession):
 
 
 def _between(span: Span) -> str:
-    first = span.plan.trace.layers
+    first = span.plan.trace.places.calls
     begins = [call.name for call in first if call.exit == span.first.position]
     return f"between {begins[0] if begins else 'input'} and {span.target.layer_name}"
 

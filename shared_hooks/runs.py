@@ -160,7 +160,7 @@ class Runs:
         """What a head compares when layers are neither saved nor observed; None: all that it can."""
         if self._save or attach.watchers or crossing.layer_id < 0:
             return None
-        return plan.walk(cutting, crossing.layer_id, self._modules)
+        return plan.walk(cutting, plan.place_at(crossing.layer_id, crossing.layer_name), self._modules)
 
     def _head_as(
         self,
@@ -214,7 +214,7 @@ class Runs:
             return early
         with context.restored(crossing.context):
             span = span_between(self._planner, early, end, self.device, self._find)
-        if span.target.layer_id == crossing.layer_id:  # by another name: nothing lies between
+        if span.target.layer_name == crossing.layer_name:  # by another name: nothing lies between
             return early
         found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
         return found

@@ -48,13 +48,13 @@ class Report:
 
     def _repr_html_(self) -> str:
         said = {
-            **{one.layer_id: (one, "exact") for one in self.exact},
-            **{one.layer_id: (one, f"refused: {one.reason}") for one in self.refused},
-            **{one.layer_id: (one, "DIFFERS from the whole model") for one in self.differing},
+            **{one.name: (one, "exact") for one in self.exact},
+            **{one.name: (one, f"refused: {one.reason}") for one in self.refused},
+            **{one.name: (one, "DIFFERS from the whole model") for one in self.differing},
         }
         rows = [
-            (str(number), one.name, one.layer_type, size(one.frontier_bytes), found)
-            for number, (one, found) in sorted(said.items())
+            (str(one.layer_id), name, one.layer_type, size(one.frontier_bytes), found)
+            for name, (one, found) in sorted(said.items(), key=lambda item: item[1][0].layer_id)
             if found != "exact"  # which the picture counts
         ]
         parts = (("exact", self.exact), ("refused", self.refused), ("DIFFERING", self.differing))
@@ -80,7 +80,7 @@ class Report:
             "input_exact": self.input_exact,
             "unsendable": self.unsendable,
             "cuts": len(self.exact) + len(self.refused) + len(self.differing),
-            "exact": [info.layer_id for info in self.exact],
+            "exact": [info.name for info in self.exact],
             "refused": [asdict(info) for info in self.refused],
             "differing": [asdict(info) for info in self.differing],
         }
@@ -164,9 +164,10 @@ def verify(
 
     found: dict[str, list[LayerInfo]] = {EXACT: [], REFUSED: [], DIFFERS: []}
     input_exact = False
-    order: list[Cut] = [INPUT, *range(len(plan.layers))]
-    begin = plan.resolve(first)
-    order.sort(key=lambda cut: cut != (INPUT if begin is None else begin.layer_id))
+    cuts = plan.cuts
+    order: list[Cut] = [INPUT, *(info.name if info.is_block else info.layer_id for info in cuts)]
+    begin = plan.cut_at(*_named(plan.resolve(first)))
+    order.sort(key=lambda cut: cut != begin)
     for done, cut in enumerate(order):
         info = plan.resolve(cut)
         verdict = REFUSED if info is not None and not info.can_split else EXACT if is_exact(cut) else DIFFERS
@@ -179,8 +180,13 @@ def verify(
         if on_cut is not None:
             on_cut(done + 1, len(order), INPUT if info is None else info.name, verdict)
     fresh(given)
-    kept = {verdict: tuple(sorted(infos, key=lambda info: info.layer_id)) for verdict, infos in found.items()}
+    places = {info.name: number for number, info in enumerate(cuts)}
+    kept = {verdict: tuple(sorted(infos, key=lambda info: places[info.name])) for verdict, infos in found.items()}
     return Report(kept[EXACT], kept[REFUSED], kept[DIFFERS], input_exact, _unsendable(tried[0][1]))
+
+
+def _named(info: LayerInfo | None) -> tuple[int, str]:
+    return (-1, INPUT) if info is None else (info.layer_id, info.name)
 
 
 def _drawn(inputs: Inputs) -> Inputs | None:

@@ -19,7 +19,7 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.modules import attach, tables
 from shared_hooks.modules.manifest import Fact, manifest
-from shared_hooks.planning import INPUT, Cut, Layers, Loads, Plan
+from shared_hooks.planning import INPUT, Cut, LayerInfo, Layers, Loads, Plan
 from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
@@ -128,6 +128,17 @@ class WrappedModel(Runs):
     def layers(self) -> Layers:
         """The layers of the latest plan, in execution order."""
         return self._planner.latest.layers
+
+    @property
+    def cuts(self) -> Layers:
+        """Every place for a cut in the latest plan, in execution order: its layers, and the blocks behind whose last
+        layer something still runs (a sum, an activation): a block's name is the cut after it has returned.
+        """
+        return self._planner.latest.cuts
+
+    def resolve(self, cut: Cut) -> LayerInfo | None:
+        """The layer or block of a cut in the latest plan; None for "input". Raises UnknownLayer with near names."""
+        return self._planner.latest.resolve(cut)
 
     def check_cut(self, cut: Cut, /, *args: Any, **kwargs: Any) -> None:
         """Whether inputs such as these can be cut there; they are planned if none such was. Raises UnknownLayer and

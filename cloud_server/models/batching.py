@@ -111,7 +111,7 @@ class BatchedTails:
 
     def _at_one_cut(self, parts: list[_Begun]) -> list[_Begun]:
         """Those that are at the latest cut of all, or have run on to it. The others go alone."""
-        last = max((one.joinable for one in parts if one.joinable is not None), key=lambda one: one.layer)
+        last = max((one.joinable for one in parts if one.joinable is not None), key=lambda one: one.position)
         found = []
         for one in parts:
             assert one.joinable is not None

@@ -109,6 +109,8 @@ class Identity:
     """Versions and device, for messages only."""
     layers: int = 0
     """Layer calls of the plan; 0 without one."""
+    cuts: int = 0
+    """Layers and blocks of the plan that may be cut after."""
     machine: Mapping[str, Any] = field(default_factory=dict)
     """`shared_hooks.profiling.machine.describe`: what a profile is compared with."""
     preprocess_digest: str = ""

@@ -94,12 +94,12 @@ def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, 
     return heads
 
 
-def _last(plan: Plan) -> Iterator[int]:
-    """The last layer that can be cut at, where no value is read from data: such a path may be this input's alone."""
-    for layer in reversed(plan.layers):
-        if layer.can_split:
-            if not plan.cutting(layer.layer_id)[1].reads:
-                yield layer.layer_id
+def _last(plan: Plan) -> Iterator[str]:
+    """The last cut, where no value is read from data: such a path may be this input's alone."""
+    for one in reversed(plan.cuts):
+        if one.can_split:
+            if not plan.cutting(one.name)[1].reads:
+                yield one.name
             return
 
 
@@ -192,14 +192,13 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
             "plan: on inputs of these shapes the client's model ran other operations or layers than this side's, "
             "and it does not branch on data: the code differs"
         )
-    cut = crossing.layer_id
     try:
-        layer = plan.resolve(cut)
+        cut = plan.place_at(crossing.layer_id, crossing.layer_name)
     except UnknownLayer as error:
         raise Disagreement(f"the request's cut: {error}") from error
-    name = layer.name if layer else "input"
-    if name != crossing.layer_name:
-        raise Disagreement(f'layer {cut} is "{name}" here, and "{crossing.layer_name}" in the request')
+    name = crossing.layer_name
+    if cut < 0 and name != "input":
+        raise Disagreement(f'the request is cut before the first layer, and calls that "{name:.80}"')
     plan.cutting(cut)  # raises CutRefused where this side would not cut
     here = plan.frontier_bytes(cut)
     # A client that knows more paths through the model than this plan sends what those read, too, but never less;
@@ -268,6 +267,7 @@ class ServedModel:
             environment=self._wrapped.environment(),
             about=about(device),
             layers=len(self._plan.layers) if self._plan else 0,
+            cuts=len(self._plan.cuts) if self._plan else 0,
             preprocess_digest=entry.spec.preprocess_digest(),
             machine=describe(device),
             form=self._form,

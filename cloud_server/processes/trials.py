@@ -172,14 +172,14 @@ class Trials:
 
     def _is_open(self, identity: Identity, cut: str) -> bool:
         """Whether a trial may say more. Of a model that was tried to its end every cut is known: another name is none
-        of its layers; and names that are none start no more trials than there are layers.
+        of its layers; and names that are none start no more trials than there are cuts.
         """
         digest = _digest_of(identity)
         if digest not in self._known:
             self._known[digest] = self._read(digest)
         known = self._known[digest]
         ended = sum(one == digest for one, _ in self._tried)
-        known_all = max(len(known), ended) > identity.layers
+        known_all = max(len(known), ended) > identity.cuts
         return not (self._closed or known_all or cut in known or (digest, cut) in self._tried)
 
     def _wants(self, identity: Identity) -> bool:

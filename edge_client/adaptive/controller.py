@@ -650,9 +650,9 @@ class SplitController:
                 "accuracy": limits.min_accuracy is not None,
             }
             best = undominated(self._usable(self._predicted), [name for name, asks in asked.items() if asks])
-            kept = {one.layer_id for one in best}
+            kept = {one.name for one in best} | {"input" for one in best if one.layer_id == -1}
             self._keys = None if self._codecs is None else frozenset(one.key for one in best)
-            self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.layer_id in kept))
+            self._edge = replace(self._all_edge, cuts=tuple(cut for cut in self._all_edge.cuts if cut.name in kept))
 
     def _take_load(self, load: Load | None) -> None:
         if load is not None:

@@ -131,7 +131,7 @@ class Study:
     """``cuts``: layers' ids, -1 for "input". ``kind``: of `outputs.KINDS`; None: found by the first output."""
 
     loaded: Loaded
-    cuts: Sequence[int]
+    cuts: Sequence[str]
     codecs: Sequence[str]
     max_loss: float
     kind: str | None = None
@@ -191,12 +191,13 @@ class Study:
         wrapped, is_share = self.loaded.wrapped, self.kind == "classes"
         plan, found = wrapped.plan(*self.loaded.args, **self.loaded.kwargs), []
         for cut in self.cuts:
-            name = "input" if cut < 0 else plan.layers[cut].name
+            info = plan.resolve(cut)
+            number = -1 if info is None else info.layer_id
             tallies = [Tally(one, CODECS[one].lossless, is_share, self.confidence) for one in self.codecs]
             try:
-                found.append(_Cut(cut, name, plan.frontier_bytes(cut), tallies))
+                found.append(_Cut(number, cut, plan.frontier_bytes(cut), tallies))
             except CutRefused as error:
-                found.append(_Cut(cut, name, 0, tallies, str(error)))
+                found.append(_Cut(number, cut, 0, tallies, str(error)))
         return found
 
     def _at(

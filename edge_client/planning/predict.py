@@ -119,19 +119,19 @@ def predict(
         return found
     check_same_model(edge, cloud)
     there = _Cloud(cloud, link, load or Load(), calibration, server_factor)
-    tails = {cut.layer_id: cut for cut in cloud.cuts}
+    tails = {cut.name: cut for cut in cloud.cuts}
     if file is not None and file_crosses and (only is None or CLOUD_FILE in only):
-        found.append(_file(here, there, file, tails.get(INPUT_CUT)))
-    for cut in sorted(edge.cuts, key=lambda cut: cut.layer_id):
+        found.append(_file(here, there, file, tails.get("input")))
+    for cut in edge.cuts:
         name = CLOUD_ONLY if cut.layer_id == INPUT_CUT else cut.name
-        if cut.layer_id not in tails or (only is not None and name not in only):
+        if cut.name not in tails or (only is not None and name not in only):
             continue
         for codec, agreement in [("", None)] if codecs is None else codecs.at(cut.name):
             if keys is not None and (f"{name} + {codec}" if codec else name) not in keys:
                 continue
-            coded = _coded(here.profile, there.profile, cut, tails[cut.layer_id], codec)
+            coded = _coded(here.profile, there.profile, cut, tails[cut.name], codec)
             if coded is not None:
-                found.append(_cut(here, there, name, cut, tails[cut.layer_id], coded, agreement))
+                found.append(_cut(here, there, name, cut, tails[cut.name], coded, agreement))
     if bytes_up:
         return [one if one.key not in bytes_up else there.resized(one, bytes_up[one.key]) for one in found]
     return found

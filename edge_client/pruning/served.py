@@ -120,7 +120,7 @@ def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[Given], choice: 
 
 
 def _served(way: Way, client: EdgeClient, answers: Sequence[Any], exact: int, right: int | None) -> Served:
-    layer = next(layer for layer in client.wrapped.layers if way.split in (layer.name, str(layer.layer_id)))
+    layer = next(layer for layer in client.wrapped.cuts if way.split in (layer.name, str(layer.layer_id)))
     times = sorted(answer.measured_ns for answer in answers)
     first, _, third = statistics.quantiles(times, n=4) if len(times) > 1 else times * 3
     return Served(

@@ -91,22 +91,23 @@ class OnlyHead(Loads):
 
     def _settle(self, plan: Plan) -> None:
         """Loads what heads need on this path, and refuses later cuts."""
-        names = [info.name for info in plan.layers]
+        names = [info.name for info in plan.cuts]
         try:
-            last = plan.layer_id(self.layer)
+            found = plan.resolve(self.layer)
         except UnknownLayer as error:
             if not self._until:  # nor does it run on any path so far
-                for number in range(len(names)):
-                    plan.refuse(number, f"no weights are loaded, for no layer {self.layer} has run")
+                for name in names:
+                    plan.refuse(name, f"no weights are loaded, for no layer {self.layer} has run")
                 raise UnknownLayer(f"only_head: {error}") from error
             # on this path the last of those that come before it on another
             last = max((number for number, name in enumerate(names) if name in self._until), default=-1)
         else:
+            self.layer = INPUT if found is None else found.name  # on another path it has another id
+            last = -1 if found is None else names.index(found.name)
             self._until.update(names[: last + 1])
-            self.layer = names[last] if last >= 0 else INPUT  # on another path it has another id
-        self.weights.load(parameters_of_head(self._model, plan, last))
-        for number in range(last + 1, len(names)):
-            plan.refuse(number, f"only the weights up to {self.layer} are loaded")
+        self.weights.load(parameters_of_head(self._model, plan, names[last] if last >= 0 else INPUT))
+        for name in names[last + 1 :]:
+            plan.refuse(name, f"only the weights up to {self.layer} are loaded")
 
 
 log = logging.getLogger(__name__)

@@ -123,7 +123,7 @@ def _with(cut: CutProfile, found: CodecProfile | None) -> CutProfile:
 
 def _measure(connection: Connection, ids: Iterator[int], timer: HeadTimer, cut: CutProfile) -> CodecProfile | None:
     """None where the books code nothing of what crosses for these inputs."""
-    early = timer.frontier(cut.layer_id)
+    early = timer.frontier(cut.name)
     parcel = timer.packed(early)
     if Basis.name not in parcel.codecs:
         return None

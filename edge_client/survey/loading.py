@@ -23,7 +23,7 @@ from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFa
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
 from shared_hooks.modules import walk
-from shared_hooks.planning import blocks, last_layer
+from shared_hooks.planning import blocks
 
 AnItem = TypeVar("AnItem", bound=Item)
 
@@ -114,40 +114,40 @@ def cut_for(client: ClientCore, split: str, items: Sequence[Item]) -> int | str:
             break
         else:
             return split
-    found = cut_of(split, client.wrapped)
-    return split if isinstance(found, str) else found  # a block ends elsewhere on another path
+    return cut_of(split, client.wrapped)
 
 
 def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | str:
     """A cut as the engine takes it: "input", a name, or a layer's id. ``name``: what messages call it; None: the
     option or keyword `split`, which takes more words. Raises UnknownLayer, CutRefused.
 
-    A name stays a name: on another path through the model the layer has another id. A block stands for its last layer.
+    A name stays a name: on another path through the model the layer has another id.
     """
     if text == "input":
         return text
     called, words = (option("split"), WORDS) if name is None else (name, ())
-    layers = wrapped.layers
-    by_name = {layer.name: layer for layer in layers}
-    by_id = {str(layer.layer_id): layer for layer in layers}
-    layer = by_name.get(text) or by_id.get(text)
-    if layer is None and (last := last_layer(text, {layer.name: layer.layer_id for layer in layers})) is not None:
-        layer = layers[last]
-        text = layer.name if layer.can_split else text
-    if layer is None:
+    try:
+        found = wrapped.resolve(text)
+    except UnknownLayer as error:
         if _unused(text, wrapped):
             return text
+        layers = wrapped.layers
         if text.lstrip("-").isdigit():
-            raise UnknownLayer(f"{called} {text}: layer ids are 0 to {len(layers) - 1}")
-        known = [*by_name, *blocks(by_name), "input", *words]
+            raise UnknownLayer(f"{called} {text}: layer ids are 0 to {len(layers) - 1}") from error
+        names = [one.name for one in wrapped.cuts]
+        known = [*names, *blocks(names), "input", *words]
         raise UnknownLayer(
             f'{called} {text}: no such layer or block, and not "input".{near_path(text, known)} '
             "(edge-client layers lists them)"
-        )
-    if not layer.can_split:
-        where = f"layer {layer.layer_id}{'' if text in (layer.name, str(layer.layer_id)) else f' ({layer.name})'}"
-        raise CutRefused(f"{called} {text}: the model cannot be cut after {where}: {layer.reason}")
-    return text if text in by_name else layer.layer_id
+        ) from error
+    if found is None:
+        return "input"
+    if not found.can_split:
+        number = found.layer_id
+        where = f"layer {number}{'' if text in (found.name, str(number)) else f' ({found.name})'}"
+        where = f"block {found.name}" if found.is_block else where
+        raise CutRefused(f"{called} {text}: the model cannot be cut after {where}: {found.reason}")
+    return found.layer_id if text.isdecimal() else text  # a name stays one: on another path it is elsewhere
 
 
 def _unused(name: str, wrapped: WrappedModel) -> bool:

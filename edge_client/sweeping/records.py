@@ -37,25 +37,25 @@ class Way:
         return f"{self.name} (local)" if self.mode == "local" and self.name != EDGE_ONLY else self.name
 
 
-def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | None = None) -> list[tuple[str, int]]:
-    """(name, layer id) of the cuts to try: all that are allowed, the named ones ("a,b"), or every n-th.
+def choose(places: Sequence[LayerInfo], cuts: str | None = None, every: int | None = None) -> list[tuple[str, int]]:
+    """(name, layer id) of the cuts to try, of `Plan.cuts`: all that are allowed, the named ones, or every n-th.
 
     Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
     """
     if cuts is not None and every is not None:
         raise SpecError(f"{option('cuts')} or {option('every')}, not both")
     if cuts is None:
-        allowed = [(layer.name, layer.layer_id) for layer in layers if layer.can_split]
+        allowed = [(one.name, one.layer_id) for one in places if one.can_split]
         return allowed[:: every or 1]
-    by_name = {layer.name: layer for layer in layers}
-    by_id = {str(layer.layer_id): layer for layer in layers}
+    by_name = {one.name: one for one in places}
+    by_id = {str(one.layer_id): one for one in places if not one.is_block}
     chosen: dict[str, int] = {}
     for word in (word.strip() for word in cuts.split(",")):
         if word in ("input", *WHOLE):
             continue  # always tried
         layer = by_name.get(word) or by_id.get(word)
-        if layer is None and (last := last_layer(word, {one.name: at for at, one in enumerate(layers)})) is not None:
-            layer = layers[last]
+        if layer is None and (last := last_layer(word, {one.name: at for at, one in enumerate(places)})) is not None:
+            layer = places[last]
         if not word or layer is None:
             raise UnknownLayer(
                 f'{option("cuts")}: no layer "{word}".{near_path(word, [*by_name, *blocks(by_name)])} '
@@ -64,7 +64,8 @@ def choose(layers: Sequence[LayerInfo], cuts: str | None = None, every: int | No
         if not layer.can_split:
             raise CutRefused(f"{option('cuts')}: the model cannot be cut after {layer.name}: {layer.reason}")
         chosen[layer.name] = layer.layer_id
-    return sorted(chosen.items(), key=lambda cut: cut[1])
+    order = list(by_name)
+    return sorted(chosen.items(), key=lambda cut: order.index(cut[0]))
 
 
 def ways_of(cuts: Sequence[tuple[str, int]], *, files: bool, local: bool) -> list[Way]:

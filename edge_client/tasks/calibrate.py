@@ -236,21 +236,22 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys(["raw", *names]))  # against which the others are shown
 
 
-def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[int]:
-    """Layers' ids; unless others are named with "input", and without the last layer, after which nothing runs."""
+def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
+    """By name; unless others are named with "input", and without the last layer, after which nothing runs."""
     plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
-    chosen = [layer_id for _, layer_id in choose(plan.layers, cuts, every)]
+    chosen = choose(plan.cuts, cuts, every)
     if cuts is None:
-        chosen = [layer_id for layer_id in chosen if layer_id < len(plan.layers) - 1]
+        chosen = [one for one in chosen if one[1] < len(plan.layers) - 1]
+    names = [name for name, _ in chosen]
     if cuts is not None and "input" not in [word.strip() for word in cuts.split(",")]:
-        return chosen
+        return names
     try:
-        plan.cutting(-1)
+        plan.cutting("input")
     except CutRefused:
         if cuts is not None:
             raise
-        return chosen
-    return [-1, *chosen]
+        return names
+    return ["input", *names]
 
 
 def _folder(out: str | Path | None) -> Path | None:

@@ -74,6 +74,12 @@ def cut_at(split: str, loaded: Loaded) -> LayerInfo:
             f"{option('split', 'input')}: nothing runs before it; the tail is the whole model, and {option('onnx')} "
             "writes that"
         )
+    if found.is_block:
+        last = loaded.wrapped.layers[found.layer_id].name
+        raise CutRefused(
+            f"{option('split', split)}: ONNX files are cut after layers, and this block does more behind its last one "
+            f"({last})"
+        )
     return found
 
 

@@ -33,6 +33,8 @@ class Layer:
     frontier_bytes: int
     can_split: bool
     reason: str
+    is_block: bool = False
+    """A block behind whose last layer (``layer_id``) something still runs: the cut after it has returned."""
 
     @property
     def shape(self) -> str:
@@ -42,7 +44,8 @@ class Layer:
 
 @dataclass(frozen=True, repr=False)
 class Layers(Tabular):
-    """`edge_client.layers` returns it: a sequence of layers, in the order in which they run. A row is a layer.
+    """`edge_client.layers` returns it: a sequence of layers, and of the blocks that end at places of their own, in the
+    order in which they end. A row is a layer or a block.
 
     ``parameters``: of the whole model, each once, in elements; ``weight_bytes``: those and the buffers.
     """
@@ -63,6 +66,7 @@ class Layers(Tabular):
         "frontier_bytes": "bytes that cross",
         "can_split": "can be cut",
         "reason": "",
+        "is_block": "block",
     }
 
     drawn = "frontier_bytes"
@@ -71,7 +75,9 @@ class Layers(Tabular):
         return len(self.layers)
 
     def __getitem__(self, which: int | str) -> Layer:
-        """By number or by name; a block is its last layer. Raises IndexError, and UnknownLayer with near names."""
+        """By number in this sequence, or by name; of what only holds modules, the last inside. Raises IndexError, and
+        UnknownLayer with near names.
+        """
         if isinstance(which, str):
             ids = {layer.name: number for number, layer in enumerate(self.layers)}
             number = ids.get(which, last_layer(which, ids))
@@ -91,8 +97,9 @@ class Layers(Tabular):
         return sum(layer.macs or 0 for layer in self.layers)
 
     def title(self) -> str:
+        count = sum(not one.is_block for one in self.layers)
         return (
-            f"{self.model}: {len(self.layers)} layers, {len(self.cuts)} cuts, {self.parameters:,} parameters, "
+            f"{self.model}: {count} layers, {len(self.cuts)} cuts, {self.parameters:,} parameters, "
             f"{size(self.weight_bytes)} of weights, {self.macs:,} multiply-accumulates in layers"
         )
 
@@ -110,6 +117,7 @@ class Layers(Tabular):
                 "frontier_bytes": one.frontier_bytes,
                 "can_split": one.can_split,
                 "reason": one.reason or None,
+                "is_block": one.is_block,
             }
             for one in self.layers
         ]
@@ -117,7 +125,7 @@ class Layers(Tabular):
     def text(self) -> str:
         rows = [
             [
-                str(one.layer_id),
+                "" if one.is_block else str(one.layer_id),
                 printable(one.name),
                 printable(one.layer_type),
                 one.shape,
@@ -146,7 +154,7 @@ def layers(model: Model, inputs: Any = None) -> Layers:
             seen = inspect(wrapped.model, wrapped.modules, *copied(loaded.args, dict(loaded.kwargs)))
         except Exception:  # a model that cannot be looked into is listed without its shapes
             seen = None
-        known = [_layer(info, seen, len(plan.layers)) for info in plan.layers]
+        known = [_layer(info, seen, len(plan.layers)) for info in plan.cuts]
         parameters = sum(one.numel() for one in wrapped.model.parameters())
         weights = sum(one.nbytes for one in (*wrapped.model.parameters(), *wrapped.model.buffers()))
     return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters, weights)
@@ -160,7 +168,8 @@ def explain(model: Model, cut: str | int, inputs: Any = None) -> Explanation:
 
 
 def _layer(info: LayerInfo, seen: Inspection | None, count: int) -> Layer:
-    found = seen.layers[info.layer_id] if seen is not None and len(seen.layers) == count else None
+    is_seen = seen is not None and len(seen.layers) == count and not info.is_block
+    found = seen.layers[info.layer_id] if seen is not None and is_seen else None
     macs = found.features.get("macs") if found else None
     return Layer(
         layer_id=info.layer_id,
@@ -173,4 +182,5 @@ def _layer(info: LayerInfo, seen: Inspection | None, count: int) -> Layer:
         frontier_bytes=info.frontier_bytes,
         can_split=info.can_split,
         reason=info.reason,
+        is_block=info.is_block,
     )

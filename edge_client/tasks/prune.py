@@ -227,7 +227,8 @@ def _layer(subject: Subject, split: str) -> str:
         if cut == "input":
             raise CutRefused(f"{option('split', 'input')}: no layer runs before it")
         known = [layer.name for layer in wrapped.layers]
-        name = cut if isinstance(cut, str) else known[cut]
+        found = wrapped.resolve(cut)
+        name = str(cut) if found is None else known[found.layer_id]  # of a block, its last layer
         if name not in known:
             raise CutRefused(f"{option('split', split)}: the model does not run it")
         return name

@@ -269,7 +269,7 @@ def sweep(
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
         chosen = choose(
-            loaded.wrapped.layers, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every
+            loaded.wrapped.cuts, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every
         )
         ways = ways_of(chosen, files=all(each.item for each in items), local=local)
         contents = journal.begin(settings_of(how, loaded, items, ways), fresh)

@@ -132,12 +132,12 @@ def verified(
     apart = client.unlike
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
     limit = tolerance_between(formats, about, client.device) if apart else 0.0
-    layers = [(-1, WHOLE_THERE), *((layer.layer_id, layer.name) for layer in client.wrapped.layers)]
+    layers = [(-1, WHOLE_THERE), *((one.layer_id, one.name) for one in client.wrapped.cuts)]
 
     def all_of_them() -> Iterator[CutVerdict]:
         for number, (layer_id, name) in enumerate(layers):
             try:
-                answer = client.infer(*args, **kwargs, split=layer_id if layer_id >= 0 else name)
+                answer = client.infer(*args, **kwargs, split=name)
                 from_there = compare(there, answer.output, find) if has_there else None
                 yield CutVerdict(layer_id, name, compare(here, answer.output, find), from_there)
             except (CutRefused, AccessRefused) as error:
@@ -260,7 +260,7 @@ def _here(subject: Subject, show: bool) -> Checked:
     module = getattr(subject.spec, "module", None)
     kept = None if module is None else deepcopy(module)  # as it is before it runs
     loaded = subject.load(on_inputs=True)
-    with loaded.wrapped as wrapped, bar("cuts", len(wrapped.layers) + 1, show) as advance:
+    with loaded.wrapped as wrapped, bar("cuts", len(wrapped.cuts) + 1, show) as advance:
         cold = partial(loaded.spec.load_model, wrapped.device) if kept is None else partial(_copy, kept, wrapped.device)
         check = partial(wrapped.verify, *loaded.args, on_cut=lambda *_: advance(""), cold=cold, **loaded.kwargs)
         try:
@@ -295,7 +295,7 @@ def _through(server: str, subject: Subject, credentials: Credentials | None, sho
     client = EdgeClient(server, subject.choice, "input", connection=connection)
     with client:
         client.wrapped.plan(*args, **kwargs)
-        with bar("cuts", 1 + len(client.wrapped.layers), show) as advance:
+        with bar("cuts", 1 + len(client.wrapped.cuts), show) as advance:
             found = verified(client, args, kwargs, on_cut=lambda done, total: advance(""))
     cuts = [CheckedCut(one.layer_id, one.name, _verdict(one, found), one.reason) for one in found.cuts]
     return Checked(subject.spec.model_id, server, cuts, found)

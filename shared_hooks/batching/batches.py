@@ -24,7 +24,7 @@ from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ServerUnavailable, TooLarge
 from shared_hooks.forward import context
 from shared_hooks.modules import attach, holder_modules
-from shared_hooks.planning import Plan
+from shared_hooks.planning import INPUT, Plan
 from shared_hooks.sharing import SharedCache
 from shared_hooks.tail import payer
 from shared_hooks.tensors import classes_of, dtype_name, flatten, unflatten
@@ -45,6 +45,10 @@ SPOT = 64
 """A part of one batch in this many is computed alone, too."""
 
 
+CutKey = tuple[int, str]
+"""The id of the last layer before a cut, and the cut's name."""
+
+
 @dataclass(frozen=True)
 class Joinable:
     """A cut whose requests may join others with an equal ``batch_key``; a request of it has ``rows``. Cuts of one
@@ -57,16 +61,16 @@ class Joinable:
     form: Hashable
 
     @property
-    def layer(self) -> int:
-        """The cut's id."""
-        return self.proof.cut.layer_id
+    def position(self) -> int:
+        """Of the cut: later ones have larger ones."""
+        return self.proof.cut.position
 
 
 @dataclass(frozen=True)
 class _BatchKey:
     """A batch key of a cut that is known: where its proof is kept, and its rows."""
 
-    key: tuple[Hashable, int | None]
+    key: tuple[Hashable, CutKey | None]
     rows: int
 
 
@@ -263,9 +267,10 @@ class Batches:
             context.check(crossing.context, self.wrapped.modules, {})
             for rows in self._by_promise(crossing):
                 try:
-                    proof = self._proof(crossing, rows, crossing.layer_id)
+                    cut = crossing.layer_id, crossing.layer_name
+                    proof = self._proof(crossing, rows, cut)
                     if proof.cut.is_at(crossing, rows.count):
-                        return _BatchKey(_key(crossing, rows, crossing.layer_id), rows.count)
+                        return _BatchKey(_key(crossing, rows, cut), rows.count)
                     reasons.append("this side's plans describe another cut")
                 except CutRefused as error:
                     reasons.append(f"dimension {rows.axis}: {error}")
@@ -285,13 +290,13 @@ class Batches:
                 candidates.append(Rows(crossing.inputs, axis))
         for rows in candidates:
             with suppress(CutRefused):
-                self._proof(crossing, rows, -1)
+                self._proof(crossing, rows, (-1, INPUT))
                 return [rows]
         return candidates
 
-    def _proof(self, crossing: Crossing, rows: Rows, layer_id: int) -> Proof:
+    def _proof(self, crossing: Crossing, rows: Rows, cut: CutKey) -> Proof:
         """Raises CutRefused, with whatever was in the way."""
-        key = _key(crossing, rows, layer_id)
+        key = _key(crossing, rows, cut)
         kept = self._kept(self._proofs, key)
         if kept is None:
             form = _key(crossing, rows)
@@ -299,7 +304,7 @@ class Batches:
             if family is None:
                 family = self._make(self._families, form, lambda: self._family(crossing, rows), lambda made: 0)
             kept = self._make(
-                self._proofs, key, lambda: (next(_numbers), Proof(family, layer_id)), lambda made: made[1].nbytes
+                self._proofs, key, lambda: (next(_numbers), Proof(family, *cut)), lambda made: made[1].nbytes
             )
         proof: Proof = kept[1]
         return proof
@@ -344,7 +349,7 @@ class Batches:
         return Family(self.wrapped, crossing, rows, like, self._find)
 
 
-def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> tuple[Hashable, int | None]:
+def _key(crossing: Crossing, rows: Rows, cut: CutKey | None = None) -> tuple[Hashable, CutKey | None]:
     """What inputs share whatever their rows; with a cut, that too."""
     forms = [
         [
@@ -357,4 +362,4 @@ def _key(crossing: Crossing, rows: Rows, layer_id: int | None = None) -> tuple[H
     around = {name: value for name, value in crossing.context.items() if name != "torch"}
     reported = json.dumps([crossing.depth, rows.axis, crossing.input_structure, forms, around], sort_keys=True)
     # the text may be as long as a client likes, and is kept for thousands of cuts
-    return hashlib.blake2b(reported.encode(), digest_size=16).digest(), layer_id
+    return hashlib.blake2b(reported.encode(), digest_size=16).digest(), cut

@@ -12,7 +12,7 @@ import torch
 
 from shared_hooks.crossing import INPUTS, Crossing, EarlyOutput, Mark, Slot, TensorForm
 from shared_hooks.errors import CutRefused
-from shared_hooks.planning import INPUT, Plan, Rule
+from shared_hooks.planning import INPUT, Cut, Plan, Rule
 from shared_hooks.tensors import ClassFinder, View, dtype_name, unflatten
 from shared_hooks.wrapped import WrappedModel
 
@@ -234,17 +234,18 @@ class Family:
         check_plan(plan)
         return plan
 
-    def cut(self, layer_id: int) -> CutOfAnyBatch:
+    def cut(self, layer_id: int, name: str) -> CutOfAnyBatch:
         """What this cut is for any number of rows. Raises CutRefused where plans make no rule, and UnknownLayer."""
+        cut = self.plans[0].cut_at(layer_id, name)
         try:
-            return CutOfAnyBatch(self.plans, SIZES, layer_id, self._sizes)
+            return CutOfAnyBatch(self.plans, SIZES, cut, self._sizes)
         except CutRefused as error:
             # many a model takes a way of its own for one row: that plan counts for itself, the rule begins with two
             larger = range(2, 2 + len(SIZES))
             if len(self.plans) < larger[-1]:
                 self.plans.append(self._plan(larger[-1]))
             try:
-                return CutOfAnyBatch(self.plans, larger, layer_id, self._sizes)
+                return CutOfAnyBatch(self.plans, larger, cut, self._sizes)
             except CutRefused:
                 raise error from None
 
@@ -271,18 +272,20 @@ class CutOfAnyBatch:
     """One cut, foretold for any number of rows."""
 
     def __init__(
-        self, plans: Sequence[Plan], ruling: Sequence[int], layer_id: int, sizes: Callable[[int], tuple[int, ...]]
+        self, plans: Sequence[Plan], ruling: Sequence[int], cut: Cut, sizes: Callable[[int], tuple[int, ...]]
     ) -> None:
         """``plans``: of 1, 2, ... rows, of which those of ``ruling`` make the rule; ``sizes``: of all inputs, by rows.
         Raises CutRefused where they make none, and at which more crosses than rows: what Python read, generators.
         """
-        self.layer_id = layer_id
+        self.cut = cut
         self._first = plans[0]
+        self.position = self._first.position(cut)
+        """Later cuts have larger ones."""
         self._sizes = sizes
         known = [sizes(rows) for rows in ruling]
         moving = next(at for at, pair in enumerate(zip(known[0], known[1], strict=True)) if pair[0] != pair[1])
         chosen = [plans[rows - 1] for rows in ruling]
-        narrow, wide = (Rule.of(known, chosen, moving, layer_id, wide=wide) for wide in (False, True))
+        narrow, wide = (Rule.of(known, chosen, moving, cut, wide=wide) for wide in (False, True))
         if narrow is None or wide is None:
             raise CutRefused(f"plans of {ruling[0]} to {ruling[-1]} rows differ in more than their sizes")
         self._rules = narrow, wide
@@ -308,7 +311,7 @@ class CutOfAnyBatch:
 
     def _foretold(self, rows: int, *, wide: bool) -> Crossing:
         if rows == 1:
-            return self._first.cutting(self.layer_id, wide=wide)[1]
+            return self._first.cutting(self.cut, wide=wide)[1]
         found = self._rules[wide].at(self._sizes(rows))
         if found is None:
             raise CutRefused(f"no rule holds for {rows} rows: their plans differ in more than sizes")

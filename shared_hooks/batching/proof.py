@@ -229,10 +229,10 @@ class Proof:
     ``structure``: of the output. One thread at a time.
     """
 
-    def __init__(self, family: Family, layer_id: int) -> None:
-        self.cut: CutOfAnyBatch = family.cut(layer_id)
+    def __init__(self, family: Family, layer_id: int, name: str) -> None:
+        self.cut: CutOfAnyBatch = family.cut(layer_id, name)
         self.wrapped = family.wrapped
-        self._parts = [self._sample(family, layer_id, rows) for rows in SIZES]
+        self._parts = [self._sample(family, rows) for rows in SIZES]
         seen = [Decisions() for _ in SIZES]
         alone = [self._watched(part, one) for part, one in zip(self._parts, seen, strict=True)]
         check_sizes(seen, SIZES)
@@ -246,7 +246,7 @@ class Proof:
         self.doubt: Doubt | None = None
         """What came of its batches."""
         self._tried: set[int] = set()
-        self._prove([self._sample(family, layer_id, rows) for rows in SIZES])
+        self._prove([self._sample(family, rows) for rows in SIZES])
         self.seconds = Seconds()
         """What its tails take, joining included."""
         for part in (self._parts[0], self._parts[-1]) * 2:
@@ -290,9 +290,9 @@ class Proof:
         self._compare(order, f"{rows} rows together")
         self._tried.add(rows)
 
-    def _sample(self, family: Family, layer_id: int, rows: int) -> Part:
+    def _sample(self, family: Family, rows: int) -> Part:
         args, kwargs = family.inputs(rows)
-        return Part(self.wrapped.head(layer_id, *args, **kwargs), rows, self.cut.at(rows))
+        return Part(self.wrapped.head(self.cut.cut, *args, **kwargs), rows, self.cut.at(rows))
 
     def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
         """A tail's output, of what nothing was seen in which rows might meet."""

@@ -37,12 +37,12 @@ class Cut:
 
     batch_key: int
     form: Hashable
-    layer: int
+    position: int
     proof: ReferenceType[Proof]
 
     @classmethod
     def of(cls, joinable: Joinable) -> Cut:
-        return cls(joinable.batch_key, joinable.form, joinable.layer, ref(joinable.proof))
+        return cls(joinable.batch_key, joinable.form, joinable.position, ref(joinable.proof))
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,9 @@ class Ways:
         plans and runs the model. Whether it did.
         """
         with self._lock:
-            later = [one for one in self._cuts.values() if one.form == joinable.form and one.layer > joinable.layer]
+            later = [
+                one for one in self._cuts.values() if one.form == joinable.form and one.position > joinable.position
+            ]
             unknown = [one for one in later if self._known(joinable, one.batch_key) is None]
         if not unknown:
             return False
@@ -113,7 +115,7 @@ class Ways:
         another cut than its batches are of.
         """
         started = time.perf_counter()
-        found: EarlyOutput = self._batches.wrapped.forward(replace(early, disposable=False), end=last.cut.layer_id)
+        found: EarlyOutput = self._batches.wrapped.forward(replace(early, disposable=False), end=last.cut.cut)
         if early.crossing.digest not in way.sure:
             if not last.cut.is_at(found.crossing, rows):
                 raise CutRefused("the middle part leads to another cut than the batch is of")

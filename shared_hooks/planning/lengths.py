@@ -126,10 +126,9 @@ class Rule:
         made: Rule | None = None
         numbers: list[list[int]] = []
         for known, plan in zip(sizes, plans, strict=True):
-            number = plan.layer_id(cut)
-            cutting, crossing = plan.cutting(number, wide=wide)
+            cutting, crossing = plan.cutting(cut, wide=wide)
             own: list[int] = []
-            items = () if number < 0 else tuple(plan.trace.path_items(number))
+            items = () if crossing.layer_id < 0 else tuple(plan.trace.path_items(plan.position(cut)))
             parts = _parts(cutting, crossing), items, known
             skeleton = _apart(parts, own)
             rule = cls(plan, cutting, crossing, skeleton, first)

@@ -13,11 +13,9 @@ def parameters_of_head(model: nn.Module, plan: Plan, cut: Cut) -> list[nn.Parame
     """The parameters of ``model``, which ``plan`` is of, that a run up to ``cut`` reads or may read: those that its
     operations were given, and those of every module that it enters. Raises `UnknownLayer`.
     """
-    number = plan.layer_id(cut)
-    if number < 0:
+    if plan.place(cut) < 0:
         return []
-    trace = plan.trace
-    end = trace.layers[number].exit
+    trace, end = plan.trace, plan.position(cut)
     touched = {value.storage for op in trace.ops if op.seq <= end for value in op.args}
     for event in trace.events:
         if event.seq <= end:

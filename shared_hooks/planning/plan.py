@@ -7,7 +7,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import torch
@@ -18,7 +18,7 @@ from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.modules import ModuleInfo
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
-from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes, last_layer
+from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
 from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, summary_of, text_table
 from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten
@@ -49,14 +49,22 @@ class LayerInfo:
     can_split: bool
     # no default on the class, which would be found before `__getattr__` is asked
     reason: str = field(default_factory=str)
+    is_block: bool = False
+    """A block that ends at a place of its own; ``layer_id`` is then that of its last layer."""
 
     @classmethod
     def on_demand(
-        cls, number: int, call: ModuleCall, crossing: Callable[[int], int], refusal: Callable[[int], str]
+        cls,
+        number: int,
+        call: ModuleCall,
+        crossing: Callable[[], int],
+        refusal: Callable[[], str],
+        *,
+        is_block: bool = False,
     ) -> LayerInfo:
         """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
         made = object.__new__(cls)
-        known = {"layer_id": number, "name": call.name, "layer_type": call.module_type}
+        known = {"layer_id": number, "name": call.name, "layer_type": call.module_type, "is_block": is_block}
         vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
         return made
 
@@ -66,9 +74,9 @@ class LayerInfo:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         crossing, refusal = later
         if name == "frontier_bytes":
-            vars(self)[name] = crossing(self.layer_id)
+            vars(self)[name] = crossing()
         else:
-            reason = refusal(self.layer_id)
+            reason = refusal()
             vars(self).update(reason=reason, can_split=not reason)
         return vars(self)[name]
 
@@ -111,7 +119,7 @@ class Layers(tuple[LayerInfo, ...]):
 def _row(layer: LayerInfo) -> tuple[str, ...]:
     cut = "yes" if layer.can_split else f"no: {layer.reason}"
     sizes = size(layer.output_bytes), size(layer.frontier_bytes)
-    return str(layer.layer_id), layer.name, layer.layer_type, *sizes, cut
+    return "" if layer.is_block else str(layer.layer_id), layer.name, layer.layer_type, *sizes, cut
 
 
 def _narrow(text: str, most: int) -> str:
@@ -304,6 +312,10 @@ INPUT = "input"
 Cut = int | str
 
 
+class Place(int):
+    """A cut by its number in one plan's `Trace.places`: layers by their ids, then blocks; -1 is ``"input"``."""
+
+
 class Known:
     """What a plan has worked out of the paths that are known. Where another one is added the whole of it is replaced,
     so that a thread that is at work meanwhile keeps nothing of fewer paths.
@@ -312,6 +324,7 @@ class Known:
     def __init__(self) -> None:
         self.cuttings: dict[tuple[int, bool], tuple[Cutting, Crossing] | CutRefused] = {}
         self.layers: Layers | None = None
+        self.blocks: Layers | None = None
         self.nbytes: dict[int, int] = {}  # of frontiers, by cut
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
         self.walks: dict[int, tuple[Cutting, Walk | None]] = {}
@@ -353,7 +366,6 @@ class Plan:
         self.names = [op.name for op in self.trace.ops]
         self.calls = {(call.path, call.number): call for call in self.trace.calls}
         self.paths = [call.path for call in self.trace.layers]
-        self._ids = {call.name: number for number, call in enumerate(self.trace.layers)}
         self.digest = self._digest()
 
     @cached_property
@@ -382,10 +394,44 @@ class Plan:
     # -- cuts ---------------------------------------------------------------------------------------------------
 
     def layer_id(self, cut: Cut) -> int:
-        """The id of a cut given by id or name, of a block its last layer's; -1 for ``"input"``. Raises `UnknownLayer`
-        with near names.
+        """The id of the last layer before a cut; -1 for ``"input"``. Raises `UnknownLayer`."""
+        number = self.place(cut)
+        if number < len(self.paths):
+            return number
+        end = self.trace.places.calls[number].exit
+        return sum(layer.exit < end for layer in self.trace.layers) - 1
+
+    def place_at(self, layer_id: int, name: str) -> Place:
+        """The place of a cut by what a `Crossing` says of it. Raises `UnknownLayer` where that is not so here."""
+        if layer_id < 0:
+            return Place(-1)
+        layers, places = self.trace.layers, self.trace.places
+        if layer_id >= len(layers):
+            raise UnknownLayer(f"no layer {layer_id}: this model ran layers 0 to {len(layers) - 1}")
+        if layers[layer_id].name == name:
+            return Place(layer_id)
+        number = places.numbers.get(name, -1)
+        if number < len(layers) or self.layer_id(Place(number)) != layer_id:
+            raise UnknownLayer(
+                f'layer {layer_id} is "{layers[layer_id].name}" here, and "{name}" does not end behind it'
+            )
+        return Place(number)
+
+    def cut_at(self, layer_id: int, name: str) -> Cut:
+        """The same as any plan takes it: a layer's id, or a block's name. Raises `UnknownLayer`."""
+        number = self.place_at(layer_id, name)
+        return name if number >= len(self.paths) else int(number) if number >= 0 else INPUT
+
+    def place(self, cut: Cut) -> Place:
+        """The place of a cut given by a layer's id, or the name of a layer or block. Raises `UnknownLayer` with near
+        names.
         """
-        count = len(self.paths)
+        if isinstance(cut, Place):
+            return cut
+        return Place(self._number(cut))
+
+    def _number(self, cut: Cut) -> int:
+        count, names = len(self.paths), self.trace.places.numbers
         if isinstance(cut, bool) or not isinstance(cut, (int, str)):
             raise UnknownLayer(f"a cut is a layer id, a layer name or {INPUT!r}, not {cut!r:.60}")
         if isinstance(cut, int):
@@ -394,29 +440,42 @@ class Plan:
             raise UnknownLayer(f"no layer {cut}: this model ran layers 0 to {count - 1}")
         if cut == INPUT:
             return -1
-        if cut in self._ids:
-            return self._ids[cut]
+        if cut in names:
+            return names[cut]
         path, mark, number = cut.partition("#")
         alias = self.aliases.get(path, path) + mark + number
-        if alias in self._ids:
-            return self._ids[alias]
+        if alias in names:
+            return names[alias]
         if cut.isdecimal():
-            return self.layer_id(int(cut))
+            return self._number(int(cut))
         for block in (cut, alias):
-            if (last := last_layer(block, self._ids)) is not None:
+            if (last := self._last_in(block)) is not None:
                 return last
-        raise UnknownLayer(
-            f"no layer {cut!r} ran in this model.{near_path(cut, [*self._ids, *blocks(self._ids), INPUT])}"
-        )
+        raise UnknownLayer(f"no layer {cut!r} ran in this model.{near_path(cut, [*names, *blocks(names), INPUT])}")
+
+    def _last_in(self, block: str) -> int | None:
+        """The last place inside what only holds modules (a list of blocks, say), or the one that a name with "…" fits;
+        None where there is none, or several.
+        """
+        calls, names = self.trace.places
+        before, shortened, after = block.partition("…")
+        if shortened:
+            fits = {number for name, number in names.items() if name.startswith(before) and name.endswith(after)}
+            layers = {number for number in fits if number < len(self.paths)}
+            return next(iter(layers or fits)) if len(layers or fits) == 1 else None
+        inside = [number for name, number in names.items() if name.startswith(f"{block}.")]
+        return max(inside, key=lambda number: calls[number].exit, default=None)
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
-        """The layer of a cut; None for ``"input"``."""
-        number = self.layer_id(cut)
-        return None if number < 0 else self.layers[number]
+        """The layer, or the block, of a cut; None for ``"input"``."""
+        number = self.place(cut)
+        if number < len(self.paths):
+            return None if number < 0 else self.layers[number]
+        return self.blocks[number - len(self.paths)]
 
     def frontier_bytes(self, cut: Cut) -> int:
         """Raw bytes that cross at a cut."""
-        number, known = self.layer_id(cut), self._known.nbytes
+        number, known = self.place(cut), self._known.nbytes
         found = known.get(number)
         if found is None:
             found = known[number] = frontier_bytes(self._merged(number))
@@ -428,7 +487,7 @@ class Plan:
         ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
         the tail reads or writes, so storages cross whole and the tail works on copies.
         """
-        number = self.layer_id(cut)
+        number = self.place(cut)
         if number in self._refused:
             raise self._refusal(number, self._refused[number])
         known = self._known
@@ -451,16 +510,16 @@ class Plan:
             found = known[id(cutting)] = cutting, finals(self.trace, cutting)  # kept with it: the id stays its own
         return found[1]
 
-    def walk(self, cutting: Cutting, layer_id: int, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
-        """What a head to the cut after this layer, of this cutting, compares; None where that is more than calls."""
+    def walk(self, cutting: Cutting, cut: Cut, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
+        """What a head to this cut, of this cutting, compares; None where that is more than calls."""
         known = self._known.walks
         found = known.get(id(cutting))
         if found is None:
             if self._module_calls is None:
                 self._module_calls = (calls_of(self.trace, modules),)
             (calls,) = self._module_calls
-            layer = self.trace.layers[layer_id]
-            found = cutting, None if calls is None else walk(self.trace, cutting, layer, calls)
+            call = self.trace.places.calls[self.place(cut)]
+            found = cutting, None if calls is None else walk(self.trace, cutting, call, calls)
             known[id(cutting)] = found
         return found[1]
 
@@ -469,12 +528,16 @@ class Plan:
         self._known.walks[id(cutting)] = cutting, None
 
     def _refusal(self, number: int, reason: str) -> CutRefused:
-        name = INPUT if number < 0 else f"layer {number} ({self.trace.layers[number].name})"
+        if number < 0:
+            name = INPUT
+        else:
+            kind = f"layer {number}" if number < len(self.paths) else "block"
+            name = f"{kind} ({self.trace.places.calls[number].name})"
         return CutRefused(f"cannot cut after {name}: {reason}")
 
     def refuse(self, cut: Cut, reason: str) -> None:
         """Mark a cut as one that must not be used: ``verify`` found it wrong."""
-        self._refused[self.layer_id(cut)] = reason
+        self._refused[self.place(cut)] = reason
         self._known = Known()
 
     def forget_cuts(self) -> None:
@@ -482,22 +545,22 @@ class Plan:
         self._known = Known()
 
     def _cut(self, number: int, wide: bool) -> tuple[Cutting, Crossing]:
-        layer = None if number < 0 else self.trace.layers[number]
+        layer = None if number < 0 else self.trace.places.calls[number]
         frontier = self._merged(number)
         if wide:
             frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
         cutting = cut_after(self.trace, layer, frontier, wide=wide)
         name = INPUT if layer is None else layer.name
-        path = "" if layer is None else self.trace.path_digests[number]
+        path = "" if layer is None else self.trace.path_digests[layer.exit]
         leaves = tuple(sorted(self.leaves.union(*(one.leaves for one in self.siblings))))
         return cutting, crossing_of(
-            cutting, self.trace, number, name, self.depth, self.context, path, self.digest, leaves
+            cutting, self.trace, self.layer_id(Place(number)), name, self.depth, self.context, path, self.digest, leaves
         )
 
     def _merged(self, number: int) -> Frontier:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""
         merged = self.liveness.at(self._position(number))
-        for frontier in self.of_siblings(number):
+        for frontier in self._of_siblings(number):
             own = {storage.index: storage for storage in (*merged, *self._storages())}
             for storage, live in frontier.items():
                 mine = own.get(storage.index)
@@ -505,14 +568,21 @@ class Plan:
                     merged[mine] = merged[mine].join(live) if mine in merged else live
         return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
 
-    def of_siblings(self, number: int) -> list[Frontier]:
+    def of_siblings(self, cut: Cut) -> list[Frontier]:
         """What the other known paths that share the prefix of a cut read after it."""
+        return self._of_siblings(self.place(cut))
+
+    def _of_siblings(self, number: int) -> list[Frontier]:
         siblings = [one for one in self.siblings if one is not self and self._shares_prefix(one, number)]
-        return [sibling.liveness.at(sibling._position(number)) for sibling in siblings]
+        position = self._position(number)
+        return [sibling.liveness.at(position) for sibling in siblings]
+
+    def position(self, cut: Cut) -> int:
+        """The seq of a cut."""
+        return self._position(self.place(cut))
 
     def _position(self, number: int) -> int:
-        """The seq of a cut."""
-        return 0 if number < 0 else self.trace.layers[number].exit
+        return 0 if number < 0 else self.trace.places.calls[number].exit
 
     def _storages(self) -> list[Any]:
         found = {value.storage for value in self.trace.inputs}
@@ -525,11 +595,13 @@ class Plan:
     def _shares_prefix(self, other: Plan, number: int) -> bool:
         if number < 0:
             return True
-        if len(other.trace.layers) <= number:
+        mine = self.trace.places.calls[number]
+        theirs = other.calls.get((mine.path, mine.number))
+        if theirs is None or mine.exit != theirs.exit:
             return False
-        mine, theirs = self.trace.layers[number], other.trace.layers[number]
         count = sum(op.seq < mine.exit for op in self.trace.ops)
-        same_calls = self.paths[: number + 1] == other.paths[: number + 1] and mine.exit == theirs.exit
+        last = self.layer_id(Place(number))
+        same_calls = self.paths[: last + 1] == other.paths[: last + 1]
         return same_calls and self.names[:count] == other.names[:count] and self.forms[:count] == other.forms[:count]
 
     @property
@@ -550,15 +622,44 @@ class Plan:
         layers = known.layers
         if layers is None:
             layers = known.layers = Layers(
-                LayerInfo.on_demand(number, call, self.frontier_bytes, self._refused_because)
+                LayerInfo.on_demand(
+                    number, call, partial(self.frontier_bytes, number), partial(self._refused_because, number)
+                )
                 for number, call in enumerate(self.trace.layers)
             )
         return layers
 
-    def _refused_because(self, number: int) -> str:
-        """Why there is no cut after a layer; nothing if there is one."""
+    @property
+    def blocks(self) -> Layers:
+        """Every call of a block behind whose last layer something still runs, as a place for a cut, in that order;
+        ``layer_id`` is that of its last layer.
+        """
+        known = self._known
+        found = known.blocks
+        if found is None:
+            found = known.blocks = Layers(
+                LayerInfo.on_demand(
+                    self.layer_id(Place(number)),
+                    call,
+                    partial(self.frontier_bytes, Place(number)),
+                    partial(self._refused_because, Place(number)),
+                    is_block=True,
+                )
+                for number, call in enumerate(self.trace.places.calls)
+                if number >= len(self.paths)
+            )
+        return found
+
+    @property
+    def cuts(self) -> Layers:
+        """Every place for a cut but the one before the first layer: layers and blocks, in execution order."""
+        both = [*enumerate(self.layers), *enumerate(self.blocks, len(self.paths))]
+        return Layers(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
+
+    def _refused_because(self, cut: Cut) -> str:
+        """Why there is no cut; nothing if there is one."""
         try:
-            self.cutting(number)
+            self.cutting(cut)
         except CutRefused as error:
             return str(error).partition(": ")[2]
         return ""

@@ -324,6 +324,6 @@ class Profile:
         """The whole model on this side alone, as a request runs it."""
         return self.bare_ns or self.whole_ns
 
-    def cut(self, layer_id: int) -> CutProfile | None:
-        """The cut after ``layer_id``; None where the plan allows none."""
-        return next((cut for cut in self.cuts if cut.layer_id == layer_id), None)
+    def cut(self, name: str) -> CutProfile | None:
+        """The cut of this name; None where the plan allows none."""
+        return next((cut for cut in self.cuts if cut.name == name), None)

@@ -141,7 +141,7 @@ def _profile(top: Fields, side: Side) -> Profile:
     layers = tuple(_layer(item, number) for number, item in enumerate(top.each("layers")))
     cuts = tuple(_cut(item, side, layers) for item in top.each("cuts"))
     ids = [cut.layer_id for cut in cuts]
-    if ids != sorted(set(ids)):
+    if ids != sorted(ids) or len({cut.name for cut in cuts}) < len(cuts):
         raise SpecError(f"{top.place}.cuts: expected every cut once, in the order of the layers")
     machine, settings = top.inner("machine"), top.inner("settings")
     machine.text("id")
@@ -201,7 +201,8 @@ def _cut(item: Fields, side: Side, layers: tuple[LayerProfile, ...]) -> CutProfi
     layer_id, name = item.whole("layer_id", least=-1), item.text("name")
     if layer_id >= len(layers):
         item.fail("layer_id", f"no layer {layer_id}: this profile has {len(layers)} layers")
-    if name != ("input" if layer_id < 0 else layers[layer_id].name):
+    last = "input" if layer_id < 0 else layers[layer_id].name
+    if name != last and not last.startswith(f"{name.partition('#')[0]}."):  # a block has the id of its last layer
         item.fail("name", f'layer {layer_id} has another name than "{name:.60}"')
     stages = item.inner("stages")
     unknown = set(stages.data) - set(STAGES[side])

@@ -209,9 +209,10 @@ class Cuts:
         deadline: float,
         around: Around | None = None,
     ) -> None:
+        self._places = plan.cuts
         self.allowed = _allowed(plan)
+        """(number among the plan's cuts, -1 for "input"; frontier bytes)."""
         self.refused: dict[int, str] = {}
-        self._plan = plan
         self._timer = timer
         self._is_edge = isinstance(timer, HeadTimer)
         self._options = options
@@ -225,93 +226,99 @@ class Cuts:
 
         ``first``: what the whole model takes, about; it decides how many cuts there is time for.
         """
-        learnt = {layer_id for layer_id, _ in self.allowed if self._name(layer_id) in self._options.books}
+        learnt = {number for number, _ in self.allowed if self._name(number) in self._options.books}
         chosen = pick(self.allowed, self._room(first), learnt) if self.allowed else []
-        for number in range(-1, self._options.repetitions):  # the round before the first is to warm up
-            reported = f"round {number + 1}" if number >= 0 else "every cut once"
-            step(self._options.warmup + number + 1, reported)
-            if number >= 0:
+        for turn in range(-1, self._options.repetitions):  # the round before the first is to warm up
+            reported = f"round {turn + 1}" if turn >= 0 else "every cut once"
+            step(self._options.warmup + turn + 1, reported)
+            if turn >= 0:
                 self._begin()
                 forwards.run_bare()
                 self._begin()
                 forwards.run()
-            for layer_id in chosen:
-                if layer_id in self.refused:
+            for number in chosen:
+                if number in self.refused:
                     continue
                 if not self._is_edge:
-                    step(self._options.warmup + number + 1, reported)  # a server does others' work here
+                    step(self._options.warmup + turn + 1, reported)  # a server does others' work here
                 self._begin()
-                others = self._codecs if number < CODEC_ROUNDS and time.monotonic() < self._deadline else ()
+                others = self._codecs if turn < CODEC_ROUNDS and time.monotonic() < self._deadline else ()
                 try:
-                    run = self._timer.run(layer_id, others)
+                    run = self._timer.run(self._cut(number), others)
                 except IsthmusError as error:
-                    self.refused[layer_id] = f"when measured: {error}"
+                    self.refused[number] = f"when measured: {error}"
                     continue
-                if number >= 0:
-                    self._runs.setdefault(layer_id, []).append(run)
-            if number >= 0 and time.monotonic() > self._deadline:
+                if turn >= 0:
+                    self._runs.setdefault(number, []).append(run)
+            if turn >= 0 and time.monotonic() > self._deadline:
                 break
 
     def profiles(self, whole: WholeTimes, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
         """Every cut that could be made, measured or estimated."""
-        allowed = [(layer_id, nbytes) for layer_id, nbytes in self.allowed if layer_id not in self.refused]
+        allowed = [(number, nbytes) for number, nbytes in self.allowed if number not in self.refused]
         known = {
-            layer_id: _known(layer_id, nbytes, self._runs[layer_id])
-            for layer_id, nbytes in allowed
-            if layer_id in self._runs
+            number: _known(number, nbytes, self._runs[number]) for number, nbytes in allowed if number in self._runs
         }
         if not known:
             return ()
         if self._is_edge:
-            of_layers: dict[str, Callable[[int], float]] = {"head": whole.until}
+            of_layers: dict[str, Callable[[int], float]] = {"head": lambda number: whole.until(self._layer_id(number))}
         else:
             everything = whole.until(len(whole.layers))
-            of_layers = {"compute": lambda layer_id: everything - whole.until(layer_id)}
+            of_layers = {"compute": lambda number: everything - whole.until(self._layer_id(number))}
         cuts = []
-        for layer_id, nbytes in allowed:
-            one = known.get(layer_id)
+        for number, nbytes in allowed:
+            one = known.get(number)
             if one is not None:
                 stages, wire, how = one.stages, one.wire_bytes, ""
-                cpu: Quartiles | None = Quartiles.of([run.cpu_ns for run in self._runs[layer_id]])
+                cpu: Quartiles | None = Quartiles.of([run.cpu_ns for run in self._runs[number]])
             else:
-                stages, wire, how = estimate(layer_id, nbytes, list(known.values()), of_layers)
+                stages, wire, how = estimate(number, nbytes, list(known.values()), of_layers)
                 cpu = None
             cuts.append(
                 CutProfile(
-                    layer_id=layer_id,
-                    name=self._name(layer_id),
+                    layer_id=self._layer_id(number),
+                    name=self._name(number),
                     frontier_bytes=nbytes,
                     wire_bytes=wire,
                     stages=stages,
-                    energy=self._energy(power, layer_id, stages, measured=one is not None),
-                    memory_peak=self._peak(layer_id, inspected, measured=one is not None),
+                    energy=self._energy(power, number, stages, measured=one is not None),
+                    memory_peak=self._peak(number, inspected, measured=one is not None),
                     estimated=how,
                     cpu_ns=cpu,
-                    codecs=self._others(layer_id, nbytes),
+                    codecs=self._others(number, nbytes),
                 )
             )
         return tuple(cuts)
 
-    def _name(self, layer_id: int) -> str:
-        return self._plan.layers[layer_id].name if layer_id >= 0 else "input"
+    def _name(self, number: int) -> str:
+        return self._places[number].name if number >= 0 else "input"
 
-    def _others(self, layer_id: int, nbytes: int) -> dict[str, CodecProfile]:
+    def _cut(self, number: int) -> int | str:
+        """As `WrappedModel.head` takes it: a layer may be called "input"."""
+        return self._name(number) if number < 0 or self._places[number].is_block else self._places[number].layer_id
+
+    def _layer_id(self, number: int) -> int:
+        """Of the last layer before a cut."""
+        return self._places[number].layer_id if number >= 0 else INPUT_CUT
+
+    def _others(self, number: int, nbytes: int) -> dict[str, CodecProfile]:
         """Measured at this cut; else drawn between those that were."""
         found = {}
         for name in self._codecs:
-            if name == Basis.name and self._name(layer_id) not in self._options.books:
+            if name == Basis.name and self._name(number) not in self._options.books:
                 continue  # what others' books make of other cuts says nothing of this one
             known = {
                 at: [run.codecs[name] for run in runs if name in run.codecs] for at, runs in sorted(self._runs.items())
             }
             known = {at: times for at, times in known.items() if times}
-            if layer_id in known:
-                times = known[layer_id]
+            if number in known:
+                times = known[number]
                 found[name] = CodecProfile(times[-1].wire_bytes, Quartiles.of([one.ns for one in times]))
             elif known:
                 sizes = dict(self.allowed)
                 found[name] = estimated_codec(
-                    layer_id, nbytes, [(at, sizes[at], one[-1].wire_bytes, one) for at, one in known.items()]
+                    number, nbytes, [(at, sizes[at], one[-1].wire_bytes, one) for at, one in known.items()]
                 )
         return found
 
@@ -319,7 +326,7 @@ class Cuts:
         """How many cuts can be measured `LEAST_ROUNDS` times, and once to warm up, in the time that is left."""
         left = self._deadline - time.monotonic()
         rounds = 1 + min(LEAST_ROUNDS, self._options.repetitions)
-        heads = [whole.until(layer_id) / 1e9 for layer_id, _ in self.allowed]
+        heads = [whole.until(self._layer_id(number)) / 1e9 for number, _ in self.allowed]
         total = whole.total.median / 1e9
         # a tail runs on the frontier of a head that is run once; no head takes longer than the whole model
         costs = heads if self._is_edge else [total - head for head in heads]
@@ -334,21 +341,23 @@ class Cuts:
         if self._around is not None:
             self._around.run()
 
-    def _energy(self, power: Power, layer_id: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
+    def _energy(self, power: Power, number: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
         """By repeating this side's part of the cut while there is time, else its share."""
         if measured and self._is_edge and time.monotonic() < self._deadline:
-            return power.repeat(lambda: self._timer.run(layer_id), "heads")
+            return power.repeat(lambda: self._timer.run(self._cut(number)), "heads")
         return power.share(sum(stage.median for stage in stages.values()))
 
-    def _peak(self, layer_id: int, inspected: Inspection | None, *, measured: bool) -> Reading:
+    def _peak(self, number: int, inspected: Inspection | None, *, measured: bool) -> Reading:
         if not isinstance(self._timer, HeadTimer):
             return Reading.unavailable("measured on the edge only")
         if not measured:
-            if inspected is None or layer_id < 0:
+            if inspected is None or number < 0:
                 return Reading.unavailable("this cut was not measured, for want of time")
-            return Reading.estimated(float(inspected.layers[layer_id].peak_so_far), f"of a whole forward: {NOTE}")
+            return Reading.estimated(
+                float(inspected.layers[self._layer_id(number)].peak_so_far), f"of a whole forward: {NOTE}"
+            )
         try:
-            value = float(self._timer.memory_peak(layer_id))
+            value = float(self._timer.memory_peak(self._cut(number)))
         except Exception as error:  # the head has just run without the ledger: what fails is the looking
             return Reading.unavailable(f"{type(error).__name__} under inspection")
         return Reading.measured(value, _CUDA if self._timer.inputs.device.type == "cuda" else NOTE)
@@ -367,13 +376,13 @@ def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
 
 
 def _allowed(plan: Plan) -> list[tuple[int, int]]:
-    """(layer id, frontier bytes) of every cut that the plan allows, "input" first."""
-    found = [(layer.layer_id, layer.frontier_bytes) for layer in plan.layers if layer.can_split]
+    """(number among `Plan.cuts`, frontier bytes) of every cut that the plan allows, "input" (-1) first."""
+    found = [(number, one.frontier_bytes) for number, one in enumerate(plan.cuts) if one.can_split]
     try:
-        plan.cutting(INPUT_CUT)
+        plan.cutting("input")
     except CutRefused:
         return found
-    return [(INPUT_CUT, plan.frontier_bytes(INPUT_CUT)), *found]
+    return [(INPUT_CUT, plan.frontier_bytes("input")), *found]
 
 
 Progress = Callable[[int, int, str], None]

@@ -92,11 +92,6 @@ class Inputs:
         return to_device(args, self.device), to_device(kwargs, self.device)
 
 
-def cut_of(layer_id: int) -> int | str:
-    """A cut as `WrappedModel.forward` takes it."""
-    return "input" if layer_id < 0 else layer_id
-
-
 def wait_for(device: torch.device) -> None:
     """Until the device has done all that was queued."""
     if device.type == "cuda":
@@ -132,12 +127,12 @@ class HeadTimer:
         self._books = books or {}
         self._with_books: dict[str, Crossing] = {}
 
-    def run(self, layer_id: int, codecs: Sequence[str] = ()) -> TimedRun:
+    def run(self, cut: int | str, codecs: Sequence[str] = ()) -> TimedRun:
         """``codecs``: the same frontier is also encoded with these, as far as they have what they need to know."""
         args, kwargs = self.inputs.fresh()
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         args, kwargs = self.inputs.place(args, kwargs)
-        early = self.wrapped.head(cut_of(layer_id), *args, **kwargs)
+        early = self.wrapped.head(cut, *args, **kwargs)
         wait_for(self.inputs.device)
         collect(self.wrapped)
         computed = time.perf_counter_ns()
@@ -152,10 +147,10 @@ class HeadTimer:
             {name: self._encoded(early, name) for name in codecs if knows(early.crossing, name)},
         )
 
-    def frontier(self, layer_id: int) -> EarlyOutput:
+    def frontier(self, cut: int | str) -> EarlyOutput:
         """The frontier of the same inputs, with the books of its cut."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
-        return self._with_own(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
+        return self._with_own(self.wrapped.head(cut, *args, **kwargs))
 
     def _with_own(self, early: EarlyOutput) -> EarlyOutput:
         """As it is where there are no books, or other pieces cross than when these were learnt."""
@@ -178,18 +173,18 @@ class HeadTimer:
         parcel = self.packed(early, codec)
         return TimedCodec(time.perf_counter_ns() - started, len(parcel.header) + parcel.nbytes)
 
-    def memory_peak(self, layer_id: int) -> int:
+    def memory_peak(self, cut: int | str) -> int:
         """The most bytes of tensors alive at a time: inputs included, weights not."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
         if self.inputs.device.type == "cuda":
             own = sum(tensor.numel() * tensor.itemsize for tensor in tensors_in((args, kwargs)))
             before = torch.cuda.memory_allocated(self.inputs.device) - own
             torch.cuda.reset_peak_memory_stats(self.inputs.device)
-            self.packed(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
+            self.packed(self.wrapped.head(cut, *args, **kwargs))
             return torch.cuda.max_memory_allocated(self.inputs.device) - before
         model = self.wrapped.model
         with Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs)))) as ledger:
-            self.packed(self.wrapped.head(cut_of(layer_id), *args, **kwargs))
+            self.packed(self.wrapped.head(cut, *args, **kwargs))
         return int(ledger.peak_so_far)
 
 
@@ -204,13 +199,13 @@ class TailTimer:
         self.wrapped = wrapped
         self.inputs = inputs
         self.codec = codec
-        self._kept: dict[int, tuple[Crossing, bytes, bytes]] = {}
-        self._coded: dict[tuple[int, str], tuple[bytes, bytes]] = {}
+        self._kept: dict[int | str, tuple[Crossing, bytes, bytes]] = {}
+        self._coded: dict[tuple[int | str, str], tuple[bytes, bytes]] = {}
         self._bytes = 0
 
-    def run(self, layer_id: int, codecs: Sequence[str] = ()) -> TimedRun:
+    def run(self, cut: int | str, codecs: Sequence[str] = ()) -> TimedRun:
         """``codecs``: the same frontier is also decoded from these."""
-        crossing, header, data = self._request(layer_id)
+        crossing, header, data = self._request(cut)
         payload = _writable(data)
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         early = EarlyOutput.unpack(crossing, header, payload, payload.nbytes + crossing.payload_bytes, disposable=True)
@@ -235,37 +230,37 @@ class TailTimer:
             stages,
             spent,
             len(header) + len(data),
-            {name: self._decoded(layer_id, name) for name in codecs if knows(crossing, name)},
+            {name: self._decoded(cut, name) for name in codecs if knows(crossing, name)},
         )
 
-    def _decoded(self, layer_id: int, codec: str) -> TimedCodec:
-        crossing, header, data = self._request(layer_id)
-        coded = self._coded.get((layer_id, codec))
+    def _decoded(self, cut: int | str, codec: str) -> TimedCodec:
+        crossing, header, data = self._request(cut)
+        coded = self._coded.get((cut, codec))
         if coded is None:
             early = EarlyOutput.unpack(crossing, header, _writable(data), len(data) + crossing.payload_bytes)
             parcel = early.pack(codec)
             coded = parcel.header, b"".join(parcel.buffers)
             if self._bytes + parcel.nbytes <= KEEP_BYTES:
                 self._bytes += parcel.nbytes
-                self._coded[layer_id, codec] = coded
+                self._coded[cut, codec] = coded
         payload = _writable(coded[1])
         most = payload.nbytes + crossing.payload_bytes
         started = time.perf_counter_ns()
         EarlyOutput.unpack(crossing, coded[0], payload, most, disposable=True)
         return TimedCodec(time.perf_counter_ns() - started, len(coded[0]) + len(coded[1]))
 
-    def _request(self, layer_id: int) -> tuple[Crossing, bytes, bytes]:
+    def _request(self, cut: int | str) -> tuple[Crossing, bytes, bytes]:
         """What a client would send: the cut's description read from bytes, as from a stranger."""
-        kept = self._kept.get(layer_id)
+        kept = self._kept.get(cut)
         if kept is not None:
             return kept
         args, kwargs = self.inputs.place(*self.inputs.fresh())
-        early = self.wrapped.head(cut_of(layer_id), *args, **kwargs)
+        early = self.wrapped.head(cut, *args, **kwargs)
         parcel = early.pack(codec=self.codec)
         made = decode(early.crossing.to_bytes()), parcel.header, b"".join(parcel.buffers)
         if self._bytes + parcel.nbytes <= KEEP_BYTES:
             self._bytes += parcel.nbytes
-            self._kept[layer_id] = made
+            self._kept[cut] = made
         return made
 
 

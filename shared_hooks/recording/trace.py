@@ -8,15 +8,17 @@ refers to a live tensor.
 from __future__ import annotations
 
 import types
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from shared_hooks.crossing import CALL, PathDigest
 from shared_hooks.forward import LAYOUT, NOTHING, Kind, forms_key, is_dense
+from shared_hooks.modules import ROOT
 from shared_hooks.showing import short
 from shared_hooks.tensors import Structure, View
 
@@ -170,6 +172,15 @@ class ModuleCall:
         return self.path if self.number == 1 else f"{self.path}#{self.number}"
 
 
+class Places(NamedTuple):
+    """Calls after which a cut may be: layers by their ids, then blocks. ``numbers``: by name; a block that ends where
+    its last layer does has that layer's.
+    """
+
+    calls: list[ModuleCall]
+    numbers: dict[str, int]
+
+
 @dataclass(frozen=True)
 class Refusal:
     """No cut at a position from ``first`` up to ``last`` (seqs) can be vouched for, because of ``reason``."""
@@ -298,11 +309,10 @@ class Trace:
         inputs = {value.storage for value in self.inputs}
         return any(storage in inputs for event in self.events for storage in event.writes)
 
-    def path_items(self, layer_id: int | None = None) -> Iterator[tuple[Any, ...]]:
-        """What the path's digest is made of: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to the
-        exit of a layer.
+    def path_items(self, position: int = NEVER) -> Iterator[tuple[Any, ...]]:
+        """What the path's digest is made of: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to a
+        seq.
         """
-        position = NEVER if layer_id is None else self.layers[layer_id].exit
         for start, item in self._timed_items():
             if start >= position:
                 return
@@ -318,17 +328,39 @@ class Trace:
 
     @cached_property
     def path_digests(self) -> dict[int, str]:
-        """The digest of the path (`path_digest`) at the exit of every layer, by layer id."""
+        """The digest of the path (`path_digest`) at the end of every call, by its exit."""
         digest = PathDigest()
         found: dict[int, str] = {}
-        ends = sorted(((call.exit, call.layer_id) for call in self.layers if call.layer_id is not None), reverse=True)
+        ends = sorted((call.exit for call in self.calls), reverse=True)
         for start, item in self._timed_items():
-            while ends and ends[-1][0] < start:
-                found[ends.pop()[1]] = digest.hexadecimal()
+            while ends and ends[-1] < start:
+                found[ends.pop()] = digest.hexadecimal()
             digest.item(item)
-        for _, layer_id in ends:
-            found[layer_id] = digest.hexadecimal()
+        for end in ends:
+            found[end] = digest.hexadecimal()
         return found
+
+    @cached_property
+    def places(self) -> Places:
+        """Where a cut may be: after each layer, and after each block behind whose last place something still runs."""
+        seqs = [event.seq for event in self.events]
+        for op in (*self.ops, *self.unseen):
+            seqs += (op.seq, op.end)
+        seqs.sort()
+        calls = list(self.layers)
+        numbers = {call.name: number for number, call in enumerate(calls)}
+        ends = sorted((call.exit, number) for number, call in enumerate(calls))
+        blocks = (one for one in self.calls if one.has_child and one.path != ROOT)
+        for block in sorted(blocks, key=lambda one: one.exit):
+            at = bisect_left(ends, (block.exit, -1))
+            last, number = ends[at - 1]
+            if bisect_left(seqs, block.exit) == bisect_right(seqs, last):
+                numbers[block.name] = number  # nothing runs between: one place, of two names
+            else:
+                numbers[block.name] = len(calls)
+                ends.insert(at, (block.exit, len(calls)))
+                calls.append(block)
+        return Places(calls, numbers)
 
     def signature_of(self, value: Value) -> list[Any]:
         """Shape and dtype, for digests and messages."""

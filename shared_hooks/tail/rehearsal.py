@@ -404,9 +404,11 @@ class Rehearsal:
         if not skipped and len(self.notes.steps) == frame.start + 1:
             self.notes.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
         if not frame.has_child:
-            if self.layers == self.crossing.layer_id:
-                self._reached(frame, ended=not skipped)
             self.layers += 1
+        if self.layers > self.crossing.layer_id and call_name(frame.path, frame.number) == self.crossing.layer_name:
+            self._reached(frame, ended=not skipped)
+        elif not frame.has_child and self.layers > self.crossing.layer_id:
+            self._check_within(frame)
 
     def _entered(
         self, frame: Frame, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -420,11 +422,17 @@ class Rehearsal:
             self.notes.in_opaque -= info.opaque
             self.notes.stack.pop()
 
+    def _check_within(self, frame: Frame) -> None:
+        """The last layer before the cut has returned, and the cut is after a block around it."""
+        around = any(call_name(one.path, one.number) == self.crossing.layer_name for one in self.notes.stack)
+        if not around or self.layers > self.crossing.layer_id + 1:
+            raise self.notes.refusal(f"layer {self.layers - 1} is {call_name(frame.path, frame.number)} here")
+
     def _reached(self, frame: Frame, *, ended: bool) -> None:
-        """The cut layer has returned."""
-        name = call_name(frame.path, frame.number)
-        if name != self.crossing.layer_name:
-            raise self.notes.refusal(f"layer {self.layers} is {name} here")
+        """The layer or block that the cut is after has returned."""
+        if self.layers != self.crossing.layer_id + 1:
+            name = call_name(frame.path, frame.number)
+            raise self.notes.refusal(f"{name} is layer {self.layers - 1} here")
         if ended:
             self.notes.steps.append(End(frame.path))
         self.counts = dict(self.counts)

@@ -61,13 +61,14 @@ def planned(case: Case) -> WrappedModel:
 
 
 def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
-    """ "input", then every layer: those that can be cut after."""
+    """ "input", then every layer, and every block that ends at a place of its own: those that can be cut after."""
+    plan = wrapped._planner.latest
     with contextlib.suppress(CutRefused):
-        wrapped._planner.latest.cutting("input")
+        plan.cutting("input")
         yield "input"
-    for layer in wrapped.layers:
-        if layer.can_split:
-            yield layer.layer_id
+    blocks = [(plan.position(block.name), block.name) for block in plan.blocks if block.can_split]
+    layers = [(plan.position(layer.layer_id), layer.layer_id) for layer in wrapped.layers if layer.can_split]
+    yield from (cut for _, cut in sorted([*blocks, *layers], key=lambda pair: pair[0]))
 
 
 def some_cuts_of(wrapped: WrappedModel, case: Case) -> list[int | str]:

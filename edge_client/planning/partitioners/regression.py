@@ -142,7 +142,7 @@ class Regression:
         strict, paths = "strict" in words, [word for word in words if word != "strict"]
         edge = _times(situation.edge, _fit("edge", paths, situation.edge), strict)
         cloud = _times(situation.cloud, _fit("cloud", paths, situation.cloud), strict)
-        around = {cut.layer_id: _around(cut) for cut in situation.cloud.cuts}
+        around = {cut.name: _around(cut) for cut in situation.cloud.cuts}
         candidates = [_again(one, edge, cloud, around) for one in situation.candidates]
         return decide(candidates, situation.objective, situation.constraints)
 
@@ -204,11 +204,15 @@ def _around(cut: CutProfile) -> float:
     return sum(stage.middle for name, stage in cut.stages.items() if name != "compute")
 
 
-def _again(one: Candidate, edge: _Times, cloud: _Times, around: Mapping[int, float]) -> Candidate:
+def _again(one: Candidate, edge: _Times, cloud: _Times, around: Mapping[str, float]) -> Candidate:
     stages = dict(one.stages_ns)
     if one.layer_id is None:
         stages["edge"] = edge.whole
     elif "edge" in stages:
         stages["edge"] = edge.until(one.layer_id) if one.layer_id != INPUT_CUT else stages["edge"]
-        stages["tail"] = cloud.whole - cloud.until(one.layer_id) + around.get(one.layer_id, 0.0)
+        stages["tail"] = (
+            cloud.whole
+            - cloud.until(one.layer_id)
+            + around.get("input" if one.layer_id == INPUT_CUT else one.name, 0.0)
+        )
     return replace(one, stages_ns=stages, quartiles_ns=None, notes=(*one.notes, edge.note, cloud.note))

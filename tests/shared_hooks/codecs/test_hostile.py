@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from shared_hooks.codecs import CODECS, Codec, Param, lossless
+from shared_hooks.codecs.codec import LARGEST, SMALLEST
 from shared_hooks.codecs.lossless import GROWS, compressed, decompressed
 from tests.shared_hooks.codecs.bound import ALL, GRAIN, MAP
 
@@ -107,9 +108,9 @@ def test_numbers_that_are_no_floats_are_never_coded_with_a_loss(codec: Codec, dt
 @pytest.mark.parametrize("codec", QUANTISED, ids=by_name)
 def test_steps_that_are_no_numbers_cannot_be_named(codec: Codec) -> None:
     data, params = honest(codec)
-    for top in (codec.SMALLEST - 1, codec.LARGEST + 1, 1 << 40, 1e300):
+    for top in (SMALLEST - 1, LARGEST + 1, 1 << 40, 1e300):
         assert not tried(codec, data, (*params[:4], top, *params[5:]))
-    for top in (codec.SMALLEST, codec.LARGEST):
+    for top in (SMALLEST, LARGEST):
         found = codec.decode(memoryview(data), (*params[:4], top, *params[5:]), FLOAT, N)
         assert isinstance(found, torch.Tensor) and bool(torch.isfinite(found).all())
 
