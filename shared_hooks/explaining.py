@@ -47,6 +47,7 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
         read=kinds[ReadValue],
         run=kinds[Run],
         steps=tuple(recipe.explain()),
+        is_block=layer is not None and layer.is_block,
     )
 
 

@@ -75,6 +75,8 @@ class Explanation:
     read: int
     run: int
     steps: tuple[str, ...]
+    is_block: bool = False
+    """Whether the cut is after a block, whose last layer is ``layer_id``."""
 
     @property
     def sent_bytes(self) -> int:
@@ -101,7 +103,8 @@ class Explanation:
     def _title(self) -> str:
         if self.layer_id < 0:
             return "cut before the first layer: the inputs cross, the whole model is the tail"
-        return f"cut after layer {self.layer_id}: {self.layer_name} ({self.layer_type})"
+        what = "block" if self.is_block else f"layer {self.layer_id}:"
+        return f"cut after {what} {self.layer_name} ({self.layer_type})"
 
     def _what_crosses(self, everything: bool) -> list[str]:
         rows = [

@@ -7,7 +7,7 @@ census       the replicas that a front knows of
 finder       where a session's replica is, asked of Ray Serve
 front        the process that clients connect to
 relay        a client's calls handed on to its replica, as they come
+replica      one replica of a model: a core behind a private port
 
-Only command, application, finder, ray_port and scaling know Ray. May import what a server is made of: core, transport,
-telemetry.
+Only command, application and finder know Ray. May import what a server is made of: core, transport, telemetry.
 """

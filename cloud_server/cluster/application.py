@@ -6,16 +6,11 @@ A Serve configuration file names `application` (docs/ray.md); ``cloud-server --o
 from __future__ import annotations
 
 import gc
-import logging
-import math
 import os
 import re
-import secrets
 import sys
-import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -25,107 +20,20 @@ import xxhash
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from cloud_server.arguments import is_loopback
 from cloud_server.cluster import front, passport
 from cloud_server.cluster.finder import RayFinder
 from cloud_server.cluster.front import Front
-from cloud_server.cluster.passport import Passports
+from cloud_server.cluster.replica import PENDING, Replica
 from cloud_server.config import ServerConfig
-from cloud_server.core import Core
 from cloud_server.fleet import ThisProcess
-from cloud_server.models import Engine
 from cloud_server.options import configure, parser
 from cloud_server.scheduling import few_heaps
-from cloud_server.telemetry import counted, traced
-from cloud_server.transport import CloudServer
 from shared_hooks.errors import SpecError
-from shared_hooks.lifecycle import Stage
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import set_threads
 
-# How many replicas the work there is wants: Ray Serve's controller asks. Loads nothing: it runs in that process.
-
-
-PENDING = "pending"
-"""The figure that replicas report: requests received, waiting or running."""
-
-
-def by_pending(context: Any) -> tuple[int, dict[str, Any]]:
-    """A policy of Ray Serve's (``ray.serve.config.AutoscalingContext``), which applies its own delays and bounds to it.
-
-    Its ``target_ongoing_requests`` is `Scale.target_pending`. Until a replica has reported, nothing changes.
-    """
-    figures = (context.aggregated_metrics or {}).get(PENDING) or {}
-    if not figures:
-        return context.target_num_replicas, {}
-    return max(1, math.ceil(sum(figures.values()) / context.config.target_ongoing_requests)), {}
-
-
-# One replica: a core behind a private port, for fronts alone. Knows nothing of Ray.
-
-
-log = logging.getLogger(__name__)
-
-GRACE_SECONDS = 2.0
-"""For clients to fetch the last answers and leave."""
-
-
-class Replica:
-    """Serves ``engines`` at a free port of ``host``. ``name``: of this one and no other, ever."""
-
-    def __init__(self, name: str, engines: Iterable[Engine], config: ServerConfig, host: str) -> None:
-        self._name = name
-        self._drain_seconds = config.limits.drain_seconds
-        self._secret = secrets.token_urlsafe(32)
-        self._stack = ExitStack()
-        stack, lifecycle = self._stack, config.lifecycle
-        stack.enter_context(traced(lifecycle, config.tracing))
-        self.core = stack.enter_context(Core(engines, config.limits, config.workers, config.observers, lifecycle))
-        self._registry = stack.enter_context(counted(self.core, {}))
-        self._certificate, tls = "", None
-        if not is_loopback(host):
-            folder = stack.enter_context(passport.private_folder())
-            tls = passport.make(folder)
-            self._certificate = tls.certificate.read_text()
-        self._server = CloudServer(self.core, f"{host}:0", tls, register=Passports(self._secret))
-        self._address = f"{host}:{self._server.port}"
-        lifecycle.emit(Stage.BEFORE_RUN, address=self._address)
-        self._server.start()
-
-    def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
-        """`census.Place`, as values that travel: whoever hears it may call here for anybody."""
-        return {
-            "replica": self._name,
-            "address": self._address,
-            "secret": self._secret,
-            "certificate": self._certificate,
-            "models": [(one.model_id, one.weights_hash) for one in self.core.identities],
-            "metrics": front.text(self._registry) if with_metrics else "",
-        }
-
-    def pending(self) -> int:
-        """Requests received, waiting or running."""
-        return self.core.load().pending
-
-    def drain(self) -> bool:
-        """Every client is asked to leave, what is under way is answered, and the port is closed; False when some was
-        left after the drain's seconds. A second call does nothing.
-        """
-        self._server.drain()
-        drained = self.core.wait_idle(self._drain_seconds)
-        # Clients go when they have fetched their answers; a client that asks for nothing leaves when its stream ends.
-        if drained:
-            self.core.wait_gone(GRACE_SECONDS)
-        self.core.drained(drained)
-        began = time.monotonic()
-        self._server.stop(GRACE_SECONDS if drained else 0)
-        self._stack.close()
-        log.info("%s drained, closed in %.1f s", self._name, time.monotonic() - began)
-        return drained
-
-
 ROUTER: Final = "ray.serve.experimental.consistent_hash_router:ConsistentHashRouter"
-POLICY: Final = "cloud_server.cluster.application:by_pending"
+POLICY: Final = "cloud_server.cluster.replica:by_pending"
 FRONT: Final = "front"
 SPARE_SECONDS: Final = 15.0
 """Beyond the drain, until Ray Serve ends what does not end by itself."""

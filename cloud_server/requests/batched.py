@@ -31,7 +31,7 @@ class BatchedRequest(Protocol):
 
     @property
     def own_seconds(self) -> float:
-        """Of the batch's time, what was for this one alone."""
+        """Seconds of the batch that were spent on this request alone."""
         ...
 
     def begin(self) -> None:

@@ -292,7 +292,7 @@ class Workers:
         self._execute = execute
         self._clock = clock
         self._thread = threading.local()
-        """Of each: ``resumed``, since when its task runs, or since it last let others go first."""
+        """A worker's own ``resumed``: since when its task runs, or since it last let others go first."""
         self._threads = [
             # Daemons: nothing can interrupt a tail, and a process that must end now does not wait for one.
             threading.Thread(target=self._run, name=f"isthmus-worker-{number}", daemon=True)

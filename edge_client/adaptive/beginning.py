@@ -26,7 +26,6 @@ from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen.progress import in_notebook
 from edge_client.survey.gather import (
     Gathered,
-    Loaded,
     Wanted,
     asked_of_servers,
     edge_profile,
@@ -34,6 +33,7 @@ from edge_client.survey.gather import (
     probe_sizes,
     with_books,
 )
+from edge_client.survey.loading import Loaded
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec

@@ -18,7 +18,7 @@ from edge_client.calibrating.inputs import Tally
 from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
 from edge_client.given import Given
 from edge_client.planning.codecs import CutLosses, LossTable
-from edge_client.survey.gather import Loaded
+from edge_client.survey.loading import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis, Book

@@ -15,10 +15,10 @@ from edge_client.adaptive import AutoClient
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import auto, common
-from edge_client.commands.auto import Looking
 from edge_client.commands.common import credentials_of, needed, running
 from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
+from edge_client.commands.looking import Looking
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.live import Dashboard
 from edge_client.screen.text import one_line, printable

@@ -11,7 +11,7 @@ from edge_client.commands import common
 from edge_client.commands.feed import choice_of, cut_of, find, load
 from edge_client.commands.report import check_json_target, write_json
 from edge_client.screen.text import printable
-from edge_client.survey.gather import Loaded
+from edge_client.survey.loading import Loaded
 from edge_client.tasks.layers import layers
 from shared_hooks import LayerInfo
 from shared_hooks.errors import CutRefused

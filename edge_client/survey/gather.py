@@ -18,7 +18,6 @@ from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
 from edge_client.load import Load
-from edge_client.model_choice import ModelChoice
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
@@ -28,34 +27,16 @@ from edge_client.process import local_server
 from edge_client.request import Books
 from edge_client.screen.progress import progress
 from edge_client.spoken import EDGE_ONLY
+from edge_client.survey.loading import Loaded
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import WrappedModel
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import DeadlineExceeded, Disagreement, IsthmusError, ServerUnavailable, SpecError
-from shared_hooks.models import ModelSpec
 from shared_hooks.profiling import machine, profile_file
 from shared_hooks.profiling.profile import CodecProfile, CutProfile, FileInput, ModelIdentity, Profile, Quartiles
 from shared_hooks.profiling.profiler import ProfileOptions, Progress, identity, profile_edge
 from shared_hooks.profiling.timers import HeadTimer, Inputs
 from shared_hooks.showing import short
-
-# A model with an input to plan on, as plans, profiles and sweeps need it.
-
-
-@short
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A wrapped model that is planned on one input."""
-
-    choice: ModelChoice
-    """What it was made of."""
-    spec: ModelSpec
-    wrapped: WrappedModel
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    plan_digest: str
-
 
 # What a server takes to decode the codec "basis": asked with real requests, as a server profiles without books.
 #

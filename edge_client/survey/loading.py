@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -16,7 +17,6 @@ from edge_client.sources import Item
 from edge_client.sources.cameras import is_camera, without_password
 from edge_client.sources.videos import SUFFIXES as VIDEO_SUFFIXES
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS, either, option
-from edge_client.survey.gather import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near_path
@@ -24,8 +24,23 @@ from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
 from shared_hooks.modules import walk
 from shared_hooks.planning import blocks
+from shared_hooks.showing import short
 
 AnItem = TypeVar("AnItem", bound=Item)
+
+
+@short
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A wrapped model that is planned on one input."""
+
+    choice: ModelChoice
+    """What it was made of."""
+    spec: ModelSpec
+    wrapped: WrappedModel
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    plan_digest: str
 
 
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:

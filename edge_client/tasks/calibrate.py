@@ -16,7 +16,7 @@ from edge_client.planning.codecs import CodecLoss, CutLosses, LossTable, chosen_
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import printable, size, table
 from edge_client.spoken import either, option
-from edge_client.survey.gather import Loaded
+from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.tasks.subject import Model, Row, Tabular, subject_of

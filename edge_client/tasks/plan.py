@@ -20,7 +20,8 @@ from edge_client.planning.predict import LEAST_MEASURED, Calibration, Power
 from edge_client.screen.text import Column, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
-from edge_client.survey.gather import Gathered, Loaded, Say, Wanted, gather
+from edge_client.survey.gather import Gathered, Say, Wanted, gather
+from edge_client.survey.loading import Loaded
 from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from shared_hooks.errors import SpecError
 from shared_hooks.models.inputs import to_device

@@ -22,8 +22,8 @@ from edge_client.given import Given, given
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.screen.text import printable, size
 from edge_client.settings import OWN, server_of
-from edge_client.survey.gather import Loaded, models_of
-from edge_client.survey.loading import fails_on
+from edge_client.survey.gather import models_of
+from edge_client.survey.loading import Loaded, fails_on
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError

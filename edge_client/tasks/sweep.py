@@ -19,8 +19,8 @@ from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import milliseconds, one_line, printable, size, table
 from edge_client.settings import OWN
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
-from edge_client.survey.gather import Loaded, Say, Wanted, gather
-from edge_client.survey.loading import first_readable
+from edge_client.survey.gather import Say, Wanted, gather
+from edge_client.survey.loading import Loaded, first_readable
 from edge_client.sweeping import settings
 from edge_client.sweeping.outcome import MeasuredWay, Summary
 from edge_client.sweeping.records import Way, choose, ways_of

@@ -62,7 +62,7 @@ class Joinable:
 
     @property
     def position(self) -> int:
-        """Of the cut: later ones have larger ones."""
+        """Where the cut lies in the trace: later cuts have larger positions."""
         return self.proof.cut.position
 
 

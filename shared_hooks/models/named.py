@@ -19,7 +19,7 @@ from shared_hooks.models.predictions import TopK, read_labels
 from shared_hooks.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from shared_hooks.models.picture import Drawing
+    from shared_hooks.models.drawing import Drawing
 
 BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "digits.toml"}
 """The models that ship with Isthmus, by name."""
@@ -186,7 +186,7 @@ def _drawing(table: Table) -> Drawing | None:
     options = table.table("draw")
     if options is None:
         return None
-    from shared_hooks.models.picture import Drawing  # few models have it
+    from shared_hooks.models.drawing import Drawing  # few models have it
 
     return Drawing.from_table(options)
 

@@ -37,7 +37,7 @@ from shared_hooks.showing import short
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from shared_hooks.models.picture import Drawing
+    from shared_hooks.models.drawing import Drawing
     from shared_hooks.models.weights import MappedWeights
     from shared_hooks.selection.prune import Selection
 

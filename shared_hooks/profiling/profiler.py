@@ -291,6 +291,12 @@ class Cuts:
             )
         return tuple(cuts)
 
+    @property
+    def refused_layers(self) -> dict[int, str]:
+        """Why a cut after a layer is refused, by layer id."""
+        layers = {number: self._places[number] for number in self.refused if number >= 0}
+        return {one.layer_id: self.refused[number] for number, one in layers.items() if not one.is_block}
+
     def _name(self, number: int) -> str:
         return self._places[number].name if number >= 0 else "input"
 
@@ -299,7 +305,7 @@ class Cuts:
         return self._name(number) if number < 0 or self._places[number].is_block else self._places[number].layer_id
 
     def _layer_id(self, number: int) -> int:
-        """Of the last layer before a cut."""
+        """The id of the last layer before a cut."""
         return self._places[number].layer_id if number >= 0 else INPUT_CUT
 
     def _others(self, number: int, nbytes: int) -> dict[str, CodecProfile]:
@@ -508,7 +514,7 @@ class _Profiler:
             },
             whole_ns=whole.total,
             outside_ns=whole.outside,
-            layers=_layers(plan, whole, inspected, cuts.refused),
+            layers=_layers(plan, whole, inspected, cuts.refused_layers),
             cuts=cuts.profiles(whole, self.power, inspected),
             whole_energy=whole_energy,
             idle_power=idle,

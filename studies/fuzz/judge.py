@@ -215,19 +215,19 @@ class Judge:
         self._meet()
         self._whole()
 
-    def _plan(self) -> list[int]:
-        """Ids of the layers that may be cut; the others are counted as refused."""
+    def _plan(self) -> list[int | str]:
+        """Ids of the layers, and names of the blocks, that may be cut after; the others are counted as refused."""
         try:
             with self._outside("planning"), self.edge as party:
                 args, kwargs = self._inputs(party, 2)
                 self.head_of.plan(*args, **kwargs)
-                layers = self.head_of.layers
+                places = self.head_of.cuts
         except _Refused as over:
             if over.verdict.outcome is Outcome.OUTSIDE:
                 self._expected(2)  # the model's own error, perhaps
             raise
-        self.refused = [layer for layer in layers if not layer.can_split]
-        return [layer.layer_id for layer in layers if layer.can_split]
+        self.refused = [one for one in places if not one.can_split]
+        return [one.name if one.is_block else one.layer_id for one in places if one.can_split]
 
     def _schedule(self) -> Iterator[tuple[int | str, int]]:
         """(cut, batch): each cut once, then some again, where the program says so on another signature."""

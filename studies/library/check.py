@@ -6,7 +6,7 @@ import copy
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,17 +33,18 @@ class Sample:
     seed: int = 0
     seconds: float = 30.0
 
-    def of(self, layers: int, name: str) -> list[int | str]:
+    def of(self, places: Sequence[int | str], name: str) -> list[int | str]:
         """ "input", the first, the last, and of the others half evenly spaced and half drawn."""
-        if self.cuts == 0 or layers + 1 <= self.cuts:
-            return ["input", *range(layers)]
-        chosen = {0, layers - 1}
+        count = len(places)
+        if self.cuts == 0 or count + 1 <= self.cuts:
+            return ["input", *places]
+        chosen = {0, count - 1}
         even = max(0, (self.cuts - 3) // 2)
-        chosen.update(layers * (i + 1) // (even + 1) for i in range(even))
-        rest = [i for i in range(layers) if i not in chosen]
+        chosen.update(count * (i + 1) // (even + 1) for i in range(even))
+        rest = [i for i in range(count) if i not in chosen]
         random.Random(f"{self.seed} {name}").shuffle(rest)
         chosen.update(rest[: max(0, self.cuts - 1 - len(chosen))])
-        return ["input", *sorted(chosen)]
+        return ["input", *(places[number] for number in sorted(chosen))]
 
 
 def short(error: BaseException, limit: int = 400) -> str:
@@ -81,13 +82,13 @@ def check(subject: Subject, sample: Sample, tell: Tell) -> None:
     pair = _Pair(prepared)
     planning = time.perf_counter()
     try:
-        count = pair.plan()
+        places = pair.plan()
     except Exception as error:
         outcome = "refused" if isinstance(error, IsthmusError) else "error"
         tell({"stateful": keeps, "cut": "plan", "outcome": outcome, "why": short(error)})
         return
-    tell({"layers": count, "plan_s": round(time.perf_counter() - planning, 3), "stateful": keeps})
-    for cut in sample.of(count, subject.key):
+    tell({"layers": len(pair.edge.layers), "plan_s": round(time.perf_counter() - planning, 3), "stateful": keeps})
+    for cut in sample.of(places, subject.key):
         tell({"at": str(cut)})  # where a worker ends that does not come back
         if time.process_time() - started > sample.seconds:
             tell({"out_of_time": True})
@@ -104,10 +105,10 @@ def _is_one_of(now: list[bytes], unrun: list[bytes], run: list[bytes]) -> bool:
 
 
 def _refused(edge: WrappedModel, deadline: float) -> dict[str, Any]:
-    """Of all layers, as far as there is time for: how many cannot be cut after, and why."""
+    """Of all layers and blocks, as far as there is time for: how many cannot be cut after, and why."""
     reasons: Counter[str] = Counter()
     looked = 0
-    for layer in edge.layers:
+    for layer in edge.cuts:
         if time.process_time() > deadline:
             break
         looked += 1
@@ -124,11 +125,12 @@ class _Pair:
         self.edge = WrappedModel(prepared.build(), metrics=False)
         self.cloud = WrappedModel(prepared.build(), metrics=False)
 
-    def plan(self) -> int:
-        """Plan on the first inputs; how many layers ran."""
+    def plan(self) -> list[int | str]:
+        """Plan on the first inputs; the cuts after layers, by id, and after blocks, by name."""
         args, kwargs = self._inputs(SEEDS[0])
         seed_all(7)
-        return len(self.edge.plan(*args, **kwargs).layers)
+        places = self.edge.plan(*args, **kwargs).cuts
+        return [one.name if one.is_block else one.layer_id for one in places]
 
     def outcome(self, cut: int | str, expected: list[Any]) -> dict[str, Any]:
         """What becomes of a cut: exact, refused (planning says so), late (refused by head or tail), wrong or error."""

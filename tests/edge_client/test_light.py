@@ -81,3 +81,11 @@ def test_a_server_needs_more_than_an_edge() -> None:
 def test_errors_and_the_way_to_a_server_need_no_torch() -> None:
     (found,) = python("import json, sys, shared_hooks.errors, edge_client.dial; print(json.dumps(sorted(sys.modules)))")
     assert of(NOT_FOR_ERRORS, found) == []
+
+
+def test_the_process_that_decodes_images_loads_pillow_and_nothing_large() -> None:
+    steps = (
+        "import json, sys, runpy; runpy.run_path(sys.argv[1]); import PIL.Image; print(json.dumps(sorted(sys.modules)))"
+    )
+    (found,) = python(steps, "shared_hooks/models/picture.py")
+    assert of(("torch", "numpy", "shared_hooks"), found) == []

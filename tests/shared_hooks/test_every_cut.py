@@ -80,8 +80,8 @@ def test_verify_finds_every_cut_exact(case: Case) -> None:
         report = wrapped.verify(*args, **kwargs)
     assert report.ok, report.as_dict()
     assert not report.differing
-    assert len(report.exact) + len(report.refused) == len(wrapped.layers)
-    assert [layer.name for layer in report.refused] == [x.name for x in wrapped.layers if not x.can_split]
+    assert len(report.exact) + len(report.refused) == len(wrapped.cuts)
+    assert [one.name for one in report.refused] == [one.name for one in wrapped.cuts if not one.can_split]
 
 
 @pytest.mark.parametrize("name", ["residual", "hf_bert", "one_module_several_times", "single_linear_root"])

@@ -60,10 +60,10 @@ def test_an_upload_that_expired_holds_no_memory(target: Target, recording: Recor
 
 def test_who_gives_up_leaves_the_line(target: Target, recording: Recording) -> None:
     announced(target, recording, 8, whole=True)
-    assert len(target.jobs) == 8
+    assert len(target.tasks) == 8
     for id in range(1, 9):
         target.session(KEEPER).receive(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=id)))
-    assert not target.jobs and target.core.requests.held_bytes == 0
+    assert not target.tasks and target.core.requests.held_bytes == 0
 
 
 def test_headers_count_as_memory(target: Target, recording: Recording) -> None:

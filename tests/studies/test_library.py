@@ -69,7 +69,7 @@ def test_an_architecture_is_made_small_and_cut() -> None:
 
 def test_a_sample_has_both_ends_and_no_cut_twice() -> None:
     """And all cuts where a model has few."""
-    assert Sample(cuts=8).of(3, "x") == ["input", 0, 1, 2]
-    chosen = Sample(cuts=8).of(100, "x")
+    assert Sample(cuts=8).of(range(3), "x") == ["input", 0, 1, 2]
+    chosen = Sample(cuts=8).of(range(100), "x")
     assert len(chosen) == len(set(chosen)) == 8
     assert {"input", 0, 99} < set(chosen)

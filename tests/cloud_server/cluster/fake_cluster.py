@@ -10,9 +10,9 @@ from typing import Any
 
 import grpc
 
-from cloud_server.cluster.application import Replica
 from cloud_server.cluster.census import Place
 from cloud_server.cluster.front import Front
+from cloud_server.cluster.replica import Replica
 from cloud_server.config import ServerConfig
 from cloud_server.models import Engine
 from shared_hooks.errors import ServerUnavailable

@@ -12,7 +12,7 @@ import pytest
 
 from cloud_server import cli
 from cloud_server.access.token_command import entry
-from cloud_server.cluster import application, front, passport
+from cloud_server.cluster import front, passport, replica
 from cloud_server.config import ModelEntry, ServerConfig, read_config
 from cloud_server.limits import GIB, Limits
 from cloud_server.scale import Scale
@@ -133,7 +133,7 @@ class Context:
     """What Ray Serve tells a policy."""
 
     def __init__(self, pending: dict[str, float], target: int = 1) -> None:
-        self.aggregated_metrics = {application.PENDING: pending} if pending else {}
+        self.aggregated_metrics = {replica.PENDING: pending} if pending else {}
         self.target_num_replicas = target
         self.config = type("Config", (), {"target_ongoing_requests": 2.0})
 
@@ -142,7 +142,7 @@ class Context:
     ("pending", "wanted"), [({"a": 0.0}, 1), ({"a": 2.0}, 1), ({"a": 7.0, "b": 0.0}, 4), ({}, 3)], ids=str
 )
 def test_as_many_replicas_as_the_work_wants(pending: dict[str, float], wanted: int) -> None:
-    assert application.by_pending(Context(pending, target=3))[0] == wanted
+    assert replica.by_pending(Context(pending, target=3))[0] == wanted
 
 
 class TestRaysPort:

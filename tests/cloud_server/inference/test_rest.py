@@ -17,7 +17,7 @@ from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry as identity
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer
-from cloud_server.transport.rest import server as connections_module
+from cloud_server.transport.rest import connections as connections_module
 from edge_client.inference import INPUT, tail_request
 from shared_hooks import WrappedModel
 from shared_hooks.errors import QuotaExceeded

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import cloud_server.transport.rest.connections
 from cloud_server.limits import Limits
 from cloud_server.transport import CloudServer
 from cloud_server.transport.active_calls import WaitingCalls
+from cloud_server.transport.rest import connections
 from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, port_of, same
 from tests.cloud_server.inference.served import engine, serving
 from tests.waiting import PATIENCE, eventually
@@ -24,7 +24,7 @@ HEAD = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.fixture(scope="module")
 def server() -> Iterator[CloudServer]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cloud_server.transport.rest.connections, "SWEEP_SECONDS", 0.02)
+        patch.setattr(connections, "SWEEP_SECONDS", 0.02)
         with serving(engine(), limits=Limits(max_clients=4, deadline_seconds=30), rest="127.0.0.1:0") as server:
             yield server
 
@@ -103,7 +103,7 @@ def test_a_body_has_its_time_however_steadily_it_comes() -> None:
 def test_who_is_refused_before_his_body_came_is_listened_to_no_more(
     server: CloudServer, waiting: WaitingCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "LINGER_SECONDS", 0.1)
+    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.1)
     for path in ("/v2/models/none/infer", "/nowhere", "/v2/health/live"):
         with connected(server) as endless:
             eventually(lambda: standing(server))
@@ -148,7 +148,7 @@ def test_who_costs_too_much_is_read_later(
             reported += slow.recv(1000)
         assert reported.startswith(b"HTTP/1.1 200")
         paid.clear()
-        chunks = b"1\r\n \r\n" * (4 * server.MOST_BYTES // 6)
+        chunks = b"1\r\n \r\n" * (4 * connections.MOST_BYTES // 6)
         slow.sendall(f"{HEAD}Transfer-Encoding: chunked\r\n\r\n".encode() + chunks + b"0\r\n\r\n")
         assert slow.recv(1000).startswith(b"HTTP/1.1 400")
         assert paid.count(dear) >= 4 and set(paid) == {dear}
@@ -159,7 +159,7 @@ def test_what_takes_long_to_parse_lets_others_have_their_turn(
 ) -> None:
     parsed: list[int] = []
     turns: list[list[int]] = []
-    data_received, read = server.H11Protocol.data_received, server.Connection._read
+    data_received, read = connections.H11Protocol.data_received, connections.Connection._read
 
     def parsing(self: Any, data: bytes) -> None:
         parsed.append(len(data))
@@ -170,10 +170,10 @@ def test_what_takes_long_to_parse_lets_others_have_their_turn(
         read(self)
         turns.append(parsed.copy())
 
-    monkeypatch.setattr(server, "TURN_SECONDS", 0.0)  # everything takes long
-    monkeypatch.setattr(server.H11Protocol, "data_received", parsing)
-    monkeypatch.setattr(server.Connection, "_read", turn)
+    monkeypatch.setattr(connections, "TURN_SECONDS", 0.0)  # everything takes long
+    monkeypatch.setattr(connections.H11Protocol, "data_received", parsing)
+    monkeypatch.setattr(connections.Connection, "_read", turn)
     body = GOOD + b" " * 100_000
     assert ask(server, INFER, body)[0] == 200
-    assert max(map(len, turns)) == 1 and max(map(sum, turns)) == server.LEAST_BYTES
+    assert max(map(len, turns)) == 1 and max(map(sum, turns)) == connections.LEAST_BYTES
     assert sum(map(sum, turns)) > len(body)

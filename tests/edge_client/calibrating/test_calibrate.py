@@ -97,13 +97,13 @@ def test_the_file_comes_back_and_is_bound_to_its_weights(tmp_path: Path) -> None
     again = read(tmp_path / "calibration.json")
     assert again == found.table
     assert "rate" in (tmp_path / "report.html").read_text()
-    read.check(found.table.model.weights_hash, found.table.model.structure_digest)
+    again.check(found.table.model.weights_hash, found.table.model.structure_digest)
     with pytest.raises(SpecError, match=r"calibration.json is of other weights.*edge-client calibrate"):
-        read.check("0" * 64, found.table.model.structure_digest)
-    assert read.allows("stem", "lz4", None) and read.allows("nowhere", "raw", None)
-    assert not read.allows("stem", "test-fine", None)
-    assert not read.allows("nowhere", "test-fine", 0.9)
-    assert read.allows("stem", "test-fine", 0.9)
+        again.check("0" * 64, found.table.model.structure_digest)
+    assert again.allows("stem", "lz4", None) and again.allows("nowhere", "raw", None)
+    assert not again.allows("stem", "test-fine", None)
+    assert not again.allows("nowhere", "test-fine", 0.9)
+    assert again.allows("stem", "test-fine", 0.9)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoOptions
 from edge_client.live import Dashboard
+from edge_client.live.board import event
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import ModelFailed
 from shared_hooks.observers.thumbnails import encoded
@@ -128,7 +129,7 @@ def filled() -> Iterator[Dashboard]:
         eventually(lambda: dashboard.board.counts["answered"] == 4 and "observed" in dashboard.board.whole()[1])
         board = dashboard.board
         for text in (HOSTILE, "\u202ebackwards", "a" * 3000):
-            board.add("events", board.event("gone", text, new=f"cut {text}"))
+            board.add("events", event("gone", text, new=f"cut {text}"))
         board.set("server", {HOSTILE: HOSTILE})
         request = board.whole()[1]["requests"][0]
         for number in range(6):

@@ -73,7 +73,7 @@ def test_a_plan_predicts_its_bytes_and_both_sides_times(
     assert not [text for text in found.warnings if "basis" in text]
     auto = words["codec"] == "auto"
     one = next(each for each in found.candidates if each.key == ("first + basis" if auto else "first"))
-    head, tail = found.edge.cut(0), found.cloud.cut(0)
+    head, tail = found.edge.cut("first"), found.cloud.cut("first")
     assert head is not None and tail is not None
     encode = head.codecs["basis"].ns if auto else head.stages["encode"]
     assert one.stages_ns["encode"] == encode.middle

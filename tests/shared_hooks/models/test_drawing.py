@@ -14,7 +14,7 @@ from PIL import Image
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.models.picture import COLOURS, Drawing
+from shared_hooks.models.drawing import COLOURS, Drawing
 
 WHITE = (255, 255, 255)
 Found = namedtuple("Found", "boxes scores")

@@ -38,7 +38,10 @@ def test_every_layer_and_every_cut(case: Case, side: str) -> None:
         plan = wrapped.plan(*args, **kwargs)
     assert [layer.name for layer in found.layers] == [layer.name for layer in plan.layers]
     can = [layer.layer_id for layer in found.layers if layer.can_split]
-    assert [cut.layer_id for cut in found.cuts if cut.layer_id >= 0] == can
+    layers = [cut for cut in found.cuts if cut.layer_id >= 0 and cut.name == found.layers[cut.layer_id].name]
+    assert [cut.layer_id for cut in layers] == can
+    blocks = [block.name for block in plan.blocks if block.can_split]
+    assert [cut.name for cut in found.cuts if cut.layer_id >= 0 and cut not in layers] == blocks
     refused = [layer for layer in found.layers if not layer.can_split]
     assert all(layer.reason for layer in refused)
     for cut in found.cuts:
@@ -96,10 +99,11 @@ def test_without_time_most_cuts_are_estimated_and_say_so(side: str) -> None:
 def test_wire_bytes_are_what_a_client_sends() -> None:
     spec = load_spec("digits")
     args, kwargs = spec.example() or ((), {})
-    found = digits().cut(20)
-    assert found is not None
     with WrappedModel(spec.load_model()) as wrapped:
         parcel = wrapped.forward(*args, end=20, **kwargs).pack()
+        name = wrapped.layers[20].name
+    found = digits().cut(name)
+    assert found is not None
     assert found.wire_bytes == len(parcel.header) + parcel.nbytes
 
 
@@ -141,7 +145,7 @@ def test_a_cut_that_fails_when_it_runs_is_left_out_and_says_why(monkeypatch: pyt
 
     monkeypatch.setattr(HeadTimer, "run", run)
     found = digits()
-    assert found.cut(7) is None
+    assert found.cut(found.layers[7].name) is None
     assert not found.layers[7].can_split
     assert "another path" in found.layers[7].reason
 
@@ -273,7 +277,7 @@ def test_what_needs_books_is_measured_where_there_are_some_and_estimated_nowhere
     found = digits(options=options)
     assert [one.layer_id for one in found.cuts if "basis" in one.codecs] == [20]
     assert all("lz4" in one.codecs for one in found.cuts)
-    measured = found.cut(20)
+    measured = found.cut(cut)
     assert measured is not None and measured.codecs["basis"].ns.n == 1
     assert measured.codecs["basis"].wire_bytes < measured.wire_bytes / 4
     cloud = digits("cloud", dataclasses.replace(options, books={}))

@@ -1,0 +1,198 @@
+"""Boxes, masks and classes of pixels drawn on the picture that a model saw, as a spec's [draw] says where they are.
+
+[draw]
+boxes = "0.boxes"    # names and positions on the way into the output; (n, 4)
+scores = "0.scores"  # (n), or scores of classes (n, classes)
+labels = "0.labels"  # classes (n); absent: the best of the scores
+masks = "0.masks"    # (n, H, W) or (n, 1, H, W), 0 to 1
+classes = "out"      # of each pixel: scores (classes, H, W), or the class itself (H, W)
+format = "xyxy"      # or xywh, cxcywh
+unit = "pixels"      # of the model's input; or "fraction", 0 to 1
+threshold = 0.5      # the least score
+background = -1      # a class of the scores that is no object, or of the pixels that is left clear
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from shared_hooks.config import Table
+from shared_hooks.errors import InputMismatch, near
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+COLOURS = ((230, 25, 75), (60, 180, 75), (0, 130, 200), (245, 130, 48), (145, 30, 180), (70, 240, 240), (240, 50, 230))
+"""One for each class, again from the first after the last."""
+OPACITY = 0.5
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """Where in an output is what can be drawn; a leading batch of one is left out."""
+
+    boxes: str | None = None
+    scores: str | None = None
+    labels: str | None = None
+    masks: str | None = None
+    classes: str | None = None
+    format: str = "xyxy"
+    unit: str = "pixels"
+    threshold: float = 0.5
+    background: int | None = None
+
+    @classmethod
+    def from_table(cls, table: Table) -> Drawing:
+        """Drawing as a spec's [draw] says. Raises SpecError."""
+        paths = {name: table.take(name, str) for name in ("boxes", "scores", "labels", "masks", "classes")}
+        threshold = table.take("threshold", float)
+        made = cls(
+            **paths,
+            format=table.choice("format", ("xyxy", "xywh", "cxcywh"), "xyxy"),
+            unit=table.choice("unit", ("pixels", "fraction"), "pixels"),
+            threshold=0.5 if threshold is None else threshold,
+            background=table.take("background", int),
+        )
+        table.done()
+        if made.boxes is None and made.masks is None and made.classes is None:
+            table.fail("boxes", "missing; expected where boxes, masks or classes are in the output")
+        return made
+
+    def __call__(self, output: object, picture: Image.Image, names: tuple[str, ...]) -> Image.Image:
+        """``picture`` with what was found on it; ``names`` of classes. Raises InputMismatch where the output holds no
+        such thing.
+        """
+        drawn = picture.convert("RGB")
+        if self.classes is not None:
+            drawn = self._pixels(drawn, _array(output, self.classes))
+        boxes = None if self.boxes is None else _shaped(_array(output, self.boxes), 2, self.boxes)
+        masks = None if self.masks is None else _masks(_array(output, self.masks), self.masks)
+        count = len(boxes) if boxes is not None else len(masks) if masks is not None else 0
+        if (boxes is not None and boxes.shape[1] != 4) or (masks is not None and len(masks) != count):
+            shapes = ", ".join(str(one.shape) for one in (boxes, masks) if one is not None)
+            raise InputMismatch(f"draw: expected (n, 4) boxes and as many masks, found {shapes}")
+        scores, labels = self._judged(output, count)
+        for at in np.flatnonzero((scores >= self.threshold) & (labels >= 0)).tolist():
+            colour = COLOURS[labels[at] % len(COLOURS)]
+            if masks is not None:
+                drawn = _tinted(drawn, masks[at] > 0.5, colour)
+            if boxes is not None and np.isfinite(boxes[at]).all():
+                name = names[labels[at]] if labels[at] < len(names) else str(labels[at])
+                _box(drawn, self._corners(boxes[at], drawn), colour, f"{name} {scores[at]:.2f}")
+        return drawn
+
+    def _judged(self, output: object, count: int) -> tuple[Any, Any]:
+        """Score and class of each; class -1 is none."""
+        scores, labels = np.ones(count), np.zeros(count, dtype=np.int64)
+        if self.scores is not None:
+            scores = _array(output, self.scores)
+            if scores.ndim == 3 or scores.shape == (1, count):
+                scores = scores[0]
+            if scores.ndim == 2 and scores.shape[1]:
+                shares = np.exp(scores - scores.max(axis=1, keepdims=True))
+                shares /= shares.sum(axis=1, keepdims=True)
+                labels, scores = shares.argmax(axis=1), shares.max(axis=1)
+                if self.background is not None:
+                    labels = np.where(labels == self.background % shares.shape[1], -1, labels)
+        if self.labels is not None:
+            labels = _shaped(_array(output, self.labels), 1, self.labels).astype(np.int64)
+        if scores.shape != (count,) or labels.shape != (count,):
+            raise InputMismatch(
+                f"draw: {count} were found, with scores of shape {scores.shape} and labels of shape {labels.shape}"
+            )
+        return scores, labels
+
+    def _corners(self, box: Any, picture: Image.Image) -> list[int]:
+        a, b, c, d = (float(value) for value in box)
+        if self.format == "xywh":
+            c, d = a + c, b + d
+        elif self.format == "cxcywh":
+            a, b, c, d = a - c / 2, b - d / 2, a + c / 2, b + d / 2
+        wide, high = picture.size if self.unit == "fraction" else (1, 1)
+        most = max(picture.size) * 4.0  # what lies further out is not seen, and a library's integers end somewhere
+        left, right = sorted(round(min(max(value * wide, -most), most)) for value in (a, c))
+        top, bottom = sorted(round(min(max(value * high, -most), most)) for value in (b, d))
+        return [left, top, right, bottom]
+
+    def _pixels(self, picture: Image.Image, classes: Any) -> Image.Image:
+        clear = self.background
+        if classes.ndim == 4 or (classes.ndim == 3 and classes.shape[0] == 1):
+            classes = classes[0]
+        if classes.ndim == 3:
+            clear = None if clear is None else clear % classes.shape[0]
+            classes = classes.argmax(axis=0)
+        classes = _shaped(classes, 2, str(self.classes)).astype(np.int64)
+        for number in np.unique(classes).tolist():
+            if number != clear:
+                picture = _tinted(picture, classes == number, COLOURS[number % len(COLOURS)])
+        return picture
+
+
+def entry(output: object, path: str) -> object:
+    """What the names and positions of ``path``, with dots between, lead to. Raises InputMismatch."""
+    found = output
+    for word in path.split("."):
+        if isinstance(found, Mapping):
+            known = {str(key): value for key, value in found.items()}
+        elif isinstance(found, (tuple, list)) and not hasattr(found, "_fields"):
+            known = {str(at): value for at, value in enumerate(found)}
+        else:
+            known = {name: value for name, value in _attributes(found).items() if not name.startswith("_")}
+        if word not in known:
+            there = ", ".join([*known][:8]) or type(found).__name__
+            raise InputMismatch(f'draw: "{path}" is not in the output: there is {there}.{near(word, known)}')
+        found = known[word]
+    return found
+
+
+def _attributes(value: object) -> dict[str, Any]:
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, torch.Tensor):
+        return {}
+    return {name: getattr(value, name) for name in fields} if fields else dict(getattr(value, "__dict__", {}))
+
+
+def _array(output: object, path: str) -> Any:
+    found = entry(output, path)
+    if not isinstance(found, torch.Tensor) or found.is_complex():
+        raise InputMismatch(f'draw: "{path}" is {type(found).__name__}; expected a tensor of real numbers')
+    return np.nan_to_num(found.detach().cpu().to(torch.float32).numpy(), nan=-1.0)
+
+
+def _shaped(array: Any, rank: int, path: str) -> Any:
+    """Without a leading batch of one."""
+    if array.ndim == rank + 1 and array.shape[0] == 1:
+        array = array[0]
+    if array.ndim != rank:
+        raise InputMismatch(f'draw: "{path}": expected {rank} dimensions, found {array.shape}')
+    return array
+
+
+def _masks(array: Any, path: str) -> Any:
+    """(n, H, W), of that with a batch of one before it, or one channel in each."""
+    if array.ndim == 4 and array.shape[1] == 1:
+        return array[:, 0]
+    return _shaped(array, 3, path)
+
+
+def _tinted(picture: Image.Image, where: Any, colour: tuple[int, int, int]) -> Image.Image:
+    from PIL import Image
+
+    mask = Image.fromarray((where * (255 * OPACITY)).astype(np.uint8)).resize(picture.size, Image.Resampling.NEAREST)
+    return Image.composite(Image.new("RGB", picture.size, colour), picture, mask)
+
+
+def _box(picture: Image.Image, corners: list[int], colour: tuple[int, int, int], text: str) -> None:
+    from PIL import ImageDraw
+
+    pen = ImageDraw.Draw(picture)
+    pen.rectangle(corners, outline=colour, width=max(1, max(picture.size) // 300))
+    at = (max(corners[0], 0), max(corners[1] - 11, 0))
+    shown = text.encode("latin-1", "replace").decode("latin-1")  # what the built-in font has
+    pen.rectangle(pen.textbbox(at, shown), fill=colour)
+    pen.text(at, shown, fill=(255, 255, 255))
