@@ -21,7 +21,8 @@ from edge_client.journal import JournalFile
 from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.objective import Objective, decide
 from edge_client.spoken import either, option
-from edge_client.survey.gather import Gathered, Loaded
+from edge_client.survey.gather import Gathered
+from edge_client.survey.loading import Loaded
 from edge_client.sweeping.records import Way
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
