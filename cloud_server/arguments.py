@@ -64,7 +64,7 @@ def parser() -> Parser:
     made.add_argument("config", nargs="?", type=Path, metavar="CONFIG.toml", help="what to serve, and limits")
     for name, metavar, text in (
         ("--model", "[NAME=]SPEC", "serve a built-in model, a spec file or module:callable; may be repeated"),
-        ("--weights", "[NAME=]FILE", "safetensors file of a --model; NAME is needed if there are several"),
+        ("--weights", "[NAME=]FILE", "safetensors, .pt or .pth of a --model; NAME is needed if there are several"),
         ("--selection", "[NAME=]FILE", "from edge-client prune: a mask at a cut, or a smaller model, of a --model"),
         (
             "--example",

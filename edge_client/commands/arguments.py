@@ -466,7 +466,9 @@ def make_parser() -> Parser:
         metavar="SPEC",
         help='a built-in name, a TOML file, "module:callable", or any of them after "NAME=" (default: digits)',
     )
-    model.add_argument("--weights", metavar="FILE.safetensors", action="append", help="instead of the spec's own")
+    model.add_argument(
+        "--weights", metavar="FILE", action="append", help="safetensors, .pt or .pth, instead of the spec's own"
+    )
     model.add_argument("--selection", metavar="FILE", help="from edge-client prune: a mask at a cut or a smaller model")
     model.add_argument(
         "--example",

@@ -85,7 +85,7 @@ def _instead(text: str) -> str:
     if path.suffix == ".py":
         return f' A model in a Python file is named "{path.stem}:CALLABLE", from its folder.'
     if path.suffix in CODE_OR_WEIGHTS:
-        return " Weights alone are no model: model names what builds it, weights a file of safetensors."
+        return " Weights alone are no model: model names what builds it, weights a file of safetensors, .pt or .pth."
     module, dot, name = text.rpartition(".")
     if dot and all(part.isidentifier() for part in text.split(".")):
         return f' Did you mean "{module}:{name}"?'

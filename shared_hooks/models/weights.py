@@ -1,4 +1,7 @@
-"""Weights from safetensors files into a model, strictly: every tensor of the model, and nothing else."""
+"""Weights from files into a model, strictly: every tensor of the model, and nothing else.
+
+Files are safetensors, or state dictionaries that `torch.save` wrote, which are read with ``weights_only``.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks.errors import SpecError, near
 from shared_hooks.state.reach import Dice
 from shared_hooks.tensors import tensors_in
+
+log = logging.getLogger(__name__)
 
 # ``--device auto|cpu|cuda[:n]`` and ``--threads N``, the same on both sides.
 
@@ -104,8 +109,8 @@ def checked(model: nn.Module, files: Sequence[Path], where: str) -> dict[str, to
 
 def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
     try:
-        with file.open("rb"):  # safetensors calls a file absent whatever it is that keeps it from opening it
-            pass
+        if is_saved_by_torch(file):  # opened here: safetensors calls a file absent whatever keeps it from opening it
+            return _read_saved(file, where)
         return load_file(file)
     except FileNotFoundError:
         raise SpecError(f"{where}: no such weights file: {file}") from None
@@ -115,6 +120,54 @@ def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
         ) from None
     except (OSError, SafetensorError) as error:
         raise SpecError(f"{where}: {file} is not a safetensors file that can be read: {error}") from error
+
+
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+"""Of files that `torch.save` writes."""
+WRAPPERS = ("state_dict", "model_state_dict", "model")
+"""Keys under which training scripts keep the state dictionary in a checkpoint."""
+CONVERT = "safetensors.torch.save_model(model, 'weights.safetensors')"
+
+
+def is_saved_by_torch(file: Path) -> bool:
+    """Whether a file is one of `torch.save`'s, by its name or its first bytes (a ZIP archive). Raises OSError."""
+    with file.open("rb") as opened:
+        starts = opened.read(4)
+    suffix = file.suffix.lower()
+    return suffix in SUFFIXES or (starts == b"PK\x03\x04" and suffix != ".safetensors")
+
+
+def _read_saved(file: Path, where: str) -> dict[str, torch.Tensor]:
+    """The state dictionary in a file of `torch.save`. Code in it never runs: ``weights_only``, and no torch below 2.6,
+    where that could be got round (CVE-2025-32434).
+    """
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
+        raise SpecError(f"{where}: {file}: this torch ({torch.__version__}) may run code that is in it; {CONVERT}")
+    try:
+        with file.open("rb") as opened:
+            found = torch.load(opened, map_location="cpu", weights_only=True)  # noqa: TID251  # runs no code
+    except Exception as error:  # whatever a reader of pickles makes of strange bytes
+        if type(error).__name__ == "UnpicklingError" and "weights_only" in str(error).lower():
+            what = (
+                "holds a pickled model or other Python objects, which could run code: only a state dictionary is read"
+            )
+            raise SpecError(
+                f"{where}: {file} {what} (torch.save(model.state_dict(), ...), or better {CONVERT})"
+            ) from None
+        short = str(error).strip().partition("\n")[0][:200]
+        raise SpecError(f"{where}: {file} is no file of torch.save's that can be read: {short}") from None
+    if isinstance(found, Mapping):
+        inner = [found[key] for key in WRAPPERS if isinstance(found.get(key), Mapping)]
+        found = inner[0] if len(inner) == 1 else found
+    if not isinstance(found, Mapping) or not all(isinstance(name, str) for name in found):
+        raise SpecError(f"{where}: {file} holds a {type(found).__name__}, not a state dictionary of named tensors")
+    odd = [name for name, value in found.items() if not isinstance(value, torch.Tensor)]
+    if odd:
+        raise SpecError(f"{where}: {file}: {_some(odd)}: not a tensor; a state dictionary of tensors alone is read")
+    log.info("%s is read with weights_only; a safetensors file loads faster and can stay on disk: %s", file, CONVERT)
+    if found and all(name.startswith("module.") for name in found):  # of a model in DataParallel
+        return {name.removeprefix("module."): value for name, value in found.items()}
+    return dict(found)
 
 
 def _check_names(expected: dict[str, torch.Tensor], found: dict[str, torch.Tensor], where: str) -> None:
@@ -211,6 +264,9 @@ class MappedWeights:
         """Gives all tensors of ``model`` their values. Raises SpecError, as `checked` does, and for a parameter without
         memory that no file has a value for.
         """
+        for file in files:
+            if file.is_file() and is_saved_by_torch(file):
+                raise SpecError(f"{where}: {file} is read whole, only safetensors files can stay on disk: {CONVERT}")
         found = checked(model, files, where)
         self._files = [MappedFile(file) for file in files]
         self._left: dict[int, tuple[Tied, torch.Tensor]] = {}
@@ -336,9 +392,6 @@ def _mark(about: os.stat_result) -> tuple[int, ...]:
 
 
 # A model built without memory for its parameters: their values come from files afterwards.
-
-
-log = logging.getLogger(__name__)
 
 
 def unfilled(build: Callable[[], object]) -> object:

@@ -215,5 +215,5 @@ def test_a_file_that_changes(tmp_path: Path, in_place: bool) -> None:
 
 def test_a_pickle_is_refused_as_ever(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"\x80\x02}q\x00.")
-    with pytest.raises(SpecError, match=r"here: .*w\.pt is not a safetensors file"):
+    with pytest.raises(SpecError, match=r"here: .*w\.pt is read whole, only safetensors files can stay on disk"):
         mapped(tmp_path / "w.pt")
