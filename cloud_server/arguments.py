@@ -103,6 +103,7 @@ def parser() -> Parser:
     made.add_argument("--log-format", default="console", choices=("console", "json"), help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
     add_common(made)
+    made.basic = "--model --weights --listen --device --threads --workers --cert --key --rest-port --metrics".split()
     return made
 
 
@@ -126,7 +127,9 @@ def token() -> Parser:
         "cloud-server token edge-1 >> identities.toml",
     )
     made.add_argument("identity", metavar="NAME", help="whom it proves, such as edge-1")
-    made.add_argument("--out", type=Path, metavar="FILE", help="for the token (default: NAME.token); not overwritten")
+    made.add_argument(
+        "--output", type=Path, metavar="FILE", help="for the token (default: NAME.token); never overwritten"
+    )
     made.add_argument("--days", type=float, metavar="N", help="until it expires (default: never)")
     return made
 

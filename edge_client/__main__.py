@@ -28,7 +28,8 @@ def _main(argv: Sequence[str] | None) -> int:
     parser = make_parser()
     options = parser.parse_args(argv)
     words = sys.argv[1:] if argv is None else argv
-    options.model_named = any(word.partition("=")[0] == "--model" for word in words)
+    options.given = {word.partition("=")[0] for word in words if word.startswith("--")}
+    options.model_named = "--model" in options.given
     if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     options.stdout = sys.stdout

@@ -4,7 +4,7 @@ It is a tiny one, with nothing to train: places with the most ink, each cut out 
 Where it looks depends on the data, which needs nothing from you.
 
 cloud-server --model examples/detector.toml &
-python examples/detector.py --server 127.0.0.1:50051 --out boxes.png
+python examples/detector.py --server 127.0.0.1:50051 --output boxes.png
 """
 
 from __future__ import annotations
@@ -88,15 +88,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", default="127.0.0.1:50051", metavar="HOST:PORT")
     parser.add_argument("--split", default="finder.highest")
-    parser.add_argument("--out", default="boxes.png", metavar="FILE")
+    parser.add_argument("--output", default="boxes.png", metavar="FILE")
     options = parser.parse_args()
     picture = scene()
     with EdgeClient(options.server, str(HERE / "detector.toml"), split=options.split) as client:
         answer = client.infer(picture)
     for box, scores in zip(answer.output["boxes"].tolist(), answer.output["scores"], strict=True):
         print(f"a {int(scores.argmax())} at {box}, {scores.max():.0%} sure")
-    drawn(picture, answer.output).save(options.out)
-    print(f"{options.out}: cut at {answer.split}, {answer.bytes_up} bytes up, {answer.bytes_down} down")
+    drawn(picture, answer.output).save(options.output)
+    print(f"{options.output}: cut at {answer.split}, {answer.bytes_up} bytes up, {answer.bytes_down} down")
 
 
 if __name__ == "__main__":

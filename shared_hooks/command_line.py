@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from shared_hooks.errors import near
@@ -18,10 +18,78 @@ USAGE = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` whose errors are one line each, with near names; for sub-commands, too."""
+    """An `argparse.ArgumentParser` whose errors are one line each, with near names; for sub-commands, too.
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**{**how, "allow_abbrev": False})  # a word that is cut short is a slip
+    ``--help`` shows the options in `basic`, ``--help all`` every option by the `topics`; without `basic` both show all.
+    """
+
+    def __init__(self, *, add_help: bool = True, **how: Any) -> None:
+        super().__init__(**{**how, "allow_abbrev": False, "add_help": False})  # a word that is cut short is a slip
+        self.basic: Collection[str] = ()
+        self.topics: Mapping[str, Collection[str]] = {}
+        """Headings of ``--help all``, and the options below each."""
+        if add_help:
+            self.add_argument("-h", "--help", action=_Help, help="show this help and exit")
+
+    def short_help(self) -> str:
+        """What ``--help`` prints."""
+        if not self.basic:
+            return self.format_help()
+        by_name = {name: one for one in self._actions for name in one.option_strings}
+        shown = [by_name[name] for name in (*self.basic, "--help") if name in by_name]
+        shown.sort(key=lambda one: not one.required)
+        formatter = self._get_formatter()
+        self._start(formatter)
+        formatter.start_section("options")
+        formatter.add_arguments(shown)
+        formatter.end_section()
+        more = sum(bool(one.option_strings) for one in self._actions) - len(shown)
+        formatter.add_text(f"{more} more options: {self.prog} --help all")
+        return formatter.format_help()
+
+    def format_help(self) -> str:
+        """Every option: what ``--help all`` prints."""
+        if not self.topics:
+            return super().format_help()
+        formatter = self._get_formatter()
+        self._start(formatter)
+        left = [one for one in self._actions if one.option_strings]
+        for topic, options in {**self.topics, "other": None}.items():
+            found = [one for one in left if options is None or self._is_in(one, options)]
+            left = [one for one in left if one not in found]
+            formatter.start_section(topic)
+            formatter.add_arguments(found)
+            formatter.end_section()
+        formatter.add_text(self.epilog)
+        return formatter.format_help()
+
+    def _start(self, formatter: argparse.HelpFormatter) -> None:
+        """Usage, description, and the words that are no options."""
+        words = [one for one in self._actions if not one.option_strings]
+        formatter.add_usage(f"%(prog)s {self._usage()}", [], [])
+        formatter.add_text(self.description)
+        formatter.start_section("arguments")
+        formatter.add_arguments(words)
+        formatter.end_section()
+
+    def _usage(self) -> str:
+        required = [one for one in self._actions if one.option_strings and one.required]
+        words = [
+            str(one.metavar) if one.nargs != "?" else f"[{one.metavar}]"
+            for one in self._actions
+            if not one.option_strings
+        ]
+        return " ".join(
+            [
+                *(f"{one.option_strings[0]} {str(one.metavar).partition('|')[0]}" for one in required),
+                "[options]",
+                *words,
+            ]
+        )
+
+    @staticmethod
+    def _is_in(action: argparse.Action, options: Collection[str]) -> bool:
+        return any(name in options for name in action.option_strings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As the original, and a word that is left over is an error at once: here its command is known."""
@@ -78,6 +146,18 @@ def quiet_libraries() -> None:
     """Bars of libraries that a model's code uses (transformers) are not shown. To be called before they are loaded."""
     for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
+
+
+class _Help(argparse.Action):
+    def __init__(self, option_strings: Sequence[str], dest: str, **how: Any) -> None:
+        super().__init__(option_strings, argparse.SUPPRESS, nargs="?", default=argparse.SUPPRESS, metavar="all", **how)
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, value: Any, option: str | None = None) -> None:
+        assert isinstance(parser, Parser)
+        if value not in (None, "all"):
+            parser.error(f'{option}: "{value}" is not one of all')
+        print(parser.format_help() if value else parser.short_help(), end="")
+        parser.exit()
 
 
 class _Version(argparse.Action):

@@ -24,12 +24,12 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"an identity's name has 1 to 128 letters, digits and ._:/@+*-, found {options.identity!r}")
     if options.days is not None and not 0 < options.days <= 36500:
         parser.error(f"--days {options.days:g}: expected more than 0, and at most 36500")
-    out: Path = options.out or Path(f"{options.identity.replace('/', '_')}.token")
+    out: Path = options.output or Path(f"{options.identity.replace('/', '_')}.token")
     token = new_token()
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
-        print(f"cloud-server token: {out} is there already: remove it, or give --out another name", file=sys.stderr)
+        print(f"cloud-server token: {out} is there already: remove it, or give --output another name", file=sys.stderr)
         return FAILED
     except OSError as error:
         print(f"cloud-server token: {out}: {error.strerror}", file=sys.stderr)

@@ -21,7 +21,7 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
-from edge_client.planning.predict import predict
+from edge_client.planning.predict import predict, watts_of
 from edge_client.probing import LinkProber, fetch_profile, probe
 from edge_client.screen.progress import in_notebook
 from edge_client.survey.gather import (
@@ -58,6 +58,8 @@ class AutoOptions:
     constraints: Constraints = field(default_factory=Constraints)
     partitioner: str | Partitioner = "objective"
     option: str | None = None
+    power: tuple[float, float] | None = None
+    """Watts of this machine, (at work, waiting), for the objective "energy"; None: as its sensors say."""
     edge_profile: str | Path | None = None
     """A file of ``edge-client profile``; None: measured at the start."""
     cloud_profile: str | Path | None = None
@@ -75,6 +77,7 @@ class AutoOptions:
             object.__setattr__(self, "objective", Objective.parse(self.objective))
         if isinstance(self.partitioner, str):
             object.__setattr__(self, "partitioner", find_partitioner(self.partitioner))
+        watts_of(self.power)
         if not 0 < self.profile_seconds < 1e6:  # which rejects NaN, too
             raise SpecError(f"profile_seconds={self.profile_seconds}: expected seconds, more than 0")
 
@@ -196,6 +199,7 @@ def _controller(options: AutoOptions, found: Gathered | Profile, codecs: Codecs 
         constraints=options.constraints,
         partitioner=options.decider,
         option=options.option,
+        power=watts_of(options.power),
         codecs=codecs,
     )
     if not isinstance(found, Gathered):

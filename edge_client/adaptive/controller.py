@@ -14,7 +14,7 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import FLOOR, Curve, Link, LinkEstimate, Tracker
 from edge_client.planning.objective import Candidate, Constraints, Objective, decide, undominated
 from edge_client.planning.partitioners import Partitioner, Situation
-from edge_client.planning.predict import Calibration, Power, predict
+from edge_client.planning.predict import Correction, Power, predict
 from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput, Profile
@@ -305,7 +305,7 @@ class SplitController:
         file: FileInput | None = None,
         file_crosses: bool = True,
         power: Power | None = None,
-        calibration: Calibration | None = None,
+        calibration: Correction | None = None,
         steady: Steady | None = None,
         partitioner: Partitioner | None = None,
         option: str | None = None,

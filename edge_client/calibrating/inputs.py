@@ -23,11 +23,11 @@ Data = str | Path | Iterable[Any]
 def inputs_of(data: Data, labels: str | Path | None = None) -> list[Given]:
     """Every input once, with its label where there is one. Raises SpecError, InputMismatch."""
     if isinstance(data, (str, Path)):
-        found = find(str(data), option("inputs"))
+        found = find(str(data), option("input"))
     else:
         items = list(data)
         pairs = bool(items) and all(_is_pair(one) for one in items)
-        found = labelled(items, option("inputs")) if pairs else given(items)
+        found = labelled(items, option("input")) if pairs else given(items)
     return found if labels is None else _with_labels(found, Path(labels))
 
 

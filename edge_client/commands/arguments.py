@@ -53,9 +53,8 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
     plan.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     plan.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
-    plan.add_argument("--power-active", type=float, metavar="W", help="of this machine at work, with --power-idle")
-    plan.add_argument("--power-idle", type=float, metavar="W", help="of this machine waiting")
-    plan.add_argument("--calibrate", action="store_true", help="correct the plan by a few real requests")
+    _add_power(plan)
+    plan.add_argument("--correct", action="store_true", help="correct the plan by a few real requests")
     plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     add_codec(plan, auto=CHOOSES)
@@ -66,6 +65,11 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
     plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
     plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
+
+
+def _add_power(command: argparse._ActionsContainer) -> None:
+    command.add_argument("--power-active", type=float, metavar="W", help="of this machine at work, with --power-idle")
+    command.add_argument("--power-idle", type=float, metavar="W", help="of this machine waiting")
 
 
 def _add_generation(plan: argparse.ArgumentParser) -> None:
@@ -102,7 +106,7 @@ def add_profile(commands: Commands, parents: list[Parser]) -> None:
 
 def add_sweep(commands: Commands, model: Parser) -> None:
     sweep = commands.add_parser("sweep", parents=[model], help="run inputs through every cut: tables and a report")
-    sweep.add_argument("--out", required=True, metavar="DIR", help="folder for the results; run again to resume")
+    sweep.add_argument("--output", required=True, metavar="DIR", help="folder for the results; run again to resume")
     add_server(sweep, "without one, as with own")
     add_credentials(sweep)
     sweep.add_argument(
@@ -132,7 +136,7 @@ def add_sweep(commands: Commands, model: Parser) -> None:
     sweep.add_argument(
         "--profile-seconds", type=_seconds, default=20.0, metavar="S", help="for each side (default: 20)"
     )
-    sweep.add_argument("--calibrate", action="store_true", help="same as plan: correct the plan by a few real requests")
+    sweep.add_argument("--correct", action="store_true", help="same as plan: correct the plan by a few real requests")
     sweep.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
     add_codec(sweep)
     sweep.add_argument("--seconds", type=_seconds, metavar="S", help="stop measuring after this long; resumable")
@@ -153,8 +157,8 @@ def add_sweep(commands: Commands, model: Parser) -> None:
 
 def add_prune(commands: Commands, model: Parser) -> None:
     prune = commands.add_parser("prune", parents=[model], help="which channels of a layer are worth sending")
-    prune.add_argument("--data", required=True, metavar="FOLDER", help="test data: input files, or a folder per class")
-    prune.add_argument("--calibration", metavar="FOLDER", help="to choose by (default: every other file of --data)")
+    prune.add_argument("--input", required=True, metavar="FOLDER", help="test data: input files, or a folder per class")
+    prune.add_argument("--choose-by", metavar="FOLDER", help="to choose by (default: every other file of --input)")
     prune.add_argument("--split", required=True, metavar="LAYER_ID|NAME", help="the layer whose channels are scored")
     prune.add_argument("--keep", "--keeps", metavar="N,N", help="channels kept (default: a quarter, half, 3 quarters)")
     prune.add_argument("--scores", metavar="NAME,NAME", help="scorings to try (default: all)")
@@ -162,7 +166,7 @@ def add_prune(commands: Commands, model: Parser) -> None:
     prune.add_argument("--boxes", metavar="FILE", help="JSON: score only inside the calibration files' objects")
     prune.add_argument("--predictions", metavar="FILE", help="JSON: score only in predictions that match --boxes")
     prune.add_argument("--structural", action="store_true", help="also cut the channels out of the model")
-    prune.add_argument("--out", metavar="DIR", help="masks, smaller models and report.html go here")
+    prune.add_argument("--output", metavar="DIR", help="masks, smaller models and report.html go here")
     prune.add_argument("--batch", type=_count, default=16, metavar="N", help="inputs in one forward (default: 16)")
     prune.add_argument("--requests", type=_count, default=20, metavar="N", help="through a server (default: 20)")
     prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
@@ -170,9 +174,7 @@ def add_prune(commands: Commands, model: Parser) -> None:
 
 def add_calibrate(commands: Commands, model: Parser) -> None:
     study = commands.add_parser("calibrate", parents=[model], help="what every codec costs in answers, at every cut")
-    study.add_argument(
-        "--inputs", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob"
-    )
+    study.add_argument("--input", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob")
     study.add_argument("--labels", metavar="FILE.csv", help="rows of a file's name and its label")
     study.add_argument("--max-loss", default="1%", metavar="SHARE", help="to be allowed, such as 0.5%% (default: 1%%)")
     study.add_argument("--codecs", metavar="NAME,NAME", help="these codecs (default: all)")
@@ -188,7 +190,7 @@ def add_calibrate(commands: Commands, model: Parser) -> None:
     study.add_argument(
         "--learn", type=int, metavar="N", help='of the inputs, for "basis" to learn from (default: a quarter)'
     )
-    study.add_argument("--out", metavar="DIR", help="calibration.json and report.html go here")
+    study.add_argument("--output", metavar="DIR", help="calibration.json and report.html go here")
 
 
 def add_bench(commands: Commands, model: Parser) -> None:
@@ -260,9 +262,10 @@ def add_run(commands: Commands, model: Parser) -> None:
     run.add_argument(
         "--split",
         required=True,
-        metavar="LAYER_ID|NAME|input|edge-only|cloud-only|cloud-only-file|auto",
-        help='cut after this layer (a name is tried before an id); "edge-only" needs no server; "cloud-only" sends the '
-        'input, "cloud-only-file" the file as it is; "auto" chooses the cut and moves it as link and load change',
+        metavar="CUT",
+        help='the name of a block or layer to cut after, or a layer\'s id; "edge-only" needs no server; "cloud-only" '
+        'sends the input, "cloud-only-file" the file as it is; "auto" chooses the cut and moves it as link and load '
+        "change",
     )
     run.add_argument(
         "--input",
@@ -294,7 +297,7 @@ def add_run(commands: Commands, model: Parser) -> None:
         "--warmup", type=_number, default=0, metavar="N", help="requests of the first input before all, not counted"
     )
     run.add_argument(
-        "--save",
+        "--output",
         metavar="DIR",
         help="keep outputs: JSON, large tensors as safetensors, drawn where the spec says how",
     )
@@ -364,12 +367,14 @@ def add_dashboard(commands: Commands, model: Parser) -> None:
 
 
 def _add_auto(run: argparse.ArgumentParser) -> None:
+    """The options of ``--split auto``: without effect, and so refused, at any other split."""
     auto = run.add_argument_group("--split auto")
     auto.add_argument("--objective", default="latency", metavar="NAME|NAME=WEIGHT,...", help="(default: latency)")
     auto.add_argument("--max-edge-memory", metavar="SIZE", help="such as 64MiB: limit on the edge, weights included")
     auto.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
     auto.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     auto.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
+    _add_power(auto)
     auto.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     auto.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     auto.add_argument(
@@ -452,6 +457,52 @@ def _add_common(command: Parser) -> None:
     command.add_argument("--patience", type=seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
 
 
+MOST = "--model --server --input --output --json"
+BASIC = {
+    name: f"{MOST} {options}".split()
+    for name, options in {
+        "run": "--split --codec --max-loss --in-flight --layers --dashboard",
+        "watch": "--split --observe --codec",
+        "dashboard": "--split --listen --every",
+        "plan": "--objective --codec --max-loss --correct --explain --seconds",
+        "profile": "--side --seconds --codec",
+        "sweep": "--cuts --every --repetitions --seconds --codec",
+        "prune": "--split --choose-by --keep --structural",
+        "calibrate": "--labels --max-loss --codecs --cuts --seconds",
+        "bench": "--split --rate --seconds --in-flight",
+        "generate": "--cut --prompt --max-new-tokens --sample --codec",
+        "chat": "--cut --system --max-new-tokens --sample --codec",
+        "layers": "--explain --example --depth",
+        "verify": "--example --depth --threads",
+        "hierarchy": "--split --onnx --head-onnx --tail-onnx --validate",
+        "doctor": "",
+        "hooks": "--split --stages --config",
+    }.items()
+}
+"""The options that ``--help`` shows, by command; a dozen at most."""
+
+TOPICS = {
+    topic: options.split()
+    for topic, options in {
+        "model": "--model --weights --selection --example --depth --device --threads --only-head",
+        "inputs": "--input --labels --prompt --system --repeat --frames --queue "
+        "--camera-size --camera-rate --camera-format",
+        "where to cut": "--split --cut --cuts --every --side",
+        "server": "--server --deadline --patience --fallback --in-flight --warmup",
+        "what crosses": "--codec --codecs --calibration --max-loss --exact --no-exact",
+        "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
+        "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
+        "--min-accuracy --power-active --power-idle --uplink --downlink --rtt --edge-profile --cloud-profile "
+        "--profile-seconds --profile-repetitions --partitioner --partitioner-option --list-partitioners "
+        "--log-decisions --correct",
+        "results": "--output --json --journal --layers --dashboard --observe --heat-maps --sink --witness --report",
+        "credentials, for a server that asks (docs/access.md); files are PEM": "--tls --ca --cert --key --server-name "
+        "--token-file --insecure",
+        "this process": "--config --log-level --log-format --no-progress --debug --help",
+    }.items()
+}
+
+
 def make_parser() -> Parser:
     """The arguments of every command."""
     parser = Parser(
@@ -512,6 +563,8 @@ def make_parser() -> Parser:
     generate, chat = add_generation(commands, model)
     for command in (generate, chat):
         add_config(command)
+    for name, one in commands.choices.items():
+        one.basic, one.topics = BASIC.get(name, ()), TOPICS
     return parser
 
 

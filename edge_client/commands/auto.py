@@ -15,6 +15,7 @@ from edge_client.adaptive import AutoClient, AutoOptions
 from edge_client.adaptive.beginning import begin
 from edge_client.call import Call
 from edge_client.client import EdgeClient
+from edge_client.commands.common import power_of
 from edge_client.commands.feed import first_readable
 from edge_client.commands.report import say
 from edge_client.planning.objective import Constraints
@@ -52,6 +53,7 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
             constraints=constraints_of(options),
             partitioner=options.partitioner,
             option=options.partitioner_option,
+            power=power_of(options),
             edge_profile=options.edge_profile,
             cloud_profile=options.cloud_profile,
             profile_seconds=options.profile_seconds,

@@ -15,7 +15,7 @@ def main(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     found = calibrate(
         choice_of(options),
-        options.inputs,
+        options.input,
         **keywords(options, calibrate),
     )
     for text in found.warnings:

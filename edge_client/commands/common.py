@@ -193,6 +193,33 @@ def credentials_of(options: argparse.Namespace) -> Credentials:
     )
 
 
+def power_of(options: argparse.Namespace) -> tuple[float, float] | None:
+    """Watts of this machine, at work and waiting, as --power-active and --power-idle say. Raises SpecError for one."""
+    if options.power_active is None and options.power_idle is None:
+        return None
+    if options.power_active is None or options.power_idle is None:
+        raise SpecError("--power-active and --power-idle go together")
+    return options.power_active, options.power_idle
+
+
+ONLY_FOR_AUTO = (
+    *("--objective", "--max-edge-memory", "--max-bytes-per-second", "--rate", "--min-accuracy", "--power-active"),
+    *("--power-idle", "--edge-profile", "--cloud-profile", "--profile-seconds", "--partitioner"),
+    *("--partitioner-option", "--log-decisions"),
+)
+NOT_FOR_EDGE_ONLY = ("--codec", "--calibration", "--max-loss", "--exact", "--no-exact", "--fallback")
+
+
+def check_effects(options: argparse.Namespace) -> None:
+    """Raises SpecError for an option that was given and that this ``--split`` makes no use of."""
+    given = getattr(options, "given", ())
+    if options.split != "auto" and (wrong := [one for one in ONLY_FOR_AUTO if one in given]):
+        what = f"a cut that is given ({options.split}) is not chosen"
+        raise SpecError(f"{wrong[0]} has an effect with --split auto only: {what}")
+    if options.split == "edge-only" and (wrong := [one for one in NOT_FOR_EDGE_ONLY if one in given]):
+        raise SpecError(f"{wrong[0]} has no effect with --split edge-only: nothing is sent")
+
+
 # ``--server`` of every command: what it says, or the default (`edge_client.settings`), which is shown.
 
 

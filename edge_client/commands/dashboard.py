@@ -61,6 +61,7 @@ def _watch_only(options: argparse.Namespace) -> int:
 def _work(options: argparse.Namespace, server: str | None, items: Sequence[InputItem]) -> int:
     choice = choice_of(options)
     spec = choice.spec()
+    common.check_effects(options)
     with closing(Looking(options.sinks, options.listen)) as looking:
         client = EdgeClient(
             server,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import common
-from edge_client.commands.common import chosen
+from edge_client.commands.common import chosen, power_of
 from edge_client.commands.feed import choice_of, find, keywords
 from edge_client.commands.report import check_json_target, say, screen_width, write_json
 from edge_client.planning.partitioners import partitioners
@@ -33,7 +33,7 @@ def main(options: argparse.Namespace) -> int:
         chosen(options) or NONE,
         choice_of(options),
         find(options.input) if options.input else None,
-        power=_power(options),
+        power=power_of(options),
         say=say,
         **keywords(options, plan, "power"),
     )
@@ -54,7 +54,7 @@ def _generation(options: argparse.Namespace) -> PlannedGeneration:
     alone = {
         name: getattr(options, name) for name in ("edge_profile", "cloud_profile", "max_bytes_per_second", "input")
     }
-    wrong = next((name for name, value in alone.items() if value), "calibrate" if options.calibrate else None)
+    wrong = next((name for name, value in alone.items() if value), "correct" if options.correct else None)
     if wrong:
         raise SpecError(f"--{wrong.replace('_', '-')} is not for --generate")
     return plan_generation(
@@ -62,16 +62,7 @@ def _generation(options: argparse.Namespace) -> PlannedGeneration:
         choice_of(options),
         draft=options.draft or 0,
         goal=options.generate,
-        power=_power(options),
+        power=power_of(options),
         say=say,
         **keywords(options, plan_generation, "draft", "goal", "power"),
     )
-
-
-def _power(options: argparse.Namespace) -> tuple[float, float] | None:
-
-    if options.power_active is None and options.power_idle is None:
-        return None
-    if options.power_active is None or options.power_idle is None:
-        raise SpecError("--power-active and --power-idle go together")
-    return options.power_active, options.power_idle

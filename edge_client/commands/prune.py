@@ -22,7 +22,7 @@ def main(options: argparse.Namespace) -> int:
     found = prune(
         choice_of(options),
         options.split,
-        options.data,
+        options.input,
         serve=None if options.serve else False,
         **keywords(options, prune, "serve"),
     )

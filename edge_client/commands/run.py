@@ -42,6 +42,7 @@ class JournalFull(SpecError):
 
 def main(options: argparse.Namespace) -> int:
     """Send every input, print what came of it; exit status."""
+    common.check_effects(options)
     here = options.split == EDGE_ONLY
     server = None if here else needed(options)
     check_json_target(options.json)
@@ -69,7 +70,7 @@ def _run(
     spec = choice.spec()
     lifecycle = configured(options.config, options.log_level, options.log_format)
     maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.observers)
-    kept = None if options.save is None else Kept(options.save, spec)
+    kept = None if options.output is None else Kept(options.output, spec)
     client = EdgeClient(
         server,
         choice.with_spec(spec),

@@ -99,7 +99,7 @@ class RunJournal:
         return (*known, self._seen[known])
 
 
-# Outputs that `edge-client run --save` keeps: of every input a JSON file, and what does not belong into one beside
+# Outputs that `edge-client run --output` keeps: of every input a JSON file, and what does not belong into one beside
 # it.
 #
 # ``0001_photo.jpg.json`` has the predictions and the output's structure, with tensors of up to `INLINE` values as
@@ -124,7 +124,7 @@ class Kept:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SpecError(f"--save: {folder} cannot be a folder: {error.strerror}") from error
+            raise SpecError(f"--output: {folder} cannot be a folder: {error.strerror}") from error
 
     def write(self, number: int, item: Named, output: object, predictions: Sequence[Prediction]) -> None:
         """The output of input ``number`` (from 1)."""
@@ -149,7 +149,7 @@ class Kept:
             if self.spec.draws:
                 self._draw(stem, item, output)
         except OSError as error:
-            self._problem = f"--save: {self.folder / stem} cannot be written: {error.strerror or error}"
+            self._problem = f"--output: {self.folder / stem} cannot be written: {error.strerror or error}"
 
     def summary(self) -> str:
         """What was written. Raises SpecError where something could not be."""

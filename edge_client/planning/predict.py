@@ -4,7 +4,7 @@
     energy     = the edge's own, and idle power times the waiting for the rest
     throughput = 1 / the slowest of: the edge's work, each direction of the link, the tail over the workers
 
-The middles of profiles are added (`Quartiles`); what is not in them (a transport's fixed overhead) is `Calibration`'s.
+The middles of profiles are added (`Quartiles`); what is not in them (a transport's fixed overhead) is `Correction`'s.
 Quartiles are not: on one machine times rise and fall together, so how far they lie from their middles is added; edge,
 link and server do so independently of each other, and are added as squares.
 """
@@ -39,7 +39,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Calibration:
+class Correction:
     """``overhead_ns``: the median of measured less predicted, added to the network stage of every networked candidate.
 
     It may be negative: then requests were faster than predicted.
@@ -49,10 +49,10 @@ class Calibration:
     samples: tuple[Sample, ...]
 
     @classmethod
-    def fit(cls, samples: Sequence[Sample]) -> Calibration:
+    def fit(cls, samples: Sequence[Sample]) -> Correction:
         """Raises ValueError for no samples."""
         if not samples:
-            raise ValueError("no requests to calibrate with")
+            raise ValueError("no requests to correct by")
         return cls(statistics.median(one.measured_ns - one.predicted_ns for one in samples), tuple(samples))
 
     def as_dict(self) -> dict[str, Any]:
@@ -82,6 +82,15 @@ class Power:
             raise SpecError(f"power: active {self.active} W, idle {self.idle} W: expected 0 <= idle <= active")
 
 
+def watts_of(power: tuple[float, float] | None) -> Power | None:
+    """This machine's at work and idle; None where they are not given. Raises SpecError for what is none."""
+    if power is None:
+        return None
+    if not isinstance(power, (tuple, list)) or len(power) != 2:
+        raise SpecError(f"power: expected watts of this machine at work and idle, such as (6, 2), found {power!r}")
+    return Power(*power)
+
+
 def predict(
     edge: Profile,
     cloud: Profile | None,
@@ -90,7 +99,7 @@ def predict(
     *,
     file: FileInput | None = None,
     file_crosses: bool = True,
-    calibration: Calibration | None = None,
+    calibration: Correction | None = None,
     power: Power | None = None,
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
@@ -254,7 +263,7 @@ class _Cloud:
     profile: Profile
     link: Link
     load: Load
-    calibration: Calibration | None
+    calibration: Correction | None
     factor: float
 
     def network_ns(self, bytes_up: float) -> float:

@@ -51,22 +51,21 @@ def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Gi
 
     Without ``calibration`` every other one of each class is to choose by, so that either half has all classes.
     """
-    judged = _all(data, option("data"))
+    judged = _all(data, option("input"))
     if calibration is None:
         if len(judged) < 4:
             raise SpecError(
-                f"{option('data')}: {len(judged)} files are too few to calibrate and test on; give "
-                f"{option('calibration')}"
+                f"{option('input')}: {len(judged)} files are too few to choose and test on; give {option('choose_by')}"
             )
         order = sorted(range(len(judged)), key=lambda at: judged[at].truth or "")
         first = set(order[0::2])
         return [judged[at] for at in sorted(first)], [one for at, one in enumerate(judged) if at not in first]
-    chosen = _all(calibration, option("calibration"))
+    chosen = _all(calibration, option("choose_by"))
     known = {one.digest(): one for one in chosen}
     for one in judged:
         if (twin := known.get(one.digest())) is not None:
             raise SpecError(
-                f"{one.origin} is also in {option('calibration')} ({twin.origin}): choose and test on different files"
+                f"{one.origin} is also in {option('choose_by')} ({twin.origin}): choose and test on different files"
             )
     return chosen, judged
 

@@ -21,7 +21,7 @@ from edge_client.load import Load
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import Calibration, Power, Sample, predict
+from edge_client.planning.predict import Correction, Power, Sample, predict
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
@@ -188,7 +188,7 @@ class Wanted:
     """Those to choose from with the cut; None: ``codec`` for all."""
     books: Mapping[str, Books] = field(default_factory=dict, repr=False)
     """By the name of a cut, what the codec "basis" sends its pieces by."""
-    calibrate: bool = False
+    correct: bool = False
     observers: Sequence[str] = ()
 
     @property
@@ -209,7 +209,7 @@ class Gathered:
     file: FileInput | None = None
     file_crosses: bool = False
     """Whether the server reads files as this side does."""
-    calibration: Calibration | None = None
+    calibration: Correction | None = None
     server: str | None = None
     server_is_ours: bool = False
     warnings: tuple[str, ...] = field(default=())
@@ -263,7 +263,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         edge = _read(wanted.edge_profile, "edge", who, _machine_of(loaded), wanted, warn)
         cloud = _read(wanted.cloud_profile, "cloud", who, None, wanted, warn)
         server, ours = wanted.server, False
-        if server is None and (cloud is None or wanted.link is None or wanted.calibrate):
+        if server is None and (cloud is None or wanted.link is None or wanted.correct):
             say("starting a server on this machine: they share it, and the link is no network")
             server, ours = stack.enter_context(local_server(loaded.choice, observers=wanted.observers)), True
         credentials = Credentials() if ours else wanted.credentials
@@ -327,8 +327,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             for text in _not_measured(side, profile, wanted):
                 warn(text)
         gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), wanted.codecs)
-        if wanted.calibrate:
-            gathered = replace(gathered, calibration=_calibrate(loaded, wanted, gathered, credentials))
+        if wanted.correct:
+            gathered = replace(gathered, calibration=_correct(loaded, wanted, gathered, credentials))
         yield gathered
 
 
@@ -474,7 +474,7 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
     return profile_file.check(cloud, who, there)
 
 
-def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Calibration:
+def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Correction:
     """A few real requests at two cuts; of each the median, against what is predicted of it."""
 
     assert gathered.server is not None
@@ -494,5 +494,5 @@ def _calibrate(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: 
             measured = [client.request(call, one.name).measured_ns for call in calls][CALIBRATION_WARMUP:]
             samples.append(Sample(one.name, one.latency_ns, statistics.median(measured)))
     if not samples:
-        raise SpecError("nothing to calibrate with: the model has no cut")
-    return Calibration.fit(samples)
+        raise SpecError("nothing to correct the plan by: the model has no cut")
+    return Correction.fit(samples)

@@ -80,7 +80,7 @@ def whole_file(path: Path, fill: Callable[[Path], Any]) -> None:
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        raise SpecError(f"{option('out')}: {path} cannot be written: {error.strerror or error}") from error
+        raise SpecError(f"{option('output')}: {path} cannot be written: {error.strerror or error}") from error
 
 
 def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> Summary:

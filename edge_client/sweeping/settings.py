@@ -67,7 +67,7 @@ class SweepOptions:
     predict: bool = True
     profile_repetitions: int = 10
     profile_seconds: float = 20.0
-    calibrate: bool = False
+    correct: bool = False
     progress: bool = True
 
     def credentials_for(self, server: str) -> Credentials:
@@ -238,7 +238,7 @@ class Journal:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.path = folder / NAME
-        self._file = JournalFile(self.path, option("out"), "sweep")
+        self._file = JournalFile(self.path, option("output"), "sweep")
 
     def __enter__(self) -> Journal:
         return self
@@ -259,7 +259,7 @@ class Journal:
         if fresh:
             with self.path.open("rb") as file:
                 if (first := file.readline()) and not first.startswith(_OURS):
-                    raise SpecError(f"{option('out')}: {self.path} does not belong to a sweep and is left alone")
+                    raise SpecError(f"{option('output')}: {self.path} does not belong to a sweep and is left alone")
             self._file.clear()
             for name in RESULTS:
                 (self.folder / name).unlink(missing_ok=True)
@@ -306,8 +306,8 @@ def open_journal(folder: str | os.PathLike[str]) -> Journal:
         path.mkdir(parents=True, exist_ok=True)
         others = sorted(entry.name for entry in path.iterdir()) if not (path / NAME).exists() else []
     except OSError as error:
-        raise SpecError(f"{option('out')}: {path} cannot be a folder of results: {error.strerror}") from error
+        raise SpecError(f"{option('output')}: {path} cannot be a folder of results: {error.strerror}") from error
     if others:
         shown = ", ".join(others[:3]) + (", ..." if len(others) > 3 else "")
-        raise SpecError(f"{option('out')}: {path} holds something else ({shown}); give an empty or a new folder")
+        raise SpecError(f"{option('output')}: {path} holds something else ({shown}); give an empty or a new folder")
     return Journal(path)

@@ -166,12 +166,12 @@ def calibrate(
     kind: str | None = None,
     seconds: float | None = None,
     learn: int | None = None,
-    out: str | Path | None = None,
+    output: str | Path | None = None,
     progress: bool = True,
 ) -> Calibrated:
     """What every codec loses at every cut of ``model``, on ``inputs`` (docs/calibration.md). In this process alone.
 
-        found = edge_client.calibrate("digits", "held_out/", max_loss="0.5%", out="calibrated")
+        found = edge_client.calibrate("digits", "held_out/", max_loss="0.5%", output="calibrated")
         found.to_polars()         # one row a codec and cut
         client = edge_client.EdgeClient(server, "digits", codec="auto", calibration=found.table, max_loss="0.5%")
 
@@ -180,7 +180,7 @@ def calibrate(
     too lossy to be measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", or every n-th;
     None: all that are allowed. ``kind`` of the output: "classes", "embedding", "boxes" or "tensors"; None: found by the
     first one. ``seconds``: no input is begun after as many. ``learn``: of the inputs, so many are set apart for the
-    codec "basis" to learn from; None: one of four, 200 at most, where there are enough. ``out``: a folder for
+    codec "basis" to learn from; None: one of four, 200 at most, where there are enough. ``output``: a folder for
     calibration.json and report.html.
 
     Raises SpecError (a wrong word or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
@@ -198,9 +198,9 @@ def calibrate(
     apart = set(set_apart(len(items), learn)) if Basis.name in names else set()
     learnt = [item for number, item in enumerate(items) if number in apart]
     items = [item for number, item in enumerate(items) if number not in apart]
-    if out is not None:
+    if output is not None:
         settings.check("jinja2")
-    folder = _folder(out)
+    folder = _folder(output)
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, bar("inputs", len(items), progress) as advance:
@@ -254,11 +254,11 @@ def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
     return ["input", *names]
 
 
-def _folder(out: str | Path | None) -> Path | None:
-    if out is None:
+def _folder(output: str | Path | None) -> Path | None:
+    if output is None:
         return None
     try:
-        Path(out).mkdir(parents=True, exist_ok=True)
+        Path(output).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"{option('out')}: {out} cannot be written: {error.strerror}") from error
-    return Path(out)
+        raise SpecError(f"{option('output')}: {output} cannot be written: {error.strerror}") from error
+    return Path(output)

@@ -16,7 +16,7 @@ from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
-from edge_client.planning.predict import LEAST_MEASURED, Calibration, Power
+from edge_client.planning.predict import LEAST_MEASURED, Correction, Power, watts_of
 from edge_client.screen.text import Column, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
@@ -49,7 +49,7 @@ class Planned(Tabular):
     cloud: Profile
     link: Link
     load: Load
-    calibration: Calibration | None
+    calibration: Correction | None
     power: Power | None
     breaks: Sequence[BreakEven]
     server_is_ours: bool
@@ -259,7 +259,7 @@ def plan(
     power: tuple[float, float] | None = None,
     partitioner: str | Partitioner = "objective",
     partitioner_option: str | None = None,
-    calibrate: bool = False,
+    correct: bool = False,
     repetitions: int = 10,
     seconds: float = 20.0,
     codec: str = "raw",
@@ -319,7 +319,7 @@ def plan(
         codec="raw" if chosen else codec,
         codecs=chosen,
         books={} if table is None else table.books,
-        calibrate=calibrate,
+        correct=correct,
     )
     loaded = subject.load()
     with loaded.wrapped:
@@ -391,15 +391,6 @@ def _judged_by(decision: Decision, objective: Objective) -> Objective:
         return objective if decision.objective == str(objective) else Objective.parse(decision.objective)
     except SpecError:  # "cycle (latency)"
         return objective
-
-
-def watts_of(power: tuple[float, float] | None) -> Power | None:
-    """This machine's at work and idle; None where they are not given. Raises SpecError for what is none."""
-    if power is None:
-        return None
-    if not isinstance(power, (tuple, list)) or len(power) != 2:
-        raise SpecError(f"power: expected watts of this machine at work and idle, such as (6, 2), found {power!r}")
-    return Power(*power)
 
 
 def _amount(name: str, value: str | float | None) -> float | None:

@@ -56,7 +56,7 @@ class Pruned(Tabular):
 
     @property
     def chosen(self) -> dict[int, str]:
-        """The scoring that the calibration data prefer, by number of channels."""
+        """The scoring that the inputs to choose by prefer, by number of channels."""
         trial = self.report.trial
         return {keep: row.scoring for keep in trial.keeps if (row := trial.chosen(keep)) is not None}
 
@@ -118,16 +118,16 @@ class Pruned(Tabular):
 def prune(
     model: Model,
     split: str | int,
-    data: Data,
+    inputs: Data,
     *,
-    calibration: Data | None = None,
+    choose_by: Data | None = None,
     keep: str | int | Sequence[int] | None = None,
     scores: str | Sequence[str] | None = None,
     seeds: int = 5,
     boxes: str | Path | None = None,
     predictions: str | Path | None = None,
     structural: bool = False,
-    out: str | Path | None = None,
+    output: str | Path | None = None,
     batch: int = 16,
     requests: int = 20,
     serve: bool | None = None,
@@ -135,18 +135,18 @@ def prune(
 ) -> Pruned:
     """Which channels of the layer ``split`` are worth sending (docs/pruning.md). Needs the extra "prune".
 
-        found = edge_client.prune("digits", "stage2.0.conv2", "held_out/", calibration="training/", out="chosen")
+        found = edge_client.prune("digits", "stage2.0.conv2", "held_out/", choose_by="training/", output="chosen")
         found.to_pandas()     # one row a scoring, seed and number of channels
-        found.chosen          # for every number of channels, the scoring that the calibration data prefer
+        found.chosen          # for every number of channels, the scoring that the inputs to choose by prefer
 
-    ``data``: a folder or a glob of files, a sub-folder a class, on which every choice is judged; or a list of (input,
-    label), inputs as for `plan`. ``calibration``: the same, to choose by; None: every other one of each class.
+    ``inputs``: a folder or a glob of files, a sub-folder a class, on which every choice is judged; or a list of (input,
+    label), inputs as for `plan`. ``choose_by``: the same, to choose by; None: every other one of each class.
     ``keep``: numbers of channels; ``scores``: scorings, ``seeds`` of the random control. ``boxes`` and ``predictions``:
-    JSON files of objects. ``structural``: the channels are also cut out of the model. ``out``: a folder for masks,
+    JSON files of objects. ``structural``: the channels are also cut out of the model. ``output``: a folder for masks,
     smaller models and report.html. ``requests`` of each go through a server that is started here, unless ``serve``
     is False; a module cannot be served so, and is not.
 
-    Raises SpecError (``data`` and ``calibration`` share an input, a wrong number), UnknownLayer, CutRefused,
+    Raises SpecError (``inputs`` and ``choose_by`` share an input, a wrong number), UnknownLayer, CutRefused,
     InputMismatch (the output holds no class scores).
     """
     scorings = scorings_of(_words(scores))
@@ -155,7 +155,7 @@ def prune(
     numbers = _words(keep)
     if predictions and not boxes:
         raise SpecError(f"{option('predictions')} needs {option('boxes')}, the true ones")
-    chosen_by, judged_on = files.separate(data, calibration)
+    chosen_by, judged_on = files.separate(inputs, choose_by)
     truths = read_boxes(str(boxes)) if boxes else None
     predicted = read_boxes(str(predictions)) if predictions else None
     places_of = None if truths is None else files.boxes_of(truths, predicted)
@@ -168,14 +168,14 @@ def prune(
     whole = spec.load_model(device)
     if places_of is not None and not any(one.file_name in places_of for one in chosen_by):
         named = ", ".join(list(places_of)[:3]) or "no file"
-        raise SpecError(f"{option('boxes')} names {named}, but no calibration input such as {chosen_by[0].file_name}")
+        raise SpecError(f"{option('boxes')} names {named}, but no input to choose by such as {chosen_by[0].file_name}")
     calibrating = files.samples(spec, chosen_by, device, batch, None)
     if structural:  # refused now, not when all masks have been judged
         few = min(keeps_of(numbers, space_of(whole, layer, calibrating[0]).channels))
         pruned(whole, layer, range(few), calibrating[:1])
     places = None if places_of is None else files.samples(spec, chosen_by, device, 1, places_of)
     samples = files.samples(spec, judged_on, device, batch, None)
-    folder = _folder(out)
+    folder = _folder(output)
     if serve and not subject.by_name:
         raise SpecError("a module of this process cannot be served by another one: give the model by its name or file")
     with bar("masks", None, progress) as advance:
@@ -234,14 +234,14 @@ def _layer(subject: Subject, split: str) -> str:
         return name
 
 
-def _folder(out: str | Path | None) -> Path | None:
-    if out is None:
+def _folder(output: str | Path | None) -> Path | None:
+    if output is None:
         return None
     try:
-        Path(out).mkdir(parents=True, exist_ok=True)
+        Path(output).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SpecError(f"{option('out')}: {out} cannot be written: {error.strerror}") from error
-    return Path(out)
+        raise SpecError(f"{option('output')}: {output} cannot be written: {error.strerror}") from error
+    return Path(output)
 
 
 def _spread(items: Sequence[Given], count: int) -> list[Given]:

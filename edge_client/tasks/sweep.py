@@ -196,7 +196,7 @@ def sweep(
     model: Model,
     inputs: Any = None,
     *,
-    out: str | Path,
+    output: str | Path,
     cuts: str | Sequence[str | int] | None = None,
     every: int | None = None,
     repetitions: int = 3,
@@ -206,7 +206,7 @@ def sweep(
     predict: bool = True,
     profile_repetitions: int = 10,
     profile_seconds: float = 20.0,
-    calibrate: bool = False,
+    correct: bool = False,
     objective: str = "latency",
     codec: str = "raw",
     seconds: float | None = None,
@@ -221,14 +221,14 @@ def sweep(
 ) -> Swept:
     """Run inputs through every cut of ``model``, and measure (docs/sweep.md). Needs the extra "sweep".
 
-        found = edge_client.sweep("cloud:50051", "digits", ["a.png", "b.png"], out="sweep", every=4)
+        found = edge_client.sweep("cloud:50051", "digits", ["a.png", "b.png"], output="sweep", every=4)
         found.best                # the fastest way, as measured
         found.to_pandas()         # one row a way
         found.requests()          # one row a request, a polars data frame
         found.report              # the page, sweep/report.html
 
     ``server`` and ``model``: as for `plan`. ``inputs``: files, folders, arrays, calls; nothing: the images that come
-    with the model, or its example. ``out``: the folder of results, and of a journal: the same call continues where an
+    with the model, or its example. ``output``: folder of results and of a journal: the same call continues where an
     earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers; ``every``: every n-th cut.
     ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too. ``predict``: a
     plan first, to compare with. ``observers``: of one more request for each input. ``say`` gets lines for people as
@@ -257,7 +257,7 @@ def sweep(
         predict=predict,
         profile_repetitions=profile_repetitions,
         profile_seconds=profile_seconds,
-        calibrate=calibrate,
+        correct=correct,
         progress=progress,
     )
     subject = subject_of(model, handed_over(inputs), address, credentials)
@@ -265,7 +265,7 @@ def sweep(
         subject.spec.load_tokenizer()  # a wrong one is reported before hours of work
     items = subject.inputs or inputs_that_come_with(subject.spec)
     subject = replace(subject, inputs=items)
-    with open_journal(str(out)) as journal, ExitStack() as stack:
+    with open_journal(str(output)) as journal, ExitStack() as stack:
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
         chosen = choose(
@@ -364,7 +364,7 @@ def _server(
             repetitions=how.profile_repetitions,
             seconds=how.profile_seconds,
             codec=how.codec,
-            calibrate=how.calibrate,
+            correct=how.correct,
             observers=how.observers,
         )
         try:

@@ -1,4 +1,4 @@
-"""``python -m studies.dashboard --out FOLDER``: root, Linux, two cores, Chromium; about two minutes.
+"""``python -m studies.dashboard --output FOLDER``: root, Linux, two cores, Chromium; about two minutes.
 
 The edge is a quarter of a core, the link two token buckets with a relay of 10 ms each way between them
 (`studies.experiments.testbed`). `edge-client dashboard` runs AlexNet on the edge, the cut chosen by the controller; the
@@ -32,7 +32,7 @@ LAST = (("360", "360", "light"), ("768", "768", "dark"))
 def main() -> int:
     """Exit status 2 where this machine cannot, 1 where the cut did not move."""
     parser = argparse.ArgumentParser(prog="python -m studies.dashboard", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="pictures and looks.json go here")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="pictures and looks.json go here")
     parser.add_argument("--seconds", type=float, default=15.0, metavar="S", help="of each phase (default: 15)")
     parser.add_argument("--model", default="alexnet", metavar="NAME", help="of the experiments (default: alexnet)")
     options = parser.parse_args()
@@ -41,8 +41,8 @@ def main() -> int:
     except needs.Missing as missing:
         print(f"dashboard: {missing}", file=sys.stderr)
         return 2
-    options.out.mkdir(parents=True, exist_ok=True)
-    scenes = images.write(options.out, 2, width=960, height=720)
+    options.output.mkdir(parents=True, exist_ok=True)
+    scenes = images.write(options.output, 2, width=960, height=720)
     words = ["dashboard", "--server", SERVER, "--model", reference(options.model), "--device", "cpu", "--threads", "1"]
     words += ["--listen", str(PORT), "--every", "0.3", "--no-progress", "--profile-seconds", "5"]
     looks: dict[str, Any] = {}
@@ -50,7 +50,7 @@ def main() -> int:
         bed.network.rate(100)
         with bed.edge("edge_client", *words, "--input", *map(str, scenes)) as process:
             bed.slow(process)
-            with _browser(options.out) as browser:
+            with _browser(options.output) as browser:
                 while not _ask(browser, "look")["events"][0].split()[1].startswith("moved"):
                     time.sleep(1)  # profiles are made
                 for name, rate in PHASES:
@@ -66,7 +66,7 @@ def main() -> int:
                     _ask(browser, f"shot {name} {width} {scheme}")
     for scene in scenes:
         scene.unlink()
-    (options.out / "looks.json").write_text(json.dumps(looks, indent=1))
+    (options.output / "looks.json").write_text(json.dumps(looks, indent=1))
     for line in reversed(looks["gone"]["events"]):
         print(line)
     cuts = [look["cut"] for look in looks.values()]

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="fewer models, cuts and repetitions: a look, not a result")
     parser.add_argument("--model", action="append", metavar="NAME", help="only this one; may be repeated")
     parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="write prediction.json, trace.json, codecs.json there"
+        "--output", type=Path, metavar="FOLDER", help="write prediction.json, trace.json, codecs.json there"
     )
     options = parser.parse_args(argv)
     try:
@@ -40,15 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from studies.benchmarks import machine
     from studies.experiments import report
 
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
+    if options.output:
+        options.output.mkdir(parents=True, exist_ok=True)
     try:
         for name in EXPERIMENTS if options.experiment == "all" else (options.experiment,):
             facts = {**machine.facts(), "load_before": round(os.getloadavg()[0], 2)}
             found = {"machine": facts, "quick": options.quick, **_run(name, options)}
             print(report.text(name, found), flush=True)
-            if options.out:
-                (options.out / f"{name}.json").write_text(report.kept(found))
+            if options.output:
+                (options.output / f"{name}.json").write_text(report.kept(found))
     except KeyboardInterrupt:
         print("experiments: interrupted", file=sys.stderr)
         return 130

@@ -61,7 +61,7 @@ def run(scope: Scope, say: Callable[[str], None]) -> dict[str, Any]:
         say(f"{case.name}: calibrating ...")
         choice = ModelChoice(reference(case.model), device="cpu", threads=1)
         words: dict[str, Any] = {"kind": "embedding", "max_loss": MAX_LOSS, "progress": False}
-        table = calibrate(choice, files, out=folder, **words).table
+        table = calibrate(choice, files, output=folder, **words).table
         file = str(Path(folder) / "calibration.json")
         ways = [
             Way(RAW, None, ()),

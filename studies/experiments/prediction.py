@@ -159,7 +159,7 @@ def judge(candidates: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def calibrated(candidates: Sequence[dict[str, Any]]) -> float:
     """The other cuts' median error if requests at two cuts, the fastest by prediction, had told the overhead: what
-    ``--calibrate`` does.
+    ``--correct`` does.
     """
     cuts = [one for one in candidates if one["name"] not in (EDGE_ONLY, CLOUD_FILE)]
     asked = sorted(cuts, key=lambda one: one["predicted_ms"])[:2]

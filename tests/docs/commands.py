@@ -135,7 +135,7 @@ def options_of(program: str) -> dict[str, frozenset[str]]:
     """The options of each command of a program; those of ``cloud-server`` itself under ""."""
     if program == "cloud-server":
         own = frozenset(server_options.parser()._option_string_actions)
-        return {"": own, "doctor": own | {"--json"}, "token": frozenset({"--out", "--days"})}
+        return {"": own, "doctor": own | {"--json"}, "token": frozenset({"--output", "--days"})}
     parser = make_parser()
     (commands,) = (action for action in parser._actions if action.dest == "command")
     known = {name: frozenset(one._option_string_actions) for name, one in (commands.choices or {}).items()}  # type: ignore[union-attr]

@@ -76,7 +76,7 @@ def test_every_command_that_connects_takes_them() -> None:
         ["hooks"],
         ["plan"],
         ["profile"],
-        ["sweep", "--out", "x"],
+        ["sweep", "--output", "x"],
     ):
         assert credentials_of(make_parser().parse_args([*command, *words])) == wanted
         assert credentials_of(make_parser().parse_args(command)) == Credentials()

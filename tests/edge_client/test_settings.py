@@ -66,7 +66,7 @@ def test_a_default_is_shown_in_use(capsys: pytest.CaptureFixture[str], monkeypat
     image = Path(__file__).parents[2] / "shared_hooks" / "models" / "digits" / "images" / "0011_label1.png"
     settings(Path("isthmus.toml"), "127.0.0.1:1")
     run = ["run", "--split", "input", "--patience", "0.1", "--input", str(image)]
-    for words in (run, ["verify"], ["plan"], ["sweep", "--out", "x", "--no-predict"], ["doctor"]):
+    for words in (run, ["verify"], ["plan"], ["sweep", "--output", "x", "--no-predict"], ["doctor"]):
         monkeypatch.setattr("edge_client.commands.doctor.looks", lambda *known: [])
         for name in ("verify", "plan", "sweep"):
             monkeypatch.setattr(f"edge_client.commands.{name}.choice_of", _ends)

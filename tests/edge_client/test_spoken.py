@@ -63,13 +63,13 @@ WRONG: list[tuple[str, Callable[[], object], str, str]] = [
         "validate needs a file to check: onnx",
     ),
     (
-        "sweep --out s --input no.png",
-        lambda: edge_client.sweep("none", "digits", "no.png", out="s"),
+        "sweep --output s --input no.png",
+        lambda: edge_client.sweep("none", "digits", "no.png", output="s"),
         "--input: ",
         "inputs: ",
     ),
     (
-        "prune --split stem.0 --data x --predictions p",
+        "prune --split stem.0 --input x --predictions p",
         lambda: edge_client.prune("digits", "stem.0", "x", predictions="p"),
         "--predictions needs --boxes",
         "predictions needs boxes",

@@ -70,7 +70,7 @@ def test_a_camera_shows_the_newest(run: Run) -> None:
 @pytest.mark.parametrize("split", ["finder.highest", "reader.stage1.0.conv1", "edge-only"])
 def test_digits_are_found_read_and_drawn(run: Run, tmp_path: Path, split: str) -> None:
     out = tmp_path / "boxes.png"
-    lines = run("detector", "--split", split, "--out", str(out)).splitlines()
+    lines = run("detector", "--split", split, "--output", str(out)).splitlines()
     assert sorted(line[:3] for line in lines[:4]) == ["a 0", "a 2", "a 7", "a 9"]
     corners = {line[2]: [int(edge) for edge in re.findall(r"\d+(?=[,\]])", line)[:2]] for line in lines[:4]}
     placed = {"7": (2, 5), "0": (60, 0), "2": (8, 58), "9": (61, 62)}

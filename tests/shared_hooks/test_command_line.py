@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,3 +91,22 @@ def test_completion_without_its_extra(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_several_inputs_after_one_option() -> None:
     words = ["run", "--split", "1", "--input", "a.png", "b.png", "--input", "c.png"]
     assert make_parser().parse_args(words).input == ["a.png", "b.png", "c.png"]
+
+
+def helped(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        make_parser().parse_args(words)
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["run", "plan", "sweep", "bench", "dashboard", "calibrate", "generate"])
+def test_help_shows_a_dozen_options_and_help_all_every_one(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    short, whole = helped(capsys, command, "--help"), helped(capsys, command, "--help", "all")
+    parsers: Any = next(one for one in make_parser()._actions if one.dest == "command").choices
+    options = [one for one in parsers[command]._actions if one.option_strings]
+    shown = sum(line.startswith("  -") for line in short.splitlines())
+    assert shown <= 12
+    assert f"{len(options) - shown} more options: edge-client {command} --help all" in short
+    for one in options:
+        assert any(line.startswith(f"  {one.option_strings[0]}") for line in whole.splitlines()), one.option_strings

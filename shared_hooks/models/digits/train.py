@@ -1,6 +1,6 @@
 """Train the digits model: ``python -m shared_hooks.models.digits.train --check`` (about a minute on one core).
 
-    --out DIR     write weights.safetensors and images/ there (the shipped ones were written with --out of this folder)
+    --output DIR     write weights.safetensors and images/ there (the shipped ones: of this folder)
     --check       compare the weights with the shipped ones instead of writing anything; exit status 1 if they differ
     --epochs N    default 24, with which the shipped weights were made
 
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m shared_hooks.models.digits.train", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     target = parser.add_mutually_exclusive_group(required=True)
-    target.add_argument("--out", type=Path, metavar="DIR", help="folder to write the weights and images to")
+    target.add_argument("--output", type=Path, metavar="DIR", help="folder to write the weights and images to")
     target.add_argument("--check", action="store_true", help="compare with the shipped weights, write nothing")
     parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N")
     options = parser.parse_args(arguments)
@@ -193,9 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     model = train(training, epochs=options.epochs)
     print(f"trained on {len(training)} images in {time.perf_counter() - began:.0f} s")
     print(f"accuracy on {len(held_out)} held-out images: {accuracy(model, held_out):.2%}")
-    if options.out is not None:
-        write(model, held_out, options.out)
-        print(f"wrote {options.out / 'weights.safetensors'} and {min(SHIPPED_IMAGES, len(held_out))} images")
+    if options.output is not None:
+        write(model, held_out, options.output)
+        print(f"wrote {options.output / 'weights.safetensors'} and {min(SHIPPED_IMAGES, len(held_out))} images")
         return 0
     lines = differences(model, HERE / "weights.safetensors")
     print("\n".join([f"{len(lines)} tensors differ from the shipped weights", *lines]) if lines else "bit-identical")

@@ -81,7 +81,7 @@ def test_a_token_is_made_and_added(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     printed = ""
-    for words in (["edge-1"], ["edge-1", "--out", "second", "--days", "1"]):
+    for words in (["edge-1"], ["edge-1", "--output", "second", "--days", "1"]):
         assert main(["token", *words]) == 0
         printed += capsys.readouterr().out
     tokens = [Path(name).read_text().strip() for name in ("edge-1.token", "second")]

@@ -93,7 +93,7 @@ def test_too_few_inputs_for_the_loss_are_told_and_allow_nothing_lossy() -> None:
 
 
 def test_the_file_comes_back_and_is_bound_to_its_weights(tmp_path: Path) -> None:
-    found = study(max_loss="10%", out=tmp_path)
+    found = study(max_loss="10%", output=tmp_path)
     again = read(tmp_path / "calibration.json")
     assert again == found.table
     assert "rate" in (tmp_path / "report.html").read_text()
@@ -119,7 +119,7 @@ def test_the_file_comes_back_and_is_bound_to_its_weights(tmp_path: Path) -> None
     ],
 )
 def test_a_file_that_is_none_is_refused_with_the_place(change: Any, message: str, tmp_path: Path) -> None:
-    study(out=tmp_path)
+    study(output=tmp_path)
     file = tmp_path / "calibration.json"
     data = json.loads(file.read_text())
     change(data)
@@ -169,7 +169,7 @@ def test_labels_of_a_csv_file_reach_their_inputs_and_others_are_refused(
     truths = [image.stem[-1] for image in images]
     labels = tmp_path / "labels.csv"
     labels.write_text("file,label\n" + "".join(f"{number}.png,{truth}\n" for number, truth in enumerate(truths)))
-    words = ["calibrate", "--inputs", str(tmp_path), "--labels", str(labels), "--cuts", "stem.0", "--no-progress"]
+    words = ["calibrate", "--input", str(tmp_path), "--labels", str(labels), "--cuts", "stem.0", "--no-progress"]
     assert main([*words, "--codecs", "test-fine", "--json", str(tmp_path / "found.json")]) == 0
     found = json.loads((tmp_path / "found.json").read_text())
     assert found["labelled"] == 3 and found["whole_accuracy"] == 1.0

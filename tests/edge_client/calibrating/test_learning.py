@@ -36,7 +36,7 @@ def test_inputs_to_learn_from_are_spread_and_judge_nothing() -> None:
 
 
 def test_the_coarsest_step_is_kept_that_is_within_the_loss(tmp_path: Path) -> None:
-    found = study(out=tmp_path)
+    found = study(output=tmp_path)
     row = found.table.of("first", "basis")
     assert row is not None and row.high is not None and row.high <= 0.2 and row.measures["step"] in STEPS
     finer = study(max_loss="2%").table.of("first", "basis")

@@ -1,4 +1,4 @@
-"""``run --save``: an output comes back from its files as it was; what the spec says how to draw is drawn."""
+"""``run --output``: an output comes back from its files as it was; what the spec says how to draw is drawn."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_small_tensors_are_read_and_large_ones_are_kept_bit_for_bit(tmp_path: Pa
 
 def test_a_run_keeps_what_it_answers(tmp_path: Path, capsys: Captured) -> None:
     folder = tmp_path / "out"
-    words = ["run", "--split", "edge-only", "--warmup", "2", "--save", str(folder), "--in-flight", "2"]
+    words = ["run", "--split", "edge-only", "--warmup", "2", "--output", str(folder), "--in-flight", "2"]
     images = [str(image) for image in sorted(IMAGES.glob("*_label*.png"))[:3]]
     assert main([*words, "--input", *images]) == 0
     out = capsys.readouterr().out
@@ -51,8 +51,8 @@ def test_a_run_keeps_what_it_answers(tmp_path: Path, capsys: Captured) -> None:
 def test_a_folder_that_cannot_be(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "file").touch()
     words = ["run", "--split", "edge-only", "--input", str(IMAGES / "0011_label1.png")]
-    assert main([*words, "--save", str(tmp_path / "file")]) == 2
-    assert "--save: " in capsys.readouterr().err
+    assert main([*words, "--output", str(tmp_path / "file")]) == 2
+    assert "--output: " in capsys.readouterr().err
 
 
 def test_a_disk_that_fills_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

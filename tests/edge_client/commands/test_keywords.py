@@ -46,7 +46,7 @@ def test_every_keyword_has_an_option(task: str) -> None:
 
 
 UNLIKE = {
-    ("sweep", "out"),
+    ("sweep", "output"),
     ("sweep", "observers"),
     ("calibrate", "max_loss"),
     ("prune", "serve"),

@@ -61,7 +61,7 @@ def test_drafting_divides_a_long_round_trip(measured: Path, tmp_path: Path) -> N
         (["--max-edge-memory", "1B"], "no candidate satisfies"),
         (["--uplink", "5mbit"], "--rtt"),
         (["--edge-profile", "e.json"], "--edge-profile is not for --generate"),
-        (["--calibrate"], "--calibrate is not for --generate"),
+        (["--correct"], "--correct is not for --generate"),
         (["--objective", "energy"], "objective energy"),
     ],
 )

@@ -42,8 +42,8 @@ def training(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def made(training: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("made")
-    words = ["--data", str(IMAGES), "--calibration", str(training), "--split", LAYER, "--keep", "8,16", "--seeds", "3"]
-    words += ["--structural", "--requests", "8", "--out", str(out), "--json", str(out / "report.json")]
+    words = ["--input", str(IMAGES), "--choose-by", str(training), "--split", LAYER, "--keep", "8,16", "--seeds", "3"]
+    words += ["--structural", "--requests", "8", "--output", str(out), "--json", str(out / "report.json")]
     assert main(["prune", *words, "--threads", "1", "--no-progress"]) == 0
     return out, json.loads((out / "report.json").read_text())
 
@@ -123,7 +123,7 @@ def test_without_labels_it_is_agreement_and_half_of_the_data_calibrates(
 ) -> None:
     for index, path in enumerate(sorted(training.iterdir())[:24]):
         shutil.copy(path, tmp_path / f"{index:02}.png")
-    words = ["--data", str(tmp_path), "--split", "24", "--keep", "16", "--seeds", "1", "--no-serve", "--json", "-"]
+    words = ["--input", str(tmp_path), "--split", "24", "--keep", "16", "--seeds", "1", "--no-serve", "--json", "-"]
     assert main(["prune", *words, "--no-progress", "--threads", "1", "--scores", "variance,separability"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["metric"], report["layer"], report["inputs"], report["calibration_inputs"]) == (
@@ -142,7 +142,7 @@ def test_objects_alone_can_be_looked_at(training: Path, tmp_path: Path, capsys: 
     found = {name: [[8, 8, 24, 23, name[-5], 0.9], [0, 0, 8, 8, name[-5], 0.8]] for name in names[:20]}
     for name, value in (("truths", truths), ("found", found)):
         (tmp_path / f"{name}.json").write_text(json.dumps(value))
-    words = ["--data", str(IMAGES), "--calibration", str(training), "--split", LAYER, "--keep", "16", "--seeds", "1"]
+    words = ["--input", str(IMAGES), "--choose-by", str(training), "--split", LAYER, "--keep", "16", "--seeds", "1"]
     words += ["--boxes", str(tmp_path / "truths.json"), "--predictions", str(tmp_path / "found.json"), "--no-serve"]
     assert main(["prune", *words, "--json", "-", "--no-progress", "--threads", "1", "--scores", "separability"]) == 0
     assert json.loads(capsys.readouterr().out)["places"] == 20
@@ -152,11 +152,11 @@ def test_a_folder_is_a_class(tmp_path: Path) -> None:
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
         Image.new("L", (4, 4)).save(tmp_path / name / "1.png")
-    assert [item.truth for item in data.find(str(tmp_path), "--data")] == ["cat", "dog"]
+    assert [item.truth for item in data.find(str(tmp_path), "--input")] == ["cat", "dog"]
     (tmp_path / "cat" / "1.png").unlink()
     (tmp_path / "dog" / "1.png").unlink()
-    with pytest.raises(SpecError, match="--data: .*holds no input"):
-        data.find(str(tmp_path), "--data")
+    with pytest.raises(SpecError, match="--input: .*holds no input"):
+        data.find(str(tmp_path), "--input")
 
 
 def test_no_file_is_judged_that_was_chosen_by(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_no_file_is_judged_that_was_chosen_by(tmp_path: Path) -> None:
             Image.new("L", (4, 4), 10 * index + len(name) * (name == "b") * index).save(
                 tmp_path / name / f"{index}.png"
             )
-    with pytest.raises(SpecError, match="is also in calibration"):
+    with pytest.raises(SpecError, match="is also in choose_by"):
         data.separate(str(tmp_path / "a"), str(tmp_path / "b"))
     with pytest.raises(SpecError, match="too few"):
         data.separate(str(tmp_path / "a"), None)
@@ -187,11 +187,11 @@ def test_boxes_that_cannot_be_looked_into_name_their_file(tmp_path: Path, capsys
         (tmp_path / folder).mkdir()
         for index in range(2):
             np.save(tmp_path / folder / f"{index}.npy", image(index + len(folder)).numpy())
-    words = ["--data", str(tmp_path / "data"), "--calibration", str(tmp_path / "calibration"), "--split", "relu"]
+    words = ["--input", str(tmp_path / "data"), "--choose-by", str(tmp_path / "calibration"), "--split", "relu"]
     words += ["--model", f"{NETWORKS}:Chain", "--boxes", str(tmp_path / "boxes.json"), "--no-serve"]
     for boxes, says in (
         ({"1.npy": [[20, 0, 30, 5, "cat"]]}, "1.npy: the box (20.0, 0.0, 30.0, 5.0) lies outside"),
-        ({"one.npy": [[0, 0, 3, 5, "cat"]]}, "names one.npy, but no calibration input such as 0.npy"),
+        ({"one.npy": [[0, 0, 3, 5, "cat"]]}, "names one.npy, but no input to choose by such as 0.npy"),
         ({"1.npy": [[0, 0, 10**400, 5, "cat"]]}, "boxes.json: 1.npy: "),
     ):
         (tmp_path / "boxes.json").write_text(json.dumps(boxes))
@@ -209,7 +209,7 @@ def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())
     monkeypatch.setattr("edge_client.tasks.prune.try_all", lambda *args: pytest.fail("it was tried"))
-    words = ["--data", str(tmp_path), "--model", f"{NETWORKS}:{model}", "--split", layer, "--structural"]
+    words = ["--input", str(tmp_path), "--model", f"{NETWORKS}:{model}", "--split", layer, "--structural"]
     assert main(["prune", *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
     assert why in capsys.readouterr().err
 
@@ -225,13 +225,13 @@ def test_a_structure_that_cannot_be_cut_is_refused_before_anything_is_judged(
         (["--split", "stage2.0.relu"], "runs 2 times"),
         (["--split", LAYER, "--predictions", "x.json"], "--predictions needs --boxes"),
         (["--split", LAYER, "--boxes", "absent.json"], "absent.json cannot be read"),
-        (["--split", LAYER, "--calibration", "absent"], "--calibration: no such input"),
+        (["--split", LAYER, "--choose-by", "absent"], "--choose-by: no such input"),
         (["--split", LAYER, "--selection", "mask.safetensors"], "prune begins with the whole model"),
-        (["--split", LAYER, "--out", "/dev/null/x"], "cannot be written"),
+        (["--split", LAYER, "--output", "/dev/null/x"], "cannot be written"),
     ],
 )
 def test_wrong_words_are_one_line(words: list[str], says: str, capsys: Captured) -> None:
-    assert main(["prune", "--data", str(IMAGES), *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
+    assert main(["prune", "--input", str(IMAGES), *words, "--no-serve", "--no-progress", "--threads", "1"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and says in error
 
@@ -240,7 +240,7 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
     import sys
 
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    assert main(["prune", "--data", str(IMAGES), "--split", LAYER, "--no-serve", "--no-progress"]) == 2
+    assert main(["prune", "--input", str(IMAGES), "--split", LAYER, "--no-serve", "--no-progress"]) == 2
     assert 'pip install "isthmus[prune]"' in capsys.readouterr().err
 
 
@@ -256,6 +256,6 @@ def test_a_layer_that_no_mask_can_stand_behind_is_refused(tmp_path: Path, capsys
     """The model calls it by a reference of its own."""
     for index in range(4):
         np.save(tmp_path / f"{index}.npy", image(index).numpy())
-    words = ["--data", str(tmp_path), "--model", f"{NETWORKS}:OwnList", "--split", "stem", "--no-serve"]
+    words = ["--input", str(tmp_path), "--model", f"{NETWORKS}:OwnList", "--split", "stem", "--no-serve"]
     assert main(["prune", *words, "--no-progress", "--threads", "1"]) == 2
     assert "would not run" in capsys.readouterr().err

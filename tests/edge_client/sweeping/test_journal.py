@@ -104,7 +104,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
-        with pytest.raises(SpecError, match="^out: .*file"):
+        with pytest.raises(SpecError, match="^output: .*file"):
             open_journal(out)
 
 

@@ -42,7 +42,7 @@ def lines(out: Path) -> list[Any]:
 def test_a_server_of_its_own_allows_them_and_the_page_shows_them(tmp_path: Path) -> None:
     spec, out = tmp_path / "reader.toml", tmp_path / "out"
     spec.write_text(READER)
-    argv = ["sweep", "--model", str(spec), "--out", str(out), "--cuts", "transformer.h.0.ln_2", "--no-progress"]
+    argv = ["sweep", "--model", str(spec), "--output", str(out), "--cuts", "transformer.h.0.ln_2", "--no-progress"]
     few = ["--repetitions", "1", "--no-local", "--profile-repetitions", "1", "--profile-seconds", "1", "--threads", "1"]
     assert main([*argv, *few, "--observe", OBSERVERS]) == 0
     (one,) = lines(out)
@@ -120,7 +120,7 @@ def test_a_server_that_refuses_is_one_line_before_anything_is_measured(
 def test_a_wrong_tokenizer_ends_it_before_any_work(tmp_path: Path, capsys: Captured) -> None:
     spec, out = tmp_path / "reader.toml", tmp_path / "out"
     spec.write_text('tokenizer = "nowhere"' + READER)
-    assert main(["sweep", "--model", str(spec), "--out", str(out), "--observe", "tokens"]) == 2
+    assert main(["sweep", "--model", str(spec), "--output", str(out), "--observe", "tokens"]) == 2
     assert "tokenizer: expected" in complaint(capsys) and not out.exists()
 
 

@@ -43,7 +43,7 @@ def images(tmp_path: Path) -> Path:
 
 
 def words(out: Path, *more: str) -> list[str]:
-    return ["sweep", "--out", str(out), "--cuts", CUTS, "--no-predict", "--no-progress", "--threads", "1", *more]
+    return ["sweep", "--output", str(out), "--cuts", CUTS, "--no-predict", "--no-progress", "--threads", "1", *more]
 
 
 def summary(out: Path) -> Any:
@@ -96,7 +96,19 @@ def test_every_way_is_measured_and_exact(server: str, images: Path, tmp_path: Pa
 def test_a_server_is_started_and_stopped_and_the_plan_comes_first(tmp_path: Path, capsys: Captured) -> None:
     out = tmp_path / "out"
     few = ["--input", str(sorted(IMAGES.glob("*.png"))[0]), "--repetitions", "1", "--profile-repetitions", "1"]
-    argv = ["sweep", "--model", "digits", "--out", str(out), "--every", "20", "--threads", "1", "--no-progress", *few]
+    argv = [
+        "sweep",
+        "--model",
+        "digits",
+        "--output",
+        str(out),
+        "--every",
+        "20",
+        "--threads",
+        "1",
+        "--no-progress",
+        *few,
+    ]
     assert main(argv) == 0
     known = summary(out)
     assert known["settings"]["server"] == "started here"
@@ -194,14 +206,14 @@ def test_bad_words_end_it_before_any_work(tmp_path: Path, capsys: Captured, more
 def test_every_zero_and_both_choices_of_cuts_are_no_choice(tmp_path: Path, capsys: Captured) -> None:
     for more in (["--every", "0"], ["--cuts", "a", "--every", "2"], ["--repetitions", "0"]):
         with pytest.raises(SystemExit) as left:
-            main(["sweep", "--out", str(tmp_path / "out"), *more])
+            main(["sweep", "--output", str(tmp_path / "out"), *more])
         assert left.value.code == 2
     assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_extra_is_one_line(tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settings, "find_spec", lambda name: None)
-    assert main(["sweep", "--out", str(tmp_path / "out")]) == 2
+    assert main(["sweep", "--output", str(tmp_path / "out")]) == 2
     assert complaint(capsys) == 'edge-client: error: polars and jinja2 missing: pip install "isthmus[sweep]"'
     assert not (tmp_path / "out").exists()
     assert main(["compare", str(tmp_path), str(tmp_path)]) == 2

@@ -133,7 +133,7 @@ def test_a_profile_without_its_server_is_raised_or_returned(monkeypatch: pytest.
 
 def test_a_sweep_takes_arrays_and_goes_on_where_it_stopped(server: str, tmp_path: Path) -> None:
     inputs = [load_spec("digits").preprocess(IMAGE)[0][0].numpy(), IMAGE]
-    how: Any = {"cuts": [CUT], "repetitions": 1, "predict": False, "progress": False, "out": tmp_path / "out"}
+    how: Any = {"cuts": [CUT], "repetitions": 1, "predict": False, "progress": False, "output": tmp_path / "out"}
     said: list[str] = []
     first = edge_client.sweep(server, "digits", inputs, seconds=1e-6, say=said.append, **how)
     assert (first.measured, first.inputs) == (1, 2) and "budget" in str(first.ended)
@@ -155,7 +155,7 @@ def test_a_sweep_takes_arrays_and_goes_on_where_it_stopped(server: str, tmp_path
 
 
 def test_a_sweep_that_loses_its_server_returns_or_raises(tmp_path: Path) -> None:
-    how: Any = {"out": tmp_path, "cuts": [CUT], "predict": False, "progress": False, "patience": 0.1}
+    how: Any = {"output": tmp_path, "cuts": [CUT], "predict": False, "progress": False, "patience": 0.1}
     found = edge_client.sweep("127.0.0.1:1", "digits", failures="return", **how)
     assert isinstance(found.failure, ServerUnavailable) and found.summary is None and found.rows() == []
     assert "nothing was measured" in str(found) and "nothing" in repr(found)
@@ -166,13 +166,13 @@ def test_a_sweep_that_loses_its_server_returns_or_raises(tmp_path: Path) -> None
 def test_channels_are_pruned_on_labelled_arrays(tmp_path: Path) -> None:
     dice = np.random.default_rng(0)
     data = [(dice.normal(at % 4, 1, (1, 3, 8, 8)).astype(np.float32), at % 4) for at in range(16)]
-    found = edge_client.prune(net(), "0", data, keep=[4], scores=["variance"], seeds=2, out=tmp_path, progress=False)
+    found = edge_client.prune(net(), "0", data, keep=[4], scores=["variance"], seeds=2, output=tmp_path, progress=False)
     assert [(row["scoring"], row["keep"]) for row in found.rows()] == [("variance", 4), ("random", 4), ("random", 4)]
     assert found.chosen == {4: "variance"} and found.all_exact and found.report.served == ()
     assert (tmp_path / "mask-4.safetensors").is_file() and (tmp_path / "report.html").is_file()
     same_frames(found)
-    with pytest.raises(SpecError, match="input 3 is also in calibration"):
-        edge_client.prune(net(), "0", data[:8], calibration=data[3:4] * 1 + data[8:], progress=False)
+    with pytest.raises(SpecError, match="input 3 is also in choose_by"):
+        edge_client.prune(net(), "0", data[:8], choose_by=data[3:4] * 1 + data[8:], progress=False)
     with pytest.raises(SpecError, match="cannot be served by another"):
         edge_client.prune(net(), "0", data, serve=True, scores="variance", progress=False)
 
@@ -243,7 +243,7 @@ def test_a_model_in_the_servers_place_and_a_form_that_is_not_the_examples(server
     with pytest.raises(SpecError, match="cloud-server with a spec that makes it"):
         edge_client.plan("own", net(), torch.zeros(1, 3, 8, 8), progress=False)
     with pytest.raises(UnknownLayer, match="^cuts: no layer"):
-        edge_client.sweep(server, "digits", out=tmp_path, cuts="stage9", progress=False)
+        edge_client.sweep(server, "digits", output=tmp_path, cuts="stage9", progress=False)
     with pytest.raises(CutRefused, match="no layer runs before it"):
         edge_client.prune("digits", "input", str(IMAGE.parent), progress=False)
 
@@ -294,10 +294,10 @@ def test_missing_numbers_of_things_stay_numbers(planned: Planned) -> None:
         ("plan", {"codec": "zip"}, "must be one of raw, lz4"),
         ("plan", {"partitioner": "lateny"}, "Did you mean latency"),
         ("profile", {"side": "left"}, "side='left': must be"),
-        ("sweep", {"out": "/etc/passwd/x"}, "cannot be a folder of results"),
-        ("sweep", {"out": "x", "every": 0}, "every=0: must be"),
-        ("sweep", {"out": "x", "repetitions": 0}, "repetitions=0: must be"),
-        ("sweep", {"out": "x", "observers": ["activatoin"]}, "Did you mean activation"),
+        ("sweep", {"output": "/etc/passwd/x"}, "cannot be a folder of results"),
+        ("sweep", {"output": "x", "every": 0}, "every=0: must be"),
+        ("sweep", {"output": "x", "repetitions": 0}, "repetitions=0: must be"),
+        ("sweep", {"output": "x", "observers": ["activatoin"]}, "Did you mean activation"),
     ],
 )
 def test_a_wrong_word_is_told_before_anything_is_measured(
