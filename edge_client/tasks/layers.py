@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_client.screen.text import printable, size, table
@@ -55,6 +55,8 @@ class Layers(Tabular):
     layers: Sequence[Layer]
     parameters: int
     weight_bytes: int
+    containers: Mapping[str, str] = field(default_factory=dict)
+    """Class names of the modules that hold layers, by path."""
 
     shown = {  # noqa: RUF012
         "layer_id": "id",
@@ -104,6 +106,7 @@ class Layers(Tabular):
         )
 
     def rows(self) -> list[Row]:
+        worse = self.dominated
         return [
             {
                 "layer_id": one.layer_id,
@@ -118,26 +121,108 @@ class Layers(Tabular):
                 "can_split": one.can_split,
                 "reason": one.reason or None,
                 "is_block": one.is_block,
+                "worse": one.name in worse,
             }
             for one in self.layers
         ]
 
+    @property
+    def dominated(self) -> set[str]:
+        """Names of the cuts inside a block that are worse than its end: more bytes cross, and what runs from there to
+        the end takes less time than sending them, on any link of at most `LINK` and any edge of at least `EDGE`.
+        """
+        found: set[str] = set()
+        for block, end in self._ends.items():
+            last = self.layers[end]
+            macs: float = 0
+            for number in range(end - 1, -1, -1):
+                one = self.layers[number]
+                if not one.name.startswith(f"{block}."):
+                    break
+                macs += self.layers[number + 1].macs or 0
+                more = one.frontier_bytes - last.frontier_bytes
+                if one.can_split and last.can_split and more > 0 and macs / EDGE < 8 * more / LINK:
+                    found.add(one.name)
+        return found
+
+    @property
+    def _ends(self) -> dict[str, int]:
+        """Where each block ends at first, as a number in this sequence."""
+        found: dict[str, int] = {}
+        own: set[str] = set()
+        for number, one in enumerate(self.layers):
+            path, _, call = one.name.partition("#")
+            if one.is_block and not call:
+                found[path] = number
+                own.add(path)
+            for parent in _parents(path):
+                if parent not in own:
+                    found[parent] = number
+        return found
+
     def text(self) -> str:
-        rows = [
-            [
-                "" if one.is_block else str(one.layer_id),
-                printable(one.name),
-                printable(one.layer_type),
-                one.shape,
-                "-" if one.parameters is None else f"{one.parameters:,}",
-                "-" if one.macs is None else f"{one.macs:,}",
-                size(one.frontier_bytes),
-                "yes" if one.can_split else f"no: {printable(one.reason)}",
-            ]
-            for one in self.layers
-        ]
+        """The modules as a tree, calls in the order in which they run; a block's own row is about its end."""
+        ends, worse = self._ends, self.dominated
+        rows: list[list[str]] = []
+        shown: list[str] = []
+        printed: set[int] = set()
+        for number, one in enumerate(self.layers):
+            path, mark, call = one.name.partition("#")
+            parents = _parents(path)
+            common = 0
+            while common < min(len(shown), len(parents)) and shown[common] == parents[common]:
+                common += 1
+            for depth in range(common, len(parents)):
+                parent = parents[depth]
+                rows.append(self._row(parent, depth, self.layers[ends[parent]], worse, is_header=True))
+                printed.add(ends[parent])
+            shown = parents
+            if one.is_block and number in printed:  # its row stands above its layers
+                continue
+            rows.append(self._row(f"{path}{mark}{call}", len(parents), one, worse, is_header=False))
         headers = ["id", "name", "type", "output", "parameters", "MACs", "crosses", "cut"]
-        return f"{table(headers, rows, right=(0, 4, 5, 6))}\n\n{self.title()}"
+        lines = [table(headers, rows, right=(0, 4, 5, 6)), "", self.title()]
+        if worse:
+            lines.append(
+                "worse: more bytes cross than at the end of the block, and sending them takes longer than running to\n"
+                "there (up to 1 Gbit/s, on an edge of 1 G multiply-accumulates a second or more)"
+            )
+        return "\n".join(lines)
+
+    def _row(self, name: str, depth: int, one: Layer, worse: set[str], *, is_header: bool) -> list[str]:
+        inside = [layer for layer in self.layers if layer.name.startswith(f"{name}.")] if is_header else [one]
+        kind = self.containers.get(name, "") if is_header else one.layer_type
+        own = is_header and not (one.is_block and one.name == name)
+        cut = "yes" if one.can_split else f"no: {printable(one.reason)}"
+        if own:
+            cut = f"= {printable(one.name)}" if one.can_split else "no"
+        elif one.name in worse:
+            cut = "worse"
+        known = {(layer.name.partition("#")[0], layer.parameters) for layer in inside if layer.parameters is not None}
+        parameters = sum(count or 0 for _, count in known)
+        macs = sum(layer.macs or 0 for layer in inside)
+        return [
+            "" if one.is_block or is_header else str(one.layer_id),
+            "  " * depth + printable(name.rpartition(".")[2]),
+            printable(kind),
+            one.shape if not is_header or own else "-",
+            f"{parameters:,}" if known else "-",
+            f"{macs:,}" if any(layer.macs is not None for layer in inside) else "-",
+            size(one.frontier_bytes),
+            cut,
+        ]
+
+
+LINK = 1e9
+"""Bits a second: the fastest link that `Layers.dominated` is about."""
+EDGE = 1e9
+"""Multiply-accumulates a second: the slowest edge that it is about."""
+
+
+def _parents(path: str) -> list[str]:
+    """``a``, ``a.b`` of ``a.b.c``."""
+    parts = path.split(".")
+    return [".".join(parts[: number + 1]) for number in range(len(parts) - 1)]
 
 
 def layers(model: Model, inputs: Any = None) -> Layers:
@@ -156,8 +241,9 @@ def layers(model: Model, inputs: Any = None) -> Layers:
             seen = None
         known = [_layer(info, seen, len(plan.layers)) for info in plan.cuts]
         parameters = sum(one.numel() for one in wrapped.model.parameters())
+        containers = {path: type(one).__name__ for path, one in wrapped.model.named_modules()}
         weights = sum(one.nbytes for one in (*wrapped.model.parameters(), *wrapped.model.buffers()))
-    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters, weights)
+    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters, weights, containers)
 
 
 def explain(model: Model, cut: str | int, inputs: Any = None) -> Explanation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import polars as pl
@@ -193,6 +193,43 @@ def test_layers_have_shapes_parameters_and_macs() -> None:
     same_frames(found)
     with pytest.raises(UnknownLayer, match="no layer or block"):
         found["nothing"]
+
+
+class Summed(nn.Module):
+    """Two blocks whose sum is in their own code: twice the bytes cross inside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 1)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, self.head(self.blocks(self.stem(x)).mean((2, 3))))
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 4, 1)
+        self.relu = nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return cast(torch.Tensor, x + self.relu(self.conv(x)))
+
+
+def test_layers_are_a_tree_whose_blocks_say_what_crosses_at_their_end() -> None:
+    found = edge_client.layers(Summed().eval(), torch.zeros(1, 3, 8, 8))
+    whole = 4 * 8 * 8 * 4
+    assert found["blocks.0"].is_block and found["blocks.0"].frontier_bytes == whole
+    assert found["blocks.0.conv"].frontier_bytes == 2 * whole
+    assert found.dominated == {"blocks.0.conv", "blocks.0.relu", "blocks.1.conv", "blocks.1.relu"}
+    assert {row["name"] for row in found.rows() if row["worse"]} == found.dominated
+    text = found.text().splitlines()
+    (block,) = (line for line in text if line.strip().startswith("0  ") and "Block" in line)
+    assert block.rstrip().endswith("yes") and "1.0 KiB" in block
+    assert sum(line.rstrip().endswith("worse") for line in text) == 4
+    assert any("blocks" in line and line.rstrip().endswith("= blocks.1") for line in text)
 
 
 def test_every_cut_is_verified_here_and_through_a_server(server: str, digits: nn.Module) -> None:
