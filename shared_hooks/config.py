@@ -10,6 +10,7 @@ import difflib
 import importlib
 import ipaddress
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -237,18 +238,31 @@ def lookup(target: str, folder: Path, where: str) -> Any:
     return value
 
 
+def raised(error: BaseException) -> str:
+    """An error of somebody's own code for a message: its innermost cause, with file and line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    at = ""
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if "<frozen" not in one.filename]
+    if frames:
+        at = f" ({frames[-1].filename}:{frames[-1].lineno})"
+    return f"{type(error).__name__}: {error}{at}"
+
+
 def _import(name: str, folder: Path, where: str) -> ModuleType:
     root = name.partition(".")[0]
     try:
         module = importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != root or not _holds(folder, root):
+        if error.name != name and error.name != root:  # it is there, and something that it imports is not
+            raise SpecError(f'{where}: importing "{name}" raised {raised(error)}; install what is missing') from error
+        if not _holds(folder, root):
             raise SpecError(f'{where}: cannot import "{name}": {error} (not installed, and not in {folder})') from error
         sys.path.append(str(folder))
         _added.add(folder)
         return _import(name, folder, where)
     except (Exception, SystemExit) as error:  # a script that ends itself when it is imported
-        raise SpecError(f'{where}: importing "{name}" raised {type(error).__name__}: {error}') from error
+        raise SpecError(f'{where}: importing "{name}" raised {raised(error)}') from error
     # Two specs in two folders may both have a "net.py"; Python keeps the first one imported and would build the wrong
     # model without a word.
     file = getattr(module, "__file__", None)  # None for built-in and namespace packages

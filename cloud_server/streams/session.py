@@ -297,7 +297,11 @@ class Uploads:
             if name not in allowed:
                 text = ", ".join(allowed) or "none"
                 where = f'to "{self._outlet.caller.identity}"' if name in self._hub.observers else "on this server"
-                raise ObserverRefused(f"the observer {json.dumps(name[:80])} is not allowed {where}; allowed: {text}")
+                key = "[observers] allow" if name not in self._hub.observers else "observers of the identity"
+                raise ObserverRefused(
+                    f"the observer {json.dumps(name[:80])} is not allowed {where}; allowed: {text}. It is allowed by "
+                    f"{key} in the server's configuration (docs/observers.md)"
+                )
 
     def _check_cut(self, name: str) -> None:
         """A client that lies about its cut's name is found out by the rehearsal."""

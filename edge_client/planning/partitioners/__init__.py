@@ -1,4 +1,4 @@
-"""Partitioners by name: they pick the cut. Others plug in as entry points of the group "isthmus.partitioners".
+"""Partitioners by name: they pick the cut. Others are ``module:Class``, or entry points of "isthmus.partitioners".
 
 partitioner  the interface, and what it is given
 regression   layer times from the layers' features, by regression
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Final
 
 from edge_client.planning.objective import Decision as Decision
@@ -16,9 +17,11 @@ from edge_client.planning.partitioners.partitioner import ByObjective as ByObjec
 from edge_client.planning.partitioners.partitioner import Cycle, Fixed
 from edge_client.planning.partitioners.partitioner import Partitioner as Partitioner
 from edge_client.planning.partitioners.partitioner import Situation as Situation
+from edge_client.planning.partitioners.partitioner import chosen as chosen
 from edge_client.planning.partitioners.regression import Regression
 from edge_client.spoken import option
-from shared_hooks.errors import SpecError, near
+from shared_hooks.config import looks_like_target, raised, resolve
+from shared_hooks.errors import IsthmusError, SpecError, near
 
 GROUP: Final = "isthmus.partitioners"
 BUILT_IN: Final[Mapping[str, Callable[[], Partitioner]]] = {
@@ -38,25 +41,49 @@ def partitioners() -> dict[str, str]:
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """A new one. An entry point is a class or a function without arguments; a built-in name cannot be taken by one.
+    """A new one. What ``module:Class`` or an entry point names is called without arguments; ``module`` may be in the
+    current folder. A built-in name cannot be taken by an entry point.
 
-    Raises SpecError for an unknown name and for one that cannot be loaded.
+    Raises SpecError for an unknown name and for one that cannot be loaded; later, from ``decide``, for what one
+    from outside raises, and for a decision that is none.
     """
+    where = option("partitioner", name)
     if name in BUILT_IN:
         return BUILT_IN[name]()
     plugged = _plugged().get(name)
-    if plugged is None:
-        raise SpecError(f"{option('partitioner', name)}: no such partitioner.{near(name, partitioners())}")
+    if plugged is None and not looks_like_target(name):
+        known = f"{', '.join(partitioners())}, and module:Class of your own"
+        raise SpecError(f"{where}: no such partitioner; there are {known}.{near(name, partitioners())}")
+    target = name if plugged is None else plugged.value
     try:
-        made = plugged.load()()
+        made = resolve(name, Path.cwd(), where)() if plugged is None else plugged.load()()
+    except SpecError:
+        raise
     except Exception as error:
-        raise SpecError(
-            f"{option('partitioner', name)}: {plugged.value} raised {type(error).__name__}: {error}"
-        ) from error
+        raise SpecError(f"{where}: {target} raised {raised(error)}") from error
     if not callable(getattr(made, "decide", None)):
-        raise SpecError(f"{option('partitioner', name)}: {plugged.value} has no decide(situation)")
-    found: Partitioner = made
-    return found
+        raise SpecError(f"{where}: {target} has no decide(situation)")
+    return _Foreign(made, target)
+
+
+class _Foreign:
+    """A partitioner from outside: what goes wrong in it is reported as its own."""
+
+    def __init__(self, inner: Partitioner, target: str) -> None:
+        self._inner, self._target = inner, target
+        self.about = str(getattr(inner, "about", target))
+
+    def decide(self, situation: Situation) -> Decision:
+        try:
+            decision: object = self._inner.decide(situation)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise SpecError(f"the partitioner {self._target} raised {raised(error)}") from error
+        if not isinstance(decision, Decision):
+            what = f"a {type(decision).__name__}, and no Decision (edge_client.planning.objective.decide makes one)"
+            raise SpecError(f"the partitioner {self._target} returned {what}")
+        return decision
 
 
 def _plugged() -> dict[str, EntryPoint]:

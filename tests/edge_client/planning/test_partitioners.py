@@ -99,6 +99,35 @@ def test_others_plug_in_by_entry_point(monkeypatch: pytest.MonkeyPatch) -> None:
         find_partitioner("int")
 
 
+class Broken:
+    about = "raises, or returns what is no decision"
+
+    def decide(self, situation: Situation) -> object:
+        if situation.option is None:
+            return situation.candidates[0]
+        return {}[situation.option]
+
+
+def test_one_of_your_own_is_named_by_module_and_class(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my_partitioning.py").write_text(
+        "from edge_client.planning.objective import decide\n"
+        "from edge_client.planning.partitioners import chosen\n"
+        "import missing_here_and_there\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    given = situation()
+    assert find_partitioner(f"{__name__}:Last").decide(given).winner.name == given.candidates[-1].name
+    broken = find_partitioner(f"{__name__}:Broken")
+    with pytest.raises(SpecError, match=r":Broken raised KeyError: 'x' \(.*test_partitioners.py:\d+\)"):
+        broken.decide(situation("x"))
+    with pytest.raises(SpecError, match=r":Broken returned a Candidate, and no Decision"):
+        broken.decide(given)
+    with pytest.raises(SpecError, match=r"ModuleNotFoundError: No module named 'missing_here_and_there' \(.*py:3\)"):
+        find_partitioner("my_partitioning:Mine")
+    with pytest.raises(SpecError, match=r"no such partitioner; there are objective, latency"):
+        find_partitioner("mine")
+
+
 def test_a_layer_model_finds_the_law_that_layers_follow() -> None:
     model = LayerModel.fit([profile("edge", lawful())])
     assert set(model.fits) == {"Conv2d", "Linear"}

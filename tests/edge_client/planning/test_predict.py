@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import Calibration, Power, Sample, predict
+from edge_client.planning.predict import Correction, Power, Sample, predict
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.profile import FileInput
@@ -138,14 +138,14 @@ def test_throughput_is_the_slowest_parts() -> None:
 
 
 def test_calibration_adds_the_median_of_what_was_missing() -> None:
-    fitted = Calibration.fit([Sample("a", 10, 12), Sample("b", 10, 15), Sample("c", 10, 100)])
+    fitted = Correction.fit([Sample("a", 10, 12), Sample("b", 10, 15), Sample("c", 10, 100)])
     assert fitted.overhead_ns == 5
     edge, cloud = profile("edge", LAYERS), profile("cloud", LAYERS)
     plain, added = named(predict(edge, cloud, LINK)), named(predict(edge, cloud, LINK, calibration=fitted))
     assert added["layer0"].latency_ns - plain["layer0"].latency_ns == pytest.approx(5)
     assert added[EDGE_ONLY] == plain[EDGE_ONLY]
     with pytest.raises(ValueError, match="no requests"):
-        Calibration.fit([])
+        Correction.fit([])
 
 
 def test_profiles_of_different_models_are_refused() -> None:
