@@ -13,7 +13,6 @@ from io import TextIOWrapper
 from edge_client import interrupts
 from edge_client.commands import common
 from edge_client.commands.arguments import make_parser
-from edge_client.screen.text import one_line
 from edge_client.spoken import by_command
 from shared_hooks.command_line import quiet_libraries
 
@@ -33,6 +32,7 @@ def _main(argv: Sequence[str] | None) -> int:
     if isinstance(sys.stdout, TextIOWrapper):  # a file name that cannot be shown as it is must not end a run
         sys.stdout.reconfigure(errors="backslashreplace")
     options.stdout = sys.stdout
+    common.log_format = getattr(options, "log_format", "console")
     if getattr(options, "no_progress", False):
         quiet_libraries()
     # JSON is alone on standard output, whatever else is printed, by a model's own code, too.
@@ -79,12 +79,12 @@ def _run(options: argparse.Namespace) -> int:
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")
     except KeyboardInterrupt:
         interrupts.heard()
-        print("edge-client: interrupted", file=sys.stderr)
+        common.say("interrupted")
         return common.INTERRUPTED
 
 
 def _complain(message: str, status: int = common.USAGE) -> int:
-    print(f"edge-client: error: {one_line(message)}", file=sys.stderr)
+    common.say(message, "error")
     return status
 
 

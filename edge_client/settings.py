@@ -54,6 +54,8 @@ def server_of(given: str | None = None, config: str | Path | None = None, option
 
     Raises SpecError, which opens with what named a wrong address, or with the file that cannot be read.
     """
+    if given is not None and not isinstance(given, str):
+        raise SpecError(f'{option}: expected a text such as "cloud.example:50051", found {given!r:.80}')
     if given is not None:
         return _checked(given, option)
     if named := os.environ.get(VARIABLE):
@@ -68,6 +70,8 @@ def address_of(server: str) -> str:
     """``HOST:PORT``. SpecError for what commands and functions take, and an `EdgeClient` does not."""
     from edge_client.dial import check_address
 
+    if not isinstance(server, str):
+        raise SpecError(f'server: expected a text such as "cloud.example:50051", found {server!r:.80}')
     if server == OWN:
         raise SpecError(
             'server "own" is for tasks and commands: with edge_client.local_server(MODEL) as server, '

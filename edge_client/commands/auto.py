@@ -15,9 +15,8 @@ from edge_client.adaptive import AutoClient, AutoOptions
 from edge_client.adaptive.beginning import begin
 from edge_client.call import Call
 from edge_client.client import EdgeClient
-from edge_client.commands.common import power_of
+from edge_client.commands.common import power_of, say
 from edge_client.commands.feed import first_readable
-from edge_client.commands.report import say
 from edge_client.planning.objective import Constraints
 from edge_client.sources import Item
 from shared_hooks.errors import SpecError

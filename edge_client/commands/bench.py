@@ -6,9 +6,9 @@ import argparse
 from pathlib import Path
 
 from edge_client.commands import common
-from edge_client.commands.common import needed
+from edge_client.commands.common import needed, say
 from edge_client.commands.feed import choice_of, keywords
-from edge_client.commands.report import check_json_target, say, screen_width, write_json
+from edge_client.commands.report import check_json_target, screen_width, write_json
 from edge_client.sweeping import settings
 from edge_client.tasks.bench import bench
 from shared_hooks.errors import SpecError

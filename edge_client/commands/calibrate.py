@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import common
+from edge_client.commands.common import say
 from edge_client.commands.feed import choice_of, keywords
-from edge_client.commands.report import check_json_target, say, write_json
+from edge_client.commands.report import check_json_target, write_json
 from edge_client.tasks.calibrate import calibrate
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from edge_client import interrupts
 from edge_client.commands import common
+from edge_client.commands.common import say
 from edge_client.commands.report import check_json_target, write_json
 from edge_client.commands.speaking import draw, figures, how, speaker, tell
 from edge_client.generation import Conversation
@@ -82,7 +83,7 @@ def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
         return common.OK
     except (DeadlineExceeded, ModelFailed) as error:
         flow.end()
-        print(f"edge-client: error: {one_line(str(error))}", file=sys.stderr)
+        say(f"{one_line(str(error))}", "error")
         return common.SOME_FAILED
     finally:
         flow.end()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final, TypeAlias
 
+from edge_client.screen.text import one_line
 from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.command_line import Parser
 from shared_hooks.errors import SpecError
@@ -153,6 +156,21 @@ def add_config(command: argparse.ArgumentParser) -> None:
     command.add_argument("--log-format", choices=("console", "json"), default="console", help="of these lines")
 
 
+log_format = "console"
+"""--log-format of this process: what `say` writes."""
+
+
+def say(text: str, level: str = "info") -> None:
+    """One line on standard error, beside what was asked for; with --log-format json an object, as logged lines are."""
+    line = one_line(text)
+    if log_format == "json":
+        at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        line = json.dumps({"time": at, "level": level, "logger": "edge_client", "message": line})
+    else:
+        line = f"edge-client: error: {line}" if level == "error" else f"edge-client: {line}"
+    print(line, file=sys.stderr, flush=True)
+
+
 # Exit statuses of ``edge-client``.
 
 
@@ -240,7 +258,7 @@ def chosen(options: argparse.Namespace) -> str | None:
     """``HOST:PORT``, or `OWN`, or None where there is none; a default is shown on standard error."""
     found = server_of(options.server, getattr(options, "config", None))
     if found.address is not None and found.origin != OPTION:
-        print(f"edge-client: {found}", file=sys.stderr, flush=True)
+        say(f"{found}")
     return found.address
 
 
@@ -260,6 +278,6 @@ def running(server: str | None, choice: ModelChoice, observers: Sequence[str] = 
         return
     from edge_client.process import local_server
 
-    print("edge-client: starting a server on this machine", file=sys.stderr, flush=True)
+    say("starting a server on this machine")
     with local_server(choice, observers=observers) as address:
         yield address

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -15,7 +14,7 @@ from edge_client.adaptive import AutoClient
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import auto, common
-from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.common import credentials_of, needed, running, say
 from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
 from edge_client.commands.looking import Looking
@@ -53,7 +52,7 @@ def _watch_only(options: argparse.Namespace) -> int:
         running(server, choice_of(options)) as address,
         Dashboard(address or "", options.listen, credentials=credentials_of(options)) as page,
     ):
-        print(f"edge-client: dashboard at {page.url} (no --input: the server is only watched)", file=sys.stderr)
+        say(f"dashboard at {page.url} (no --input: the server is only watched)")
         threading.Event().wait()
     return common.OK
 
@@ -110,7 +109,7 @@ def _send(
             if not isinstance(error, IsthmusError):
                 raise error
             if (kind := type(error).__name__) != complaint:  # once for each kind; the page has them all
-                print(f"edge-client: {printable(item.name)}: {one_line(f'{kind}: {error}')}", file=sys.stderr)
+                say(f"{printable(item.name)}: {one_line(f'{kind}: {error}')}")
         complaint = "" if error is None else type(error).__name__
         time.sleep(max(0.0, options.every - (time.monotonic() - began)))
     return failed

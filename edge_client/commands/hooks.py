@@ -13,7 +13,7 @@ from typing import Any
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import common
-from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.common import credentials_of, needed, running, say
 from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.report import check_json_target, table, write_json
 from edge_client.model_choice import ModelChoice
@@ -117,7 +117,7 @@ def _send(
         ):
             if isinstance(answer, Failure):
                 failed += 1
-                print(f"edge-client: {printable(item.name)}: {one_line(str(answer.error))}", file=sys.stderr)
+                say(f"{printable(item.name)}: {one_line(str(answer.error))}")
     finally:
         client.close()
     return common.SOME_FAILED if failed else common.OK

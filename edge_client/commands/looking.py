@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from edge_client.client import EdgeClient
+from edge_client.commands.common import say
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
@@ -44,7 +44,7 @@ class Looking:
             from edge_client.live import Dashboard
 
             self._page = Dashboard(client, self._listen)
-            print(f"edge-client: dashboard at {self._page.url}", file=sys.stderr, flush=True)
+            say(f"dashboard at {self._page.url}")
 
     def count(self, client: EdgeClient) -> None:
         """The sinks, from now on: what was before warmed up."""
@@ -69,6 +69,6 @@ class Looking:
             return
         self._to_sinks.close()
         if number := self._to_sinks.left_out:
-            print(f"edge-client: --sink: {number} answers were left out, for a sink was too slow", file=sys.stderr)
+            say(f"--sink: {number} answers were left out, for a sink was too slow")
         if number := self._to_sinks.failures:
-            print(f"edge-client: --sink: {number} answers could not be written", file=sys.stderr)
+            say(f"--sink: {number} answers could not be written")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from edge_client.commands import common
+from edge_client.commands.common import say
 from edge_client.commands.feed import choice_of, keywords
 from edge_client.commands.report import check_json_target, write_json
 from edge_client.screen.text import one_line
@@ -31,5 +31,5 @@ def main(options: argparse.Namespace) -> int:
     if options.json != "-":
         print(found.text(), file=options.stdout)
         for name, why in found.report.trial.unavailable.items():
-            print(f"edge-client: {name} is not available: {one_line(why)}", file=sys.stderr)
+            say(f"{name} is not available: {one_line(why)}")
     return common.OK if found.all_exact else common.SOME_FAILED

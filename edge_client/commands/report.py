@@ -123,11 +123,6 @@ class Outcome:
 # What commands print. Where JSON is asked for, standard output holds that and nothing else.
 
 
-def say(text: str) -> None:
-    """One line for people, beside what was asked for."""
-    print(f"edge-client: {one_line(text)}", file=sys.stderr, flush=True)
-
-
 def screen_width() -> int | None:
     """The width of the terminal; None where standard output is none: a file is as wide as its lines."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -13,7 +12,7 @@ from edge_client import interrupts
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import common, witnesses
-from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.common import credentials_of, needed, running, say
 from edge_client.commands.feed import Feed, Named, Pace, choice_of, cut_for, feed_of, first_readable
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.looking import Looking
@@ -99,7 +98,7 @@ def _run(
         client.prepare()
         client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
         if client.loaded is not None:
-            print(f"edge-client: {client.loaded} (--only-head {options.only_head})", file=sys.stderr)
+            say(f"{client.loaded} (--only-head {options.only_head})")
         if options.journal:
             journal = RunJournal(options.journal, {"model": spec.model_id, "weights": client.wrapped.weights_hash()})
             assert feed.items is not None
@@ -109,7 +108,7 @@ def _run(
         report = Report(*about, tally, Pace(options.in_flight, options.warmup))
         if before:
             report.resume(before)
-            print(f"edge-client: {len(before)} inputs are in {options.journal} already", file=sys.stderr)
+            say(f"{len(before)} inputs are in {options.journal} already")
         try:
             if feed.items == []:
                 report.start()
@@ -135,18 +134,18 @@ def _run(
                 _send(client, spec, feed, report, maps, kept, journal, show=not options.no_progress)
         except JournalFull as error:
             stopped = True
-            print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
+            say(f"{_one_line(error)}", "error")
         except CONNECTION_ERRORS as error:
             if options.debug:
                 raise
             report.give_up(feed.unanswered(), error)
-            print(f"edge-client: error: {_one_line(error)}", file=sys.stderr)
+            say(f"{_one_line(error)}", "error")
         except KeyboardInterrupt:  # what was answered is reported all the same
             interrupts.heard()
             report.interrupted = True
-            print("edge-client: interrupted", file=sys.stderr)
+            say("interrupted")
         for broken in feed.broken:
-            print(f"edge-client: error: --input: {one_line(str(broken))}", file=sys.stderr)
+            say(f"--input: {one_line(str(broken))}", "error")
         feed.tally.stop()
         report.finish(client.refused, client.unlike)
     finally:
@@ -222,7 +221,7 @@ def _send(
                 if maps is not None and outcome.answer is not None:
                     maps.write(number, item.name, outcome.answer.observations)
             else:
-                print(f"edge-client: {printable(item.origin)}: {_one_line(outcome.error)}", file=sys.stderr, flush=True)
+                say(f"{printable(item.origin)}: {_one_line(outcome.error)}")
 
 
 def _check_losses(options: argparse.Namespace) -> None:

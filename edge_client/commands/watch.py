@@ -17,7 +17,7 @@ from rich.text import Text
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import common
-from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands.common import credentials_of, needed, running, say
 from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
 from edge_client.core import CONNECTION_ERRORS
@@ -76,14 +76,14 @@ def _watch(
             ):
                 if isinstance(answer, Failure):
                     failed += 1
-                    print(f"edge-client: {printable(item.name)}: {one_line(str(answer.error))}", file=sys.stderr)
+                    say(f"{printable(item.name)}: {one_line(str(answer.error))}")
                     continue
                 answered += 1
                 show(_picture(f"{printable(item.name)}, answer {answered}", answer, width))
     except CONNECTION_ERRORS as error:
         if options.debug:
             raise
-        print(f"edge-client: error: {one_line(f'{type(error).__name__}: {error}')}", file=sys.stderr)
+        say(f"{one_line(f'{type(error).__name__}: {error}')}", "error")
         return common.CONNECTION
     finally:
         client.close()

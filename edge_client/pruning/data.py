@@ -15,7 +15,7 @@ from torch import nn
 from edge_client.given import Given, labelled, named
 from edge_client.spoken import option
 from shared_hooks.errors import CutRefused, InputMismatch, SpecError
-from shared_hooks.models import InputItem, ModelSpec, find_inputs
+from shared_hooks.models import ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
 from shared_hooks.selection import SCORINGS, Mask, Sample, best, capture, masked, score
 from shared_hooks.selection.capture import Box, Captured, hooked, matched, place_of, run
@@ -27,23 +27,11 @@ Data = str | Path | Iterable[Any]
 
 
 def find(folder: str, option: str) -> list[Given]:
-    """The input files of a folder (or glob); with none in it, of its sub-folders, each named as its class."""
-    root = Path(folder)
+    """The input files of a folder (or glob), with their truths. Raises SpecError where there are none."""
     try:
         return named(find_inputs(folder))
     except InputMismatch as error:
-        classes = sorted(path for path in root.iterdir() if path.is_dir()) if root.is_dir() else []
-        found = [dataclasses.replace(item, truth=path.name) for path in classes for item in _inside(path)]
-        if not found:
-            raise SpecError(f"{option}: {error}") from error
-        return named(found)
-
-
-def _inside(path: Path) -> list[InputItem]:
-    try:
-        return find_inputs(path)
-    except InputMismatch:
-        return []
+        raise SpecError(f"{option}: {error}") from error
 
 
 def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Given]]:

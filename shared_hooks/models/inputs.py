@@ -68,19 +68,33 @@ def truth_of(path: Path) -> str | None:
 
 
 def find_inputs(patterns: str | Path | Sequence[str | Path], *, once: bool = True) -> list[InputItem]:
-    """The input files of a file, a folder (its images and tensors, no sub-folders), or a glob pattern; or of several.
+    """The input files of a file, a folder (its images and tensors), or a glob pattern; or of several. A folder without
+    inputs of its own whose sub-folders have some is one of classes: each sub-folder's name is the truth of its files.
 
     Sorted by name inside one pattern, in the order of the patterns; each file ``once``, or as often as it is given.
     Raises InputMismatch when a pattern finds nothing.
     """
     if isinstance(patterns, (str, Path)):
         patterns = [patterns]
-    found: list[Path] = []
+    found: list[InputItem] = []
     for pattern in patterns:
         if not str(pattern):
             raise InputMismatch("no such input: an empty path")
-        found += _paths(Path(pattern))
-    return [InputItem.of(path) for path in (dict.fromkeys(found) if once else found)]
+        found += _classes(Path(pattern)) or [InputItem.of(path) for path in _paths(Path(pattern))]
+    return list({item.path: item for item in found}.values()) if once else found
+
+
+def _classes(folder: Path) -> list[InputItem]:
+    """The inputs of a folder of classes; nothing for another path."""
+    if not folder.is_dir() or _inside(folder):
+        return []
+    classes = sorted(path for path in folder.iterdir() if path.is_dir())
+    return [InputItem(path, one.name) for one in classes for path in _inside(one)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    wanted = IMAGE_SUFFIXES | TENSOR_SUFFIXES
+    return sorted(path for path in folder.iterdir() if path.is_file() and path.suffix.lower() in wanted)
 
 
 def _paths(pattern: Path) -> list[Path]:
@@ -88,7 +102,7 @@ def _paths(pattern: Path) -> list[Path]:
     if pattern.is_file():
         return [pattern]
     if pattern.is_dir():
-        paths = sorted(path for path in pattern.iterdir() if path.is_file() and path.suffix.lower() in wanted)
+        paths = _inside(pattern)
         if not paths:
             raise InputMismatch(f"{pattern} holds no input; looked for {', '.join(sorted(wanted))}")
         return paths

@@ -538,3 +538,20 @@ def test_the_exit_status_of_every_command_tells_a_server_from_a_wrong_word(
     monkeypatch.setattr("edge_client.commands.plan.main", fails)
     assert main(["plan"]) == status
     assert capsys.readouterr().err == f"edge-client: error: {error}\n"
+
+
+def test_with_log_format_json_every_line_on_standard_error_is_an_object(capsys: Captured) -> None:
+    words = ["run", "--server", "127.0.0.1:1", "--split", CUT, "--input", str(next(IMAGES.glob("*.png")))]
+    assert main([*words, "--patience", "0.1", "--log-level", "info", "--log-format", "json", "--no-progress"]) == 3
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [line["level"] for line in lines].count("error") == 1
+    assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
+
+
+def test_a_folder_per_class_is_labels(capsys: Captured, tmp_path: Path) -> None:
+    for label, name in (("1", "0011_label1.png"), ("7", "0053_label8.png")):
+        (tmp_path / label).mkdir()
+        shutil.copy(IMAGES / name, tmp_path / label / "image.png")
+    assert main(["run", "--split", "edge-only", "--input", str(tmp_path), "--no-progress"]) == 0
+    out = capsys.readouterr().out
+    assert "truth 1  ok" in out and "truth 7  WRONG" in out and "accuracy 0.5000 (1 of 2" in out

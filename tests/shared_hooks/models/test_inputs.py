@@ -115,6 +115,11 @@ def test_find_inputs(tmp_path: Path) -> None:
     }.items():
         with pytest.raises(InputMismatch, match=message):
             find_inputs(tmp_path / pattern)
+    for name in ("classes/dog/b.png", "classes/cat/a.png", "classes/cat/c_labelfox.npy", "classes/none/notes.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"")
+    classes = [(item.name, item.truth) for item in find_inputs(tmp_path / "classes")]
+    assert classes == [("a.png", "cat"), ("c_labelfox.npy", "cat"), ("b.png", "dog")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputMismatch, match="empty holds no input"):
         find_inputs(tmp_path / "empty")
