@@ -85,6 +85,10 @@ def heartbeat() -> split_pb2.ServerFrame:
     return split_pb2.ServerFrame(heartbeat=split_pb2.Heartbeat())
 
 
+def pong(number: int) -> split_pb2.ServerFrame:
+    return split_pb2.ServerFrame(pong=split_pb2.Pong(number=number, clock_ns=time.perf_counter_ns()))
+
+
 def draining() -> split_pb2.ServerFrame:
     return split_pb2.ServerFrame(draining=split_pb2.Draining())
 

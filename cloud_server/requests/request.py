@@ -57,6 +57,8 @@ class Answer:
         return OVERHEAD + self.nbytes + 2 * besides
 
 
+MOST_UNDER_WAY_NS = 600 * 10**9
+"""A client that says its first byte left earlier than so long ago is not believed."""
 OVERHEAD = 1 << 10
 """Bytes that an answer takes besides its content."""
 
@@ -183,6 +185,9 @@ class Request:
         """What it is answered with, if that is a result."""
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
+        sent_ns = frame.sent_ns
+        self.sent_ns = sent_ns if self.began_ns - MOST_UNDER_WAY_NS < sent_ns < self.began_ns else self.began_ns
+        """When its client sent the first byte, by this clock, as far as that is known and can be."""
         self.payload = memoryview(b"")
         self._read: FileRead | None = None
         self.read_ns = 0

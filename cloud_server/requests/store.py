@@ -29,7 +29,8 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
     reply.id = request.id
     reply.load.CopyFrom(load)
     reply.observations = request.observations or reply.observations
-    reply.durations.receive_ns = request.complete_ns - request.began_ns
+    reply.durations.receive_ns = request.complete_ns - request.sent_ns
+    reply.durations.complete_ns = request.complete_ns
     reply.durations.queue_ns = started_ns - request.complete_ns - request.read_ns
     if reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = b"".join(buffers), ()

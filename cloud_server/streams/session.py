@@ -535,6 +535,8 @@ class StreamSession:
             uploads.cancel(frame.cancel.id)
         elif kind == "closing":
             uploads.close(frame.closing)
+        elif kind == "ping":
+            self.send(wire.pong(frame.ping.number))
         elif kind == "hello":
             raise BadFrame("only the stream's first frame may be hello")
         else:

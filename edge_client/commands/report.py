@@ -482,4 +482,8 @@ class Report:
 
         rows = [row(label, ns) for label, ns in total.rows()]
         rows += [row("sum of the rows", end_to_end), row("measured end to end", measured)]
-        return table(["where the time went", "mean ms", "total ms", "share"], rows, right=(1, 2, 3))
+        text = table(["where the time went", "mean ms", "total ms", "share"], rows, right=(1, 2, 3))
+        if total.clock_error is not None:
+            error = milliseconds(total.clock_error / count)
+            text += f"\nupload and download by clocks that are aligned to {error} ms"
+        return text

@@ -8,14 +8,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from typing import Any, Final, Generic, TypeVar
 
 from edge_client.answer import Answer
 from edge_client.load import Load
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import finite, one_line
-from edge_client.transport import Times
+from edge_client.transport.times import TIME_ROWS
 from shared_hooks.metrics import LayerMetrics, Reading
 
 # `Aside`: what hooks hand over is worked on in a thread of its own, so that no request waits for it.
@@ -96,7 +95,7 @@ Entry = dict[str, Any]
 
 def stages() -> list[Entry]:
     """The rows of every request, in the order of `request`'s ``rows``."""
-    return [{"label": row.metadata["label"], "group": GROUPS[row.name]} for row in fields(Times)]
+    return [{"label": label, "group": GROUPS[name]} for name, label in TIME_ROWS.items()]
 
 
 def said(text: object) -> str:
@@ -119,7 +118,7 @@ def request(answer: Answer, number: int) -> Entry:
         "cut": said(answer.split),
         "layer": answer.layer_id,
         "ms": answer.times.end_to_end / 1e6,
-        "rows": [round(getattr(answer.times, row.name) / 1e6, 4) for row in fields(Times)],
+        "rows": [round(getattr(answer.times, name) / 1e6, 4) for name in TIME_ROWS],
         "up": answer.bytes_up,
         "down": answer.bytes_down,
         "sends": answer.sends,

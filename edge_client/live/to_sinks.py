@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from edge_client.answer import Answer
 from edge_client.live.board import Aside
+from edge_client.transport.times import TIME_ROWS
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import FORWARD_READINGS, ForwardMetrics
 from shared_hooks.sinks import Sink, Value, of_records
@@ -30,8 +31,8 @@ def of_answer(answer: Answer) -> dict[str, Value]:
 
 
 def _of_answer(answer: Answer) -> Iterator[tuple[str, Value]]:
-    for row in fields(answer.times):
-        yield f"time_ms/{row.name}", getattr(answer.times, row.name) / 1e6
+    for name in TIME_ROWS:
+        yield f"time_ms/{name}", getattr(answer.times, name) / 1e6
     yield "time_ms/end_to_end", answer.times.end_to_end / 1e6
     yield "bytes/up", float(answer.bytes_up)
     yield "bytes/down", float(answer.bytes_down)

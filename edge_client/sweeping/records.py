@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from edge_client.planning.objective import STAGES
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
-from edge_client.transport import Times
+from edge_client.transport.times import TIME_ROWS, Times
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
 from shared_hooks.planning import LayerInfo, blocks, last_layer
@@ -98,7 +98,7 @@ def rotated(ways: Sequence[Way], round_number: int, rounds: int) -> list[Way]:
 Kind = Literal["text", "integer", "number", "flag"]
 Columns = dict[str, Kind]
 
-TIMES: Final = tuple(row.name for row in fields(Times))
+TIMES: Final = tuple(TIME_ROWS)
 OUTSIDE: Final = "outside layers"
 LAYER_READINGS: Final = {
     "energy": "energy_j",
@@ -222,7 +222,7 @@ class Records:
         """An answered request; ``known``: columns that it does not hold."""
         key = self._key(way, repetition)
         cells = {**key, **known, "sequence": sequence, "layer_id": way.layer_id, "sends": answer.sends}
-        cells |= {f"{name}_ns": ns for name, ns in answer.times.as_dict().items()}
+        cells |= {f"{name}_ns": getattr(answer.times, name) for name in (*TIMES, "end_to_end")}
         cells |= {"bytes_up": answer.bytes_up, "bytes_down": answer.bytes_down}
         cells["codecs"] = "+".join(dict.fromkeys(answer.codecs)) or None
         for side, forward in (("edge", answer.forward_edge), ("cloud", answer.forward_cloud)):

@@ -25,7 +25,7 @@ from typing import Final, Protocol
 from edge_client.transport import wire
 from edge_client.transport.exchange import Exchange, Waiting
 from edge_client.transport.options import Counters
-from edge_client.transport.times import now_ns
+from edge_client.transport.times import ServerClock, now_ns
 from protos.frames import ChunkFrame, ClientFrame, HeadedReply, HeadedRequest, ServerFrame, cut, reply_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import by_name
@@ -209,6 +209,7 @@ class Outbox(Iterator[ClientFrame]):
         self._opening: Opening | None = None
         self._takes_open = False
         self._cuts: set[str] = set()
+        self._clock = ServerClock()
         self._sending_cut = False  # a cut's description is not through flow control yet
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
@@ -337,6 +338,18 @@ class Outbox(Iterator[ClientFrame]):
             self._finished = self._finished or not self._begun
             self._changed.notify()
 
+    def pong(self, number: int, clock: int) -> None:
+        """The server read its clock for a ping."""
+        with self._lock:
+            self._clock.pong(number, clock, now_ns())
+            if self._clock.is_new:
+                self._changed.notify()
+
+    def server_clock(self, now: int) -> tuple[int, int] | None:
+        """`ServerClock.offset`."""
+        with self._lock:
+            return self._clock.offset(now)
+
     def finish(self) -> None:
         """End the stream from this side: what has been begun is still sent."""
         with self._lock:
@@ -398,6 +411,8 @@ class Outbox(Iterator[ClientFrame]):
     def _pick(self) -> ClientFrame | None:
         if self._control:
             return self._control.popleft()
+        if self._limit and (self._waiting or self._clock.is_new) and self._clock.wants(now := now_ns()):
+            return split_pb2.ClientFrame(ping=split_pb2.Ping(number=self._clock.ping(now)))
         was_sending = self._sending is not None
         frame = self._continue() or self._open_frame()
         if frame is not None:
@@ -462,7 +477,9 @@ class Outbox(Iterator[ClientFrame]):
             self._sending_cut = True
             yield wire.cut_frame(outgoing.cut_digest, outgoing.cut_data)
             self._sending_cut = False
-        header = wire.request_header(exchange, outgoing, self._take_acknowledged() if self._headed else ())
+        known = self._clock.offset(now := now_ns())
+        sent = 0 if known is None else max(0, now - known[0])
+        header = wire.request_header(exchange, outgoing, self._take_acknowledged() if self._headed else (), sent)
         if self._area is not None and outgoing.nbytes >= LEAST:
             offset = self._area.take(exchange.id, outgoing.nbytes)
             if offset is not None:
@@ -537,12 +554,15 @@ class Inbox:
             self._take_reply(reply_of(frame.reply))
         elif kind == "failed":
             self._take_failure(frame.failed)
+        elif kind == "pong":
+            self._outbox.pong(frame.pong.number, frame.pong.clock_ns)
         elif kind == "draining":
             self._lifecycle.emit(Stage.BEFORE_DRAIN, address=self._address)
             self._outbox.drain()
 
     def _take_reply(self, frame: HeadedReply) -> None:
         if exchange := self._find(frame.header.id):
+            exchange.stamps.clock = self._outbox.server_clock(now_ns())
             exchange.take_reply(frame.header, frame.pieces)
             self._if_settled(exchange)
         else:

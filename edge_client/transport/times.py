@@ -4,13 +4,16 @@ All stamps are readings of one clock, this process's; the server contributes dur
 
 * The edge's own rows lie between two stamps.
 * The five server rows are the server's own measurements.
-* The network has the round trip (frontier packed -> last byte of the answer here) less the server's rows. Upload and
-  download cannot be distinguished exactly with two clocks, so each row holds only what was *seen*: ``download`` runs
-  from the answer's header to its last byte; ``upload`` is the longer of two views of the same transfer, the edge's
-  (first frame taken by the transport -> last chunk taken) and the server's (first byte received -> last byte received).
-* What is left of the round trip is neither: both ways' latency, bytes still in socket buffers, thread hand-overs. It
-  has its own row, ``in_transit``, and is never spread over the others. It is a remainder, so the sum is exact by
-  construction; were it ever negative, the server would claim more time than has passed here, and it is shown as such.
+* The network has the round trip (frontier packed -> last byte of the answer here) less the server's rows. ``upload``
+  is from the first byte sent here to the last one received there, ``download`` the reverse: latency and whatever lay in
+  socket buffers included. Two clocks are needed for that: `ServerClock` says where the server's stands, and how far off
+  that may be (``clock_error``): as much may lie in the one row and belong into the other.
+* Without such a clock each row holds only what was *seen*: ``download`` runs from the answer's header to its last byte;
+  ``upload`` is the longer of two views of the same transfer, the edge's (first frame taken by the transport -> last
+  chunk taken) and the server's (first byte received -> last byte received).
+* What is left of the round trip has its own row, ``in_transit``, and is never spread over the others. It is a
+  remainder, so the sum is exact by construction; were it ever negative, the server would claim more time than has
+  passed here, and it is shown as such.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Final
 
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import ForwardMetrics, LayerMetrics, TensorShape
@@ -29,6 +32,64 @@ from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, 
 from shared_hooks.tensors import dtype_named
 
 now_ns: Callable[[], int] = time.perf_counter_ns
+
+
+DRIFT = 1e-4
+"""How far two computers' clocks run apart in a second: 100 ppm, twice what crystals are sold with."""
+PING_SECONDS = 1.0
+"""Between two pings, while requests are sent."""
+FIRST_PINGS = 4
+"""One after the other, when a stream is new: the first ones are slow."""
+LOST_SECONDS = 10.0
+"""After so long no answer to a ping is waited for."""
+
+
+class ServerClock:
+    """Where a server's monotonic clock stands against this process's, by round trips of single small frames: it was
+    read between sending and receiving (F. Cristian, Probabilistic clock synchronization, 1989).
+
+    Called with the lock of its stream's outbox held.
+    """
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._sent: int | None = None
+        """When the ping left whose answer is awaited."""
+        self._began = 0
+        self._offset, self._error, self._at = 0, math.inf, 0
+
+    @property
+    def is_new(self) -> bool:
+        """Whether more pings are wanted at once, requests or none."""
+        return self._number < FIRST_PINGS
+
+    def wants(self, now: int) -> bool:
+        """Whether a ping should leave now."""
+        if self._sent is not None:
+            return now - self._sent > 1e9 * LOST_SECONDS
+        return self._number < FIRST_PINGS or now - self._began > 1e9 * PING_SECONDS
+
+    def ping(self, now: int) -> int:
+        """One leaves now: its number."""
+        self._number, self._sent, self._began = self._number + 1, now, now
+        return self._number
+
+    def pong(self, number: int, clock: int, now: int) -> None:
+        """Its answer has come. Kept where it is nearer than what is known has become by drifting."""
+        if number != self._number or self._sent is None:
+            return
+        error = (now - self._sent) / 2
+        if error <= self._error + DRIFT * (now - self._at):
+            self._offset, self._error, self._at = self._sent + int(error) - clock, error, now
+        self._sent = None
+
+    def offset(self, now: int) -> tuple[int, int] | None:
+        """(what to add to a reading of the server's for one of this clock, how far off that may be), in ns; None where
+        nothing is known.
+        """
+        if math.isinf(self._error):
+            return None
+        return self._offset, int(self._error + DRIFT * (now - self._at))
 
 
 @dataclass(slots=True)
@@ -46,6 +107,7 @@ class Stamps:
     received: int | None = None  # the answer's last byte arrived
     taken: int | None = None  # the caller came for the answer
     unpacked: int | None = None  # the answer is tensors
+    clock: tuple[int, int] | None = None  # `ServerClock.offset` when the answer arrived
     head_ns: int = 0  # the head's own time within admitted -> computed
     ahead_ns: int = 0  # within admitted -> computed, beside the head's: what crosses was encoded while it ran
     retry_ns: int = 0  # an earlier attempt at the same input and the planning after it, before `admitted`
@@ -68,6 +130,7 @@ class ServerTimes:
     compute: int = 0
     encode: int = 0
     receive: int = 0  # first byte received -> last byte received; overlaps the upload, so it is not a row of its own
+    complete: int = 0  # the server's clock when the last byte was received; 0 = not said
 
     @property
     def total(self) -> int:
@@ -97,6 +160,8 @@ class Times:
     turn: int = field(default=0, metadata={"label": "edge wait for its turn"})
     edge_decode: int = field(default=0, metadata={"label": "edge decode"})
     postprocess: int = field(default=0, metadata={"label": "edge postprocess"})
+    clock_error: int | None = field(default=None)
+    """No row: at most so much of ``upload`` belongs to ``download``, or the reverse; None where no clock is known."""
 
     @classmethod
     def from_stamps(cls, stamps: Stamps, server: ServerTimes) -> Times:
@@ -120,8 +185,14 @@ class Times:
         first_sent = min(packed if stamps.first_sent is None else stamps.first_sent, replied)
         last_sent = replied if stamps.last_sent is None else min(stamps.last_sent, replied)
         ahead = max(0, packed - first_sent)  # what left while the head ran took no time of its own
-        upload = _within(max(last_sent - first_sent, server.receive) - ahead, budget - download)
-        send_wait = _within(first_sent - packed, budget - download - upload)
+        if stamps.clock is not None and server.complete:
+            arrived = server.complete + stamps.clock[0]
+            send_wait = _within(first_sent - packed, budget)
+            upload = _within(arrived - max(first_sent, packed), budget - send_wait)
+            download = _within(received - arrived - server.total, budget - send_wait - upload)
+        else:
+            upload = _within(max(last_sent - first_sent, server.receive) - ahead, budget - download)
+            send_wait = _within(first_sent - packed, budget - download - upload)
         return cls(
             prepare=prepared - stamps.called,
             retry=stamps.retry_ns,
@@ -140,12 +211,13 @@ class Times:
             download=download,
             turn=taken - received - stamps.witness_ns,
             edge_decode=unpacked - taken,
+            clock_error=stamps.clock[1] if stamps.clock is not None and server.complete else None,
         )
 
     @property
     def end_to_end(self) -> int:
         """Nanoseconds from the call to the decoded answer: the sum of the rows, which equals the measured time."""
-        return sum(getattr(self, row.name) for row in fields(self))
+        return sum(getattr(self, name) for name in TIME_ROWS)
 
     @property
     def network(self) -> int:
@@ -164,15 +236,19 @@ class Times:
 
     def rows(self) -> list[tuple[str, int]]:
         """(label, ns) of every row, in the order in which things happen; ``retry`` only where there was one."""
-        shown = [row for row in fields(self) if row.name != "retry" or self.retry]
-        return [(row.metadata["label"], getattr(self, row.name)) for row in shown]
+        return [(label, getattr(self, name)) for name, label in TIME_ROWS.items() if name != "retry" or self.retry]
 
     def as_dict(self) -> dict[str, int]:
-        """Row name -> ns, and ``end_to_end``."""
-        return {**{row.name: getattr(self, row.name) for row in fields(self)}, "end_to_end": self.end_to_end}
+        """Row name -> ns, ``end_to_end``, and ``clock_error`` where the clocks are known."""
+        known = {name: getattr(self, name) for name in TIME_ROWS}
+        if self.clock_error is not None:
+            known["clock_error"] = self.clock_error
+        return {**known, "end_to_end": self.end_to_end}
 
     def __add__(self, other: Times) -> Times:
-        return Times(**{row.name: getattr(self, row.name) + getattr(other, row.name) for row in fields(self)})
+        errors = [one for one in (self.clock_error, other.clock_error) if one is not None]
+        rows = {name: getattr(self, name) + getattr(other, name) for name in TIME_ROWS}
+        return Times(**rows, clock_error=sum(errors) if errors else None)
 
     @classmethod
     def total(cls, times: Iterable[Times]) -> Times:
@@ -181,6 +257,10 @@ class Times:
         for one in times:
             total = total + one
         return total
+
+
+TIME_ROWS: Final = {row.name: row.metadata["label"] for row in fields(Times) if "label" in row.metadata}
+"""The rows of `Times`, by name: their labels."""
 
 
 def _within(value: int, budget: int) -> int:

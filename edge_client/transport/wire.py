@@ -63,10 +63,12 @@ def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
     return tuple(welcome.codecs) or FIRST_CODECS
 
 
-def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence[int] = ()) -> split_pb2.RequestHeader:
+def request_header(
+    exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence[int] = (), sent_ns: int = 0
+) -> split_pb2.RequestHeader:
     """The header of a request; made when it is sent, so that the deadline is what is left then.
 
-    ``acknowledge``: ids of answers that have come.
+    ``acknowledge``: ids of answers that have come. ``sent_ns``: now, by the server's clock; 0 = not known.
     """
     return split_pb2.RequestHeader(
         id=exchange.id,
@@ -83,6 +85,7 @@ def request_header(exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence
         step=outgoing.step,
         decoding=outgoing.decoding,
         acknowledge=acknowledge,
+        sent_ns=sent_ns,
     )
 
 
@@ -172,4 +175,5 @@ def server_times(durations: split_pb2.Durations) -> ServerTimes:
         compute=durations.compute_ns,
         encode=durations.encode_ns,
         receive=durations.receive_ns,
+        complete=durations.complete_ns,
     )

@@ -123,7 +123,7 @@ def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
 
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-"""Of files that `torch.save` writes."""
+"""The names of files that `torch.save` writes end in these."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
 """Keys under which training scripts keep the state dictionary in a checkpoint."""
 CONVERT = "safetensors.torch.save_model(model, 'weights.safetensors')"

@@ -98,7 +98,8 @@ class _Servicer(split_pb2_grpc.SplitServicer):
         self._server = server
 
     def Session(self, request_iterator: Frames, context: Any) -> Iterator[split_pb2.ServerFrame]:
-        yield from self._server.session(request_iterator, context)
+        frames = (frame for frame in request_iterator if frame.WhichOneof("frame") != "ping")
+        yield from self._server.session(frames, context)
 
 
 def requests(server: FakeServer, frames: Frames) -> Iterator[tuple[split_pb2.RequestHeader, bytes]]:

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class ClientFrame(_message.Message):
-    __slots__ = ("hello", "cut", "request", "chunk", "acknowledge", "cancel", "closing")
+    __slots__ = ("hello", "cut", "request", "chunk", "acknowledge", "cancel", "closing", "ping")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     REQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -16,6 +16,7 @@ class ClientFrame(_message.Message):
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     CLOSING_FIELD_NUMBER: _ClassVar[int]
+    PING_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     cut: CutUpload
     request: RequestHeader
@@ -23,23 +24,26 @@ class ClientFrame(_message.Message):
     acknowledge: Acknowledge
     cancel: Cancel
     closing: Closing
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., cut: _Optional[_Union[CutUpload, _Mapping]] = ..., request: _Optional[_Union[RequestHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ...) -> None: ...
+    ping: Ping
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., cut: _Optional[_Union[CutUpload, _Mapping]] = ..., request: _Optional[_Union[RequestHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., acknowledge: _Optional[_Union[Acknowledge, _Mapping]] = ..., cancel: _Optional[_Union[Cancel, _Mapping]] = ..., closing: _Optional[_Union[Closing, _Mapping]] = ..., ping: _Optional[_Union[Ping, _Mapping]] = ...) -> None: ...
 
 class ServerFrame(_message.Message):
-    __slots__ = ("welcome", "reply", "chunk", "failed", "draining", "heartbeat")
+    __slots__ = ("welcome", "reply", "chunk", "failed", "draining", "heartbeat", "pong")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REPLY_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
     FAILED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    PONG_FIELD_NUMBER: _ClassVar[int]
     welcome: Welcome
     reply: ReplyHeader
     chunk: Chunk
     failed: RequestFailed
     draining: Draining
     heartbeat: Heartbeat
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reply: _Optional[_Union[ReplyHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ...) -> None: ...
+    pong: Pong
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., reply: _Optional[_Union[ReplyHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., failed: _Optional[_Union[RequestFailed, _Mapping]] = ..., draining: _Optional[_Union[Draining, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol_version", "client_id", "model_id", "weights_hash", "structure_digest", "plan_digest", "environment", "about", "inline_bytes", "heartbeat_ms", "manifest", "message_bytes", "area")
@@ -151,7 +155,7 @@ class CutUpload(_message.Message):
     def __init__(self, digest: _Optional[str] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class RequestHeader(_message.Message):
-    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset", "open")
+    __slots__ = ("id", "cut_digest", "header", "payload_bytes", "session_id", "step", "deadline_ms", "want_metrics", "file", "hooks", "traceparent", "decoding", "payload", "together", "acknowledge", "area_offset", "sent_ns", "open")
     ID_FIELD_NUMBER: _ClassVar[int]
     CUT_DIGEST_FIELD_NUMBER: _ClassVar[int]
     HEADER_FIELD_NUMBER: _ClassVar[int]
@@ -168,6 +172,7 @@ class RequestHeader(_message.Message):
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGE_FIELD_NUMBER: _ClassVar[int]
     AREA_OFFSET_FIELD_NUMBER: _ClassVar[int]
+    SENT_NS_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
     id: int
     cut_digest: str
@@ -185,8 +190,9 @@ class RequestHeader(_message.Message):
     together: bool
     acknowledge: _containers.RepeatedScalarFieldContainer[int]
     area_offset: int
+    sent_ns: int
     open: bool
-    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ..., open: bool = ...) -> None: ...
+    def __init__(self, id: _Optional[int] = ..., cut_digest: _Optional[str] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., session_id: _Optional[int] = ..., step: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., want_metrics: bool = ..., file: _Optional[_Union[FileInput, _Mapping]] = ..., hooks: _Optional[_Iterable[str]] = ..., traceparent: _Optional[str] = ..., decoding: _Optional[_Union[Decoding, _Mapping]] = ..., payload: _Optional[bytes] = ..., together: bool = ..., acknowledge: _Optional[_Iterable[int]] = ..., area_offset: _Optional[int] = ..., sent_ns: _Optional[int] = ..., open: bool = ...) -> None: ...
 
 class Closing(_message.Message):
     __slots__ = ("id", "header", "payload_bytes")
@@ -243,20 +249,22 @@ class Cancel(_message.Message):
     def __init__(self, id: _Optional[int] = ...) -> None: ...
 
 class Durations(_message.Message):
-    __slots__ = ("queue_ns", "decode_ns", "inject_ns", "compute_ns", "encode_ns", "receive_ns")
+    __slots__ = ("queue_ns", "decode_ns", "inject_ns", "compute_ns", "encode_ns", "receive_ns", "complete_ns")
     QUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     DECODE_NS_FIELD_NUMBER: _ClassVar[int]
     INJECT_NS_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_NS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_NS_FIELD_NUMBER: _ClassVar[int]
     RECEIVE_NS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_NS_FIELD_NUMBER: _ClassVar[int]
     queue_ns: int
     decode_ns: int
     inject_ns: int
     compute_ns: int
     encode_ns: int
     receive_ns: int
-    def __init__(self, queue_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., inject_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., encode_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ...) -> None: ...
+    complete_ns: int
+    def __init__(self, queue_ns: _Optional[int] = ..., decode_ns: _Optional[int] = ..., inject_ns: _Optional[int] = ..., compute_ns: _Optional[int] = ..., encode_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ..., complete_ns: _Optional[int] = ...) -> None: ...
 
 class LayerMetric(_message.Message):
     __slots__ = ("layer_id", "name", "layer_type", "inference_ns", "output_bytes", "outputs", "cpu_ns", "energy", "mean_power", "memory_allocated", "memory_peak", "cpu_utilisation", "gpu_utilisation", "memory_utilisation")
@@ -391,6 +399,20 @@ class RequestFailed(_message.Message):
     retry: bool
     retry_after_ms: int
     def __init__(self, id: _Optional[int] = ..., code: _Optional[int] = ..., error: _Optional[str] = ..., message: _Optional[str] = ..., retry: bool = ..., retry_after_ms: _Optional[int] = ...) -> None: ...
+
+class Ping(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
+
+class Pong(_message.Message):
+    __slots__ = ("number", "clock_ns")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_NS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    clock_ns: int
+    def __init__(self, number: _Optional[int] = ..., clock_ns: _Optional[int] = ...) -> None: ...
 
 class Draining(_message.Message):
     __slots__ = ()
