@@ -153,7 +153,7 @@ class RequestTable:
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
         facts = {"split": request.split, "nbytes": request.received_bytes, "reply": request.reply}
-        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, began_ns=request.began_ns, **facts)
+        self._lifecycle.emit(Stage.AFTER_REQUEST, request.about, error=error, began_ns=request.sent_ns, **facts)
         with self.lock:
             self._ends_unheard -= 1
             self.changed.notify_all()

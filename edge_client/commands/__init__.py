@@ -7,8 +7,9 @@ arguments        the commands and their options; loads nothing, so that ``--help
 common           options that several commands have
 feed             inputs, models and cuts from words; the pace of a run
 report           what became of inputs, printed and written
-run_journal      run with --journal and --save-outputs
-auto             run with --split auto, --dashboard, --sink
+run_journal      run with --journal and --output
+auto             run with --split auto
+looking          run with --dashboard, --sink
 witnesses        run with --witness
 speaking         generate and chat: the model and how it writes, from them
 compare_benches  compare, where both are of bench

@@ -5,8 +5,9 @@ spec         `ModelSpec`: a model is built, fed and read
 inputs       input files and their true labels; the input that both sides plan on
 images       image file -> tensor; pictures of videos; files that a client sends
 picture      decoded in a process with limits of memory and time
+drawing      boxes and masks drawn on what a model saw, as a spec says
 predictions  output -> `Prediction`; the tokenizer that a spec names
-weights      safetensors -> model, strictly, on a device, all or a part
+weights      safetensors, .pt, .pth -> model, strictly, on a device, all or a part
 digits       the model that ships
 """
 
