@@ -34,6 +34,7 @@ from shared_hooks.errors import (
     by_name,
     near,
 )
+from shared_hooks.lifecycle import Event
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
 from shared_hooks.tensors import dtype_named
 from shared_hooks.version import __version__
@@ -262,7 +263,7 @@ NAME = "isthmus"
 PLATFORM = "pytorch"
 VERSION = "1"
 """The version of every model: other weights are another model here, with a name of their own."""
-EXTENSIONS = ("model_repository", "model_configuration", "binary_tensor_data", "isthmus_tail")
+EXTENSIONS = ("model_repository", "model_configuration", "statistics", "binary_tensor_data", "isthmus_tail")
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,70 @@ class ModelInfo:
     outputs: tuple[TensorInfo, ...]
 
 
+PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+"""Of Triton's statistics, in its words."""
+
+
+class _Statistics:
+    """A hook that counts each model's requests since the server started, whichever protocol they came by."""
+
+    name = "statistics"
+    built_in = True
+    priority = "LOWEST"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._models: dict[str, _ModelStatistics] = {}
+
+    def after_request(self, event: Event) -> None:
+        """It is answered, failed or cancelled."""
+        reply: split_pb2.ReplyHeader | None = event.reply
+        took = time.perf_counter_ns() - event.began_ns
+        assert event.request is not None
+        with self._lock:
+            known = self._models.setdefault(event.request.model_id, _ModelStatistics())
+            if event.error is not None or reply is None:
+                known.add(fail=took)
+                return
+            one = reply.durations
+            before = one.decode_ns + one.inject_ns
+            known.add(
+                success=took,
+                queue=one.queue_ns,
+                compute_input=before,
+                compute_infer=one.compute_ns,
+                compute_output=one.encode_ns,
+            )
+            known.last_ms = time.time_ns() // 10**6
+            known.executions += 1 / max(1, reply.company)
+
+    def of(self, model: str) -> dict[str, Any]:
+        """As Triton's JSON and messages have it."""
+        with self._lock:
+            known = self._models.get(model, _ModelStatistics())
+            parts = {name: {"count": known.counts[name], "ns": known.ns[name]} for name in PARTS}
+            return {
+                "name": model,
+                "version": VERSION,
+                "last_inference": known.last_ms,
+                "inference_count": known.counts["success"],
+                "execution_count": round(known.executions),
+                "inference_stats": parts,
+            }
+
+
+class _ModelStatistics:
+    def __init__(self) -> None:
+        self.counts, self.ns = dict.fromkeys(PARTS, 0), dict.fromkeys(PARTS, 0)
+        self.last_ms = 0
+        self.executions = 0.0
+
+    def add(self, **parts: int) -> None:
+        for name, ns in parts.items():
+            self.counts[name] += 1
+            self.ns[name] += ns
+
+
 class Inference:
     """The Open Inference Protocol of one core. ``ready``: whether the server takes requests (`transport.health`). Any
     thread may call.
@@ -290,6 +355,8 @@ class Inference:
     def __init__(self, core: Core, ready: Callable[[], bool]) -> None:
         self.core = core
         self.held = Held(core.limits.max_inference_bytes)
+        self._statistics = _Statistics()
+        core.lifecycle.register(self._statistics)
         self._ready = ready
 
     @property
@@ -309,6 +376,12 @@ class Inference:
             state, reason = states[name] if self.ready else ("UNAVAILABLE", "")
             found.append({"name": name, "version": VERSION, "state": state, **({"reason": reason} if reason else {})})
         return found
+
+    def statistics(self, caller: Caller, name: str = "", version: str = "") -> list[dict[str, Any]]:
+        """Triton's statistics of a model, or of all that ``caller`` may use. Raises UnknownModel."""
+        if name:
+            self.engine(caller, name, version)
+        return [self._statistics.of(one) for one in ([name] if name else self.core.engines_for(caller))]
 
     def load(self, caller: Caller, name: str) -> None:
         """As the server's files say now, again if it is served already; returns when it is warm. Raises AccessRefused,

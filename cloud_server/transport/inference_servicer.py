@@ -121,6 +121,10 @@ class InferenceServicer:
         )
         return pb.ModelConfigResponse(config=config)
 
+    def statistics(self, asked: pb.ModelStatisticsRequest, caller: Caller) -> pb.ModelStatisticsResponse:
+        found = self._inference.statistics(caller, asked.name, asked.version)
+        return pb.ModelStatisticsResponse(model_stats=[pb.ModelStatistics(**one) for one in found])
+
     def index(self, asked: pb.RepositoryIndexRequest, caller: Caller) -> pb.RepositoryIndexResponse:
         _check_repository(asked)
         return pb.RepositoryIndexResponse(
@@ -153,6 +157,7 @@ class InferenceServicer:
             ("ServerMetadata", self.server, pb.ServerMetadataRequest),
             ("ModelMetadata", self.model, pb.ModelMetadataRequest),
             ("ModelConfig", self.config, pb.ModelConfigRequest),
+            ("ModelStatistics", self.statistics, pb.ModelStatisticsRequest),
             ("RepositoryIndex", self.index, pb.RepositoryIndexRequest),
             ("RepositoryModelLoad", self.load, pb.RepositoryModelLoadRequest),
             ("RepositoryModelUnload", self.unload, pb.RepositoryModelUnloadRequest),

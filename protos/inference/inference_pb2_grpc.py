@@ -69,6 +69,11 @@ class GRPCInferenceServiceStub(object):
                 request_serializer=protos_dot_inference_dot_inference__pb2.ModelConfigRequest.SerializeToString,
                 response_deserializer=protos_dot_inference_dot_inference__pb2.ModelConfigResponse.FromString,
                 _registered_method=True)
+        self.ModelStatistics = channel.unary_unary(
+                '/isthmus.inference.GRPCInferenceService/ModelStatistics',
+                request_serializer=protos_dot_inference_dot_inference__pb2.ModelStatisticsRequest.SerializeToString,
+                response_deserializer=protos_dot_inference_dot_inference__pb2.ModelStatisticsResponse.FromString,
+                _registered_method=True)
         self.RepositoryIndex = channel.unary_unary(
                 '/isthmus.inference.GRPCInferenceService/RepositoryIndex',
                 request_serializer=protos_dot_inference_dot_inference__pb2.RepositoryIndexRequest.SerializeToString,
@@ -132,6 +137,12 @@ class GRPCInferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ModelStatistics(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RepositoryIndex(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -187,6 +198,11 @@ def add_GRPCInferenceServiceServicer_to_server(servicer, server):
                     servicer.ModelConfig,
                     request_deserializer=protos_dot_inference_dot_inference__pb2.ModelConfigRequest.FromString,
                     response_serializer=protos_dot_inference_dot_inference__pb2.ModelConfigResponse.SerializeToString,
+            ),
+            'ModelStatistics': grpc.unary_unary_rpc_method_handler(
+                    servicer.ModelStatistics,
+                    request_deserializer=protos_dot_inference_dot_inference__pb2.ModelStatisticsRequest.FromString,
+                    response_serializer=protos_dot_inference_dot_inference__pb2.ModelStatisticsResponse.SerializeToString,
             ),
             'RepositoryIndex': grpc.unary_unary_rpc_method_handler(
                     servicer.RepositoryIndex,
@@ -393,6 +409,33 @@ class GRPCInferenceService(object):
             '/isthmus.inference.GRPCInferenceService/ModelConfig',
             protos_dot_inference_dot_inference__pb2.ModelConfigRequest.SerializeToString,
             protos_dot_inference_dot_inference__pb2.ModelConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ModelStatistics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/isthmus.inference.GRPCInferenceService/ModelStatistics',
+            protos_dot_inference_dot_inference__pb2.ModelStatisticsRequest.SerializeToString,
+            protos_dot_inference_dot_inference__pb2.ModelStatisticsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -5,6 +5,7 @@
     GET  /v2/models/NAME[/versions/V]             a model
     GET  /v2/models/NAME[/versions/V]/ready       200, or 404/503
     GET  /v2/models/NAME[/versions/V]/config      ... in Triton's words
+    GET  /v2/models[/NAME[/versions/V]]/stats     how many requests it answered, and their times
     POST /v2/models/NAME[/versions/V]/infer       a request
     POST /v2/repository/models/NAME/load, .../unload               (for who may)
 
@@ -339,6 +340,9 @@ class Application:
             await self._change(path[3], path[4], caller, headers, receive, peer)
             await send_whole(send, peer, 200, messages.text({}))
             return
+        if path == ["v2", "models", "stats"] and "stats" not in inference.core.engines_for(caller):
+            await send_whole(send, peer, 200, messages.text({"model_stats": inference.statistics(caller)}))
+            return
         if path[:2] != ["v2", "models"] or len(path) < 3:
             raise NoSuchPath("there are /v2, /v2/health/live, /v2/health/ready, /v2/models/NAME and .../NAME/infer")
         name, rest, version = path[2], path[3:], ""
@@ -352,11 +356,16 @@ class Application:
             inference.engine(caller, name, version)
             ready = inference.ready
             await send_whole(send, peer, 200 if ready else 503, messages.text({"ready": ready}))
+        elif rest == ["stats"]:
+            found = inference.statistics(caller, name, version)
+            await send_whole(send, peer, 200, messages.text({"model_stats": found}))
         elif rest in ([], ["config"]):
             info = inference.describe(caller, name, version)
             await send_whole(send, peer, 200, messages.text(_config(info) if rest else _metadata(info)))
         else:
-            raise NoSuchPath(f"of a model there are its metadata, ready, config and infer, not {'/'.join(rest)[:80]!r}")
+            raise NoSuchPath(
+                f"of a model there are its metadata, ready, config, stats and infer, not {'/'.join(rest)[:80]!r}"
+            )
 
     async def _change(
         self, name: str, what: str, caller: Caller, headers: Mapping[bytes, bytes], receive: Receive, peer: Peer

@@ -210,7 +210,7 @@ def test_each_refusal_has_its_own_words(asker: Asker, what: str) -> None:
 
 def test_methods_that_are_not_had(asker: Asker) -> None:
     with pytest.raises(grpc.RpcError) as error:
-        asker.channel.unary_unary("/inference.GRPCInferenceService/ModelStatistics")(b"", timeout=60)
+        asker.channel.unary_unary("/inference.GRPCInferenceService/SystemSharedMemoryStatus")(b"", timeout=60)
     assert error.value.code() is CODE.UNIMPLEMENTED
 
 
@@ -299,3 +299,15 @@ class TestBounds:
             server.drain()
             assert asker.call("ServerLive").live and not asker.call("ServerReady").ready
             refused(asker, asked(torch.ones(1, 8)), CODE.UNAVAILABLE, "draining")
+
+
+def test_statistics_are_of_the_models_a_caller_may_use(asker: Asker, server: CloudServer) -> None:
+    def counted(name: str = "") -> dict[str, int]:
+        answer = asker.call("ModelStatistics", pb.ModelStatisticsRequest(name=name), pb.ModelStatisticsResponse)
+        return {one.name: one.inference_count for one in answer.model_stats}
+
+    before = counted()
+    assert before.keys() == {"residual", "nameless"}
+    same(asker.infer(asked(torch.ones(1, 8))), torch.ones(1, 8))
+    eventually(lambda: counted("residual") == {"residual": before["residual"] + 1})
+    refused(asker, pb.ModelStatisticsRequest(name="nowhere"), CODE.NOT_FOUND, "no model", "ModelStatistics")

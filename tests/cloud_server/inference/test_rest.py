@@ -6,8 +6,10 @@ import http.client
 import json
 import socket
 import ssl
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -291,3 +293,29 @@ def test_nobody_is_asked_to_come_back_too_early(server: CloudServer, monkeypatch
     response = connection.getresponse()
     assert (response.status, response.getheader("Retry-After")) == (429, "2")
     connection.close()
+
+
+def test_statistics_count_what_was_answered_and_what_failed() -> None:
+    with serving(engine(), rest="127.0.0.1:0") as server:
+        path = "/v2/models/residual/stats"
+
+        def counted(where: str = path) -> dict[str, Any]:
+            (one,) = ask(server, where)[1]["model_stats"]
+            return dict(one)
+
+        before = counted()
+        assert before["name"] == "residual" and before["version"] == "1" and before["last_inference"] == 0
+        assert {part["count"] for part in before["inference_stats"].values()} == {0}
+        for _ in range(3):
+            same(ask(server, INFER, GOOD), ONES)
+        assert ask(server, INFER, body(tensor(torch.full((2, 8), 13.0))))[0] == 500
+        eventually(lambda: counted()["inference_stats"]["fail"]["count"] == 1)
+        found = counted("/v2/models/stats")
+        assert found == counted("/v2/models/residual/versions/1/stats")
+        parts = found["inference_stats"]
+        assert found["inference_count"] == found["execution_count"] == parts["success"]["count"] == 3
+        assert abs(found["last_inference"] / 1000 - time.time()) < 60
+        inside = ("queue", "compute_input", "compute_infer", "compute_output")
+        assert all(parts[name]["count"] == 3 for name in inside)
+        assert 0 < sum(parts[name]["ns"] for name in inside) <= parts["success"]["ns"]
+        assert ask(server, "/v2/models/nowhere/stats")[0] == 404

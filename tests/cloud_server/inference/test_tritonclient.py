@@ -29,6 +29,8 @@ def test_models_metadata_and_answers() -> None:
         answer = client.infer("residual", [given], request_id="7")
         assert answer.get_response().id == "7"
         assert torch.equal(torch.from_numpy(answer.as_numpy("logits").copy()), wanted)
+        (counted,) = client.get_inference_statistics("residual").model_stats
+        assert counted.inference_count == 1 and counted.inference_stats.success.ns > 0
         with WrappedModel(Residual().eval()) as edge:
             data, parameters = tail_request(edge, "residual", edge.head("second", x))
         crosses = triton.InferInput(INPUT, [len(data)], "UINT8")
