@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from edge_client.request import (
 )
 from edge_client.spoken import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import ConnectionOptions, Stamps, now_ns
-from shared_hooks.errors import Cancelled, SpecError, near
+from shared_hooks.errors import Cancelled, IsthmusError, SpecError, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import InputItem, ModelSpec, Prediction
 from shared_hooks.showing import summary_of
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_client.adaptive import AutoClient, AutoOptions
+    from edge_client.intervention import Intervention
     from edge_client.planning.codecs import LossTable
 
 FAILURES: Final = ("raise", "return")
@@ -143,6 +144,7 @@ class EdgeClient(ClientCore):
         self._auto_options = auto
         self._auto: AutoClient | None = None
         self._beginning = threading.Lock()
+        self._interventions: tuple[Intervention, ...] = ()
 
     @property
     def split(self) -> Cut:
@@ -257,10 +259,18 @@ class EdgeClient(ClientCore):
         if isinstance(item, Call) and item.kwargs:
             self._swallowed.look(item)
         if cut == AUTO:
+            for one in self._interventions:
+                one.check(cut)
             chooser = self._chooser(item)
             return Pending(chooser.begin(item, until, position, stamps, exact), chooser.finish, chooser.leave)
         work = work_of(item, cut) or item
         running = self.requests.begin(work, cut, stamps, until, position, exact)
+        for one in self._interventions:
+            try:
+                one.check(cut)
+            except IsthmusError as error:
+                self.requests.cancel(running, str(error))
+                raise
         return Pending(running, self.requests.finish, self.requests.cancel)
 
     def _chooser(self, item: Any) -> AutoClient:
@@ -387,6 +397,29 @@ class EdgeClient(ClientCore):
             lifecycle=self.lifecycle,
         )
         return closing_with(source, answers) if named else answers
+
+    @contextmanager
+    def intervene(self, changes: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+        """Change activations on purpose, in modules that run here, for as long as the block lasts.
+
+            with client.intervene({"layer3": lambda output: output * 0}):
+                answer = client.infer(image)
+
+        The name of a block or layer -> a function of the output of each of its calls: what it returns, of the same
+        shape and dtype, is used instead; None leaves it. Answers name the modules (`Answer.transforms`).
+
+        Raises UnknownLayer. A request raises CutRefused where a module runs behind its cut, and ModelFailed where a
+        function raises or returns another shape.
+        """
+        from edge_client.intervention import Intervention
+
+        made = Intervention(self.wrapped, changes)
+        with made.attach(self.wrapped):
+            self._interventions += (made,)
+            try:
+                yield
+            finally:
+                self._interventions = tuple(one for one in self._interventions if one is not made)
 
     @contextmanager
     def generating(
