@@ -16,6 +16,7 @@ dial          the one place that opens a channel, and why one does not open
 journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
 inference     a tail for who speaks the Open Inference Protocol
+intervention  activations changed on purpose
 credentials   what this side shows a server
 settings      which server is asked where nobody names one
 choosing      which codec every tensor travels with

@@ -34,8 +34,8 @@ class Intervention(Transform):
         self._of_thread.error = f"intervene, {where}: {raised(error)}"
 
     def check(self, cut: Cut) -> None:
-        """Of a request whose head has run in this thread. Raises ModelFailed where a function raised, or gave another
-        shape or dtype, and CutRefused where a module runs behind the cut.
+        """Called when a request's head has run in this thread. Raises ModelFailed where a function raised, or gave
+        another shape or dtype, and CutRefused where a module runs behind the cut.
         """
         error = getattr(self._of_thread, "error", None)
         if error is not None:

@@ -284,7 +284,7 @@ class ModelInfo:
 
 
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-"""Of Triton's statistics, in its words."""
+"""The durations that Triton's statistics have, in its words."""
 
 
 class _Statistics:

@@ -12,6 +12,5 @@ auto             run with --split auto
 looking          run with --dashboard, --sink
 witnesses        run with --witness
 speaking         generate and chat: the model and how it writes, from them
-compare_benches  compare, where both are of bench
 heat_maps        run with --heat-maps
 """
