@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -175,6 +175,7 @@ def _solved(rising: Callable[[float], float], wanted: float) -> float:
 # What is kept of one codec at one cut: sums, from which the mean and its bounds come.
 
 
+LOSSLESS_INPUTS = 32
 LEAST_TO_STOP = 16
 """Rows before a codec can be called too lossy."""
 
@@ -219,6 +220,29 @@ class Tally:
                 self._labelled += 1
                 self._right += row.right
 
+    @property
+    def most(self) -> int | None:
+        """Inputs that are enough: nothing but bytes is counted where nothing can be lost."""
+        return LOSSLESS_INPUTS if self.lossless else None
+
+    @property
+    def mean_bytes(self) -> float:
+        return self.nbytes / self.inputs
+
+    @property
+    def mean_loss(self) -> float:
+        return self._loss / self.rows if self.rows else 0.0
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able, for `restore`."""
+        return {name: getattr(self, name) for name in ("step", *_SUMS)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from there."""
+        for name in _SUMS:
+            setattr(self, name, state[name])
+        self._measures = {name: (total, count) for name, (total, count) in state["_measures"].items()}
+
     def bounds(self) -> tuple[float, float]:
         """Bounds of the loss, each with the confidence by itself; not below 0."""
         if self.lossless:
@@ -240,8 +264,8 @@ class Tally:
             codec=self.codec,
             lossless=self.lossless,
             n=self.rows,
-            bytes_up=self.nbytes / self.inputs,
-            loss=self._loss / self.rows if self.rows else 0.0,
+            bytes_up=self.mean_bytes,
+            loss=self.mean_loss,
             low=low,
             high=None if high == float("inf") else high,
             accuracy=self._right / self._labelled if self._labelled else None,
@@ -249,5 +273,8 @@ class Tally:
                 **{name: total / count for name, (total, count) in self._measures.items()},
                 **({} if self.step is None else {"step": self.step}),
             },
-            stopped=self.stopped,
+            stopped="",
         )
+
+
+_SUMS: Final = ("inputs", "nbytes", "rows", "stopped", "used", "_loss", "_squares", "_measures", "_labelled", "_right")

@@ -123,7 +123,7 @@ def _table(table: LossTable, max_loss: float) -> tuple[list[str], list[list[str]
                     "-" if one.lossless else f"{_percent(one.low)} and {_percent(one.high)}",
                     _percent(one.accuracy),
                     *("-" if name not in one.measures else f"{one.measures[name]:.4g}" for name in measures),
-                    "-" if one.lossless else f"{one.n}{' (stopped)' if one.stopped else ''}",
+                    "-" if one.lossless else f"{one.n}{f' ({one.stopped})' if one.stopped else ''}",
                 ]
             )
     return headers, rows, within

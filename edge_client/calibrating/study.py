@@ -1,13 +1,18 @@
-"""The study: every input through head, encode, decode and tail, at every cut and with every codec, in this process.
+"""The study: inputs through head, encode, decode and tail, at every cut and with every codec, in this process.
 
-The whole model runs once for an input, and one head for an input and a cut, which all codecs share. Where a codec left
+It works in rounds. The first takes a few inputs and a few codecs through every cut; each later one takes more inputs,
+through what is still on the front: a codec at a cut is left alone while another one, at that cut or after an earlier
+layer, sends no more bytes, loses no more and costs no more time. Should that change, it catches up. In a round the
+whole model runs once for an input, and one head for an input and a cut, which all codecs share. Where a codec left
 every tensor as it is, or is lossless, no tail has to run: the answer is the whole model's.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property, partial
@@ -17,7 +22,7 @@ from edge_client.calibrating import inputs
 from edge_client.calibrating.inputs import Tally
 from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
 from edge_client.given import Given
-from edge_client.planning.codecs import CutLosses, LossTable
+from edge_client.planning.codecs import DOMINATED, TOO_LOSSY, CutLosses, LossTable
 from edge_client.survey.loading import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS
@@ -87,11 +92,28 @@ def coarsest(tallies: Sequence[Tally], max_loss: float) -> Tally | None:
     return chosen
 
 
-TOO_LOSSY = 2.0
+TOO_LOSSY_TIMES = 2.0
 """A codec that surely loses so many times the loss that is allowed is not measured to the end."""
-LOSSLESS_INPUTS = 32
-"""Inputs whose bytes are counted where nothing can be lost."""
-Progress = Callable[[int, int], None]
+FEW_INPUTS: Final = 4
+FEW_CODECS: Final = ("fp16", "int8", "int4")
+"""What the first round takes through every cut, beside the lossless codecs."""
+EFFORT: Final[Mapping[str, int]] = {"raw": 0, "bf16": 0, "fp16": 0, "basis": 2}
+"""How much time a codec costs, as a rank; 1 for the others. None is left alone for one that costs more."""
+ALIKE: Final = 1.02
+"""Bytes that differ less between two cuts are no reason for the later one."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``done`` of ``total`` measurements, one of which is one input with one codec at one cut; ``left``: seconds."""
+
+    done: int
+    total: int
+    left: float
+
+
+State = dict[str, Any]
+"""JSON-able: what was measured so far; `Study.run` continues from it."""
 
 
 @dataclass
@@ -101,7 +123,13 @@ class _Cut:
     frontier_bytes: int
     tallies: list[Tally]
     refused: str = ""
-    books: dict[float, Books] = field(default_factory=dict)
+    books: dict[float, Books] | None = None
+    """By step; None: nothing has been learnt yet."""
+    digest: str | None = None
+    """Of the books."""
+    seconds: float = 0.0
+    """That its measurements took, of which there were ``runs``."""
+    runs: int = 0
 
     @property
     def cut(self) -> str:
@@ -110,25 +138,32 @@ class _Cut:
 
     @property
     def open(self) -> list[Tally]:
-        """What still has to be measured here."""
-        if self.refused:
-            return []
-        return [one for one in self.tallies if not one.stopped and not (one.lossless and one.inputs >= LOSSLESS_INPUTS)]
+        """What may still have to be measured here."""
+        return [] if self.refused else [one for one in self.tallies if not one.stopped]
 
     def kept(self, max_loss: float) -> list[Tally]:
         """What goes into the table: of a codec that was learnt, one step."""
         steps = [one for one in self.tallies if one.step is not None and one.inputs and one.used]
         best = coarsest(steps, max_loss)
-        return [one for one in self.tallies if one.step is None or one is best]
+        return [one for one in self.tallies if (one.inputs and one.step is None) or (best and one is best)]
 
-    def losses(self, max_loss: float) -> CutLosses:
-        found = tuple(one.result() for one in self.kept(max_loss) if one.used)
-        return CutLosses(self.name, self.layer_id, self.frontier_bytes, found if not self.refused else (), self.refused)
+    def losses(self, max_loss: float, inputs: int) -> CutLosses:
+        found = [
+            replace(one.result(), stopped=TOO_LOSSY if one.stopped else DOMINATED if one.inputs < inputs else "")
+            for one in self.kept(max_loss)
+            if one.used
+        ]
+        found = [replace(one, stopped="") if one.lossless else one for one in found]
+        return CutLosses(self.name, self.layer_id, self.frontier_bytes, () if self.refused else (*found,), self.refused)
 
 
 @dataclass
 class Study:
-    """``cuts``: layers' ids, -1 for "input". ``kind``: of `outputs.KINDS`; None: found by the first output."""
+    """``cuts``: layers' ids, -1 for "input". ``kind``: of `outputs.KINDS`; None: found by the first output.
+
+    ``every_cut``, ``every_codec``: measure all of them with all inputs, on the front or not, as they were asked for by
+    name.
+    """
 
     loaded: Loaded
     cuts: Sequence[str]
@@ -140,73 +175,202 @@ class Study:
     """No input is begun after as many."""
     learnt: Sequence[Given] = ()
     """Inputs that the codec "basis" learns from, and that nothing is judged by."""
+    every_cut: bool = False
+    every_codec: bool = False
     done: int = field(default=0, init=False)
-    _whole_right: list[bool] = field(default_factory=list, init=False)
+    """Inputs that were used."""
+    complete: bool = field(default=False, init=False)
+    """Whether all that is on the front was measured with all inputs."""
+    last: State | None = field(default=None, init=False)
+    """What was measured when the last input was done: an interruption may come anywhere."""
+    _places: list[_Cut] = field(default_factory=list, init=False)
+    _labelled: int = field(default=0, init=False)
+    _whole: list[int] = field(default_factory=lambda: [0, 0], init=False)
+    """Rows that the whole model gets right by their labels, of so many."""
+    _compare: Compare | None = field(default=None, init=False)
 
     @cached_property
     def _find(self) -> ClassFinder:
         return classes_of(holder_modules(self.loaded.wrapped.model))
 
-    def run(self, items: Sequence[Given], on_progress: Progress = lambda done, total: None) -> LossTable:
-        """Raises InputMismatch (an output of another kind), and what reading, planning and the model raise."""
-        until = None if self.seconds is None else time.monotonic() + self.seconds
-        compare: Compare | None = None
-        places: list[_Cut] = []
-        labelled = 0
-        for number, item in enumerate(items):
-            if number and until is not None and time.monotonic() > until:
-                break
-            args, kwargs = (to_device(each, self.loaded.wrapped.device) for each in item.read(self.loaded.spec))
-            whole = self._kept(run_plain(self.loaded.wrapped.model, *copied(args, kwargs)))
-            if compare is None:
-                any_label = any(one.truth is not None for one in items)
-                self.kind = self.kind or kind_of(whole, self.loaded.spec, any_label)
-                compare = comparer(self.kind, self.loaded.spec)
-                places = self._places()
-                self._learn(places)
-            unchanged = compare(whole, whole, label=item.truth)
-            labelled += item.truth is not None
-            self._whole_right += [row.whole_right for row in unchanged if row.whole_right is not None]
-            judge = partial(compare, whole, label=item.truth)
-            for place in places:
-                self._at(place, (args, kwargs), judge, unchanged)
-            self.done += 1
-            on_progress(self.done, len(items))
-        return self._table(places, labelled)
-
-    def _learn(self, places: Sequence[_Cut]) -> None:
-        """In place of a codec that is learnt, one tally for each of its steps."""
+    @cached_property
+    def _calls(self) -> list[Call]:
         device = self.loaded.wrapped.device
         reads = [item.read(self.loaded.spec) for item in self.learnt] if Basis.name in self.codecs else []
-        calls = [(to_device(args, device), to_device(kwargs, device)) for args, kwargs in reads]
-        for place in places:
-            place.tallies = [one for one in place.tallies if one.codec != Basis.name]
-            if calls and not place.refused:
-                place.books = learn(self.loaded.wrapped, place.cut, calls)
-            place.tallies += [
-                Tally(Basis.name, False, self.kind == "classes", self.confidence, step) for step in place.books
-            ]
+        return [(to_device(args, device), to_device(kwargs, device)) for args, kwargs in reads]
 
-    def _places(self) -> list[_Cut]:
+    def run(
+        self,
+        items: Sequence[Given],
+        on_progress: Callable[[Progress], None] = lambda one: None,
+        state: State | None = None,
+        on_input: Callable[[], None] = lambda: None,
+    ) -> LossTable:
+        """``state``: where an earlier run of the same study was. ``on_input`` is called when one is done.
+
+        Raises InputMismatch (an output of another kind), and what reading, planning and the model raise.
+        """
+        until = None if self.seconds is None else time.monotonic() + self.seconds
+        self._begin(items, state)
+        total, few = len(items), not self.every_codec and state is None
+        for end in self._ends(total):
+            while True:
+                front = self._few() if few else self._front()
+                wanted = [pair for pair in front if pair[1].inputs < (min(end, pair[1].most or end))]
+                if not wanted:
+                    break
+                everything = [(place, one) for place in self._places for one in place.open] if few else front
+                for number in range(min(one.inputs for _, one in wanted), end):
+                    if self.done and until is not None and time.monotonic() > until:
+                        return self.table()
+                    self._input(items, number, wanted)
+                    self.last = self._state()
+                    on_input()
+                    on_progress(self._progress(total, everything))
+            few = False
+        self.complete = True
+        self.last = self._state()
+        return self.table()
+
+    def back(self) -> LossTable:
+        """The table as of `last`, which must be there."""
+        assert self.last is not None
+        self._restore(self.last)
+        return self.table()
+
+    def _ends(self, total: int) -> Iterator[int]:
+        """How many inputs each round comes to."""
+        at = FEW_INPUTS
+        while at < total:
+            yield at
+            at *= 4 if at < 64 else 2
+        yield total
+
+    def _begin(self, items: Sequence[Given], state: State | None) -> None:
+        (args, kwargs), any_label = self._read(items[0]), any(one.truth is not None for one in items)
+        whole = self._kept(run_plain(self.loaded.wrapped.model, *copied(args, kwargs)))
+        self.kind = self.kind or kind_of(whole, self.loaded.spec, any_label)
+        self._compare = comparer(self.kind, self.loaded.spec)
+        self._compare(whole, whole, label=items[0].truth)
+        self._places = self._made()
+        if state is not None:
+            self._restore(state)
+
+    def _read(self, item: Given) -> Call:
+        device = self.loaded.wrapped.device
+        args, kwargs = item.read(self.loaded.spec)
+        return to_device(args, device), to_device(kwargs, device)
+
+    def _input(self, items: Sequence[Given], number: int, wanted: Sequence[tuple[_Cut, Tally]]) -> None:
+        """One input through those of ``wanted`` that are there, each with the inputs before it."""
+        assert self._compare is not None
+        item = items[number]
+        args, kwargs = self._read(item)
+        whole = self._kept(run_plain(self.loaded.wrapped.model, *copied(args, kwargs)))
+        unchanged = self._compare(whole, whole, label=item.truth)
+        judge = partial(self._compare, whole, label=item.truth)
+        for place in {id(place): place for place, _ in wanted}.values():
+            tallies = [
+                one
+                for its, one in wanted
+                if its is place and one.inputs == number and not one.stopped and (one.most or number + 1) > number
+            ]
+            if tallies and not place.refused:
+                began = time.monotonic()
+                self._at(place, tallies, (args, kwargs), judge, unchanged)
+                place.seconds += time.monotonic() - began
+                place.runs += len(tallies)
+        if number == self.done:
+            self.done += 1
+            self._labelled += item.truth is not None
+            right = [row.whole_right for row in unchanged if row.whole_right is not None]
+            self._whole = [self._whole[0] + sum(right), self._whole[1] + len(right)]
+
+    def _few(self) -> list[tuple[_Cut, Tally]]:
+        """What the first round takes."""
+        some = [name for name in FEW_CODECS if name in self.codecs]
+        return [
+            (place, one)
+            for place in self._places
+            for one in place.open
+            if one.lossless or one.codec in some or not some
+        ]
+
+    def _front(self) -> list[tuple[_Cut, Tally]]:
+        """By place, what nothing else makes superfluous; where something is not, what has not been measured, too."""
+        found: list[tuple[_Cut, Tally]] = []
+        earlier: list[Tally] = []
+        for place in self._places:
+            known = [one for one in place.open if one.inputs]
+            mine = [one for one in known if not self._dominated(one, known, earlier)]
+            if not self.every_cut and place.layer_id >= 0:  # sending the input is no cut, and not always wanted
+                earlier += mine
+            if not mine and known:
+                continue
+            if place.books is None and not place.refused:
+                self._learn(place)
+            mine += [one for one in place.open if not one.inputs]
+            if any(one.step is not None for one in mine):  # they are judged from the finest step on
+                mine += [one for one in place.open if one.step is not None and one not in mine]
+            found += [(place, one) for one in mine]
+        return found
+
+    def _dominated(self, tally: Tally, here: Sequence[Tally], earlier: Sequence[Tally]) -> bool:
+        """Whether a codec at this cut, or at an earlier one, sends no more, loses no more and costs no more time."""
+
+        def is_as_good(one: Tally) -> bool:
+            return _effort(one) <= _effort(tally) and one.mean_loss <= tally.mean_loss
+
+        return any(is_as_good(one) and one.mean_bytes <= ALIKE * tally.mean_bytes for one in earlier) or (
+            not self.every_codec
+            and any(is_as_good(one) and one.mean_bytes < tally.mean_bytes and one.codec != tally.codec for one in here)
+        )
+
+    def _learn(self, place: _Cut) -> None:
+        """In place of a codec that is learnt, one tally for each of its steps."""
+        place.books = learn(self.loaded.wrapped, place.cut, self._calls) if self._calls else {}
+        place.digest = _digest(place.books)
+        place.tallies = [one for one in place.tallies if one.codec != Basis.name]
+        place.tallies += [
+            Tally(Basis.name, False, self.kind == "classes", self.confidence, step) for step in place.books
+        ]
+
+    def _made(self) -> list[_Cut]:
         wrapped, is_share = self.loaded.wrapped, self.kind == "classes"
         plan, found = wrapped.plan(*self.loaded.args, **self.loaded.kwargs), []
+        codecs = [one for one in self.codecs if one != Basis.name]
         for cut in self.cuts:
             info = plan.resolve(cut)
             number = -1 if info is None else info.layer_id
-            tallies = [Tally(one, CODECS[one].lossless, is_share, self.confidence) for one in self.codecs]
+            tallies = [Tally(one, CODECS[one].lossless, is_share, self.confidence) for one in codecs]
             try:
                 found.append(_Cut(number, cut, plan.frontier_bytes(cut), tallies))
             except CutRefused as error:
                 found.append(_Cut(number, cut, 0, tallies, str(error)))
         return found
 
+    def _progress(self, total: int, front: Sequence[tuple[_Cut, Tally]]) -> Progress:
+        """By what each cut's measurements took."""
+        runs = sum(place.runs for place in self._places)
+        mean = sum(place.seconds for place in self._places) / max(1, runs)
+        left, steps = 0.0, 0
+        for place, one in front:
+            if not one.stopped and not place.refused:
+                missing = max(0, min(total, one.most or total) - one.inputs)
+                steps += missing
+                left += missing * (place.seconds / place.runs if place.runs else mean)
+        done = sum(one.inputs for place in self._places for one in place.tallies)
+        return Progress(done, done + steps, left)
+
     def _at(
-        self, place: _Cut, call: tuple[Any, Any], compare: Callable[[Any], list[Row]], unchanged: Sequence[Row]
+        self,
+        place: _Cut,
+        tallies: Sequence[Tally],
+        call: Call,
+        compare: Callable[[Any], list[Row]],
+        unchanged: Sequence[Row],
     ) -> None:
-        """One input at one cut, with every codec that is still of interest."""
-        measured = place.open
-        if not measured:
-            return
+        """One input at one cut, with these codecs."""
         args, kwargs = copied(*call)
         try:
             head = self.loaded.wrapped.head(place.cut, *args, **kwargs)
@@ -215,8 +379,8 @@ class Study:
         except IsthmusError as error:  # this input takes a path that has no such cut
             place.refused = f"{type(error).__name__}: {error}"
             return
-        for tally in measured:
-            early = self._with_books(head, place.books[tally.step]) if tally.step is not None else head
+        for tally in tallies:
+            early = self._with_books(head, place.books[tally.step]) if tally.step is not None and place.books else head
             parcel = early.pack(tally.codec)
             tally.sent(len(parcel.header) + parcel.nbytes, tally.codec in parcel.codecs)
             if tally.lossless:
@@ -234,7 +398,7 @@ class Study:
                 tally.stopped = True
                 continue
             tally.take(compare(self._kept(output)))
-            tally.stop_if_worse_than(TOO_LOSSY * self.max_loss)
+            tally.stop_if_worse_than(TOO_LOSSY_TIMES * self.max_loss)
 
     def _with_books(self, head: EarlyOutput, books: Books) -> EarlyOutput:
         if len(books) != len(head.crossing.grains):  # this input sends other pieces
@@ -246,23 +410,70 @@ class Study:
         structure, tensors = flatten(output)
         return unflatten(structure, [one.detach().cpu().clone() for one in tensors], self._find)
 
-    def _table(self, places: Sequence[_Cut], labelled: int) -> LossTable:
+    def _state(self) -> State:
+        """All that was measured so far."""
+        return {
+            "complete": self.complete,
+            "inputs": self.done,
+            "labelled": self._labelled,
+            "whole": list(self._whole),
+            "cuts": [
+                {
+                    "refused": place.refused,
+                    "seconds": place.seconds,
+                    "runs": place.runs,
+                    "books": place.digest,
+                    "tallies": [one.state() for one in place.tallies],
+                }
+                for place in self._places
+            ],
+        }
+
+    def _restore(self, state: State) -> None:
+        """Books are learnt again; where they differ from those before, "basis" is measured again at that cut."""
+        self.done, self._labelled, self._whole = state["inputs"], state["labelled"], list(state["whole"])
+        for place, known in zip(self._places, state["cuts"], strict=True):
+            place.refused, place.seconds, place.runs = known["refused"], known["seconds"], known["runs"]
+            if known["books"] is not None and place.books is None:
+                self._learn(place)
+            elif known["books"] is None:
+                place.books = place.digest = None
+                place.tallies = [one for one in place.tallies if one.step is None]
+            if place.digest == known["books"]:
+                for one, tally in zip(place.tallies, known["tallies"], strict=True):
+                    one.restore(tally)
+            else:
+                for one, tally in zip(place.tallies, known["tallies"], strict=False):
+                    if one.step is None:
+                        one.restore(tally)
+
+    def table(self) -> LossTable:
+        """Of what was measured so far."""
         assert self.kind is not None
-        right = self._whole_right
+        right, rows = self._whole
         return LossTable(
             model=identity(self.loaded.wrapped, self.loaded.spec.model_id, self.loaded.plan_digest),
             kind=self.kind,
             inputs=self.done,
-            labelled=labelled,
+            labelled=self._labelled,
             confidence=self.confidence,
             max_loss=self.max_loss,
-            whole_accuracy=sum(right) / len(right) if right else None,
+            whole_accuracy=right / rows if rows else None,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            cuts=tuple(place.losses(self.max_loss) for place in places),
+            cuts=tuple(place.losses(self.max_loss, self.done) for place in self._places),
             books={
                 place.name: place.books[tally.step]
-                for place in places
+                for place in self._places
                 for tally in place.kept(self.max_loss)
-                if tally.step is not None
+                if tally.step is not None and place.books
             },
         )
+
+
+def _effort(tally: Tally) -> int:
+    return EFFORT.get(tally.codec, 1)
+
+
+def _digest(books: Mapping[float, Books]) -> str:
+    text = json.dumps([[one and one.to_json() for one in books[step]] for step in sorted(books)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -117,8 +117,10 @@ def add_sweep(commands: Commands, model: Parser) -> None:
         help="an image, .npy, .safetensors, a folder or a glob; or several, each once (default: the model's own)",
     )
     cuts = sweep.add_mutually_exclusive_group()
-    cuts.add_argument("--cuts", metavar="NAME,NAME", help="these cuts (default: all that are allowed)")
-    cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut")
+    cuts.add_argument(
+        "--cuts", metavar="NAME,NAME", help="these (default: block ends, and layers where other bytes cross)"
+    )
+    cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut; 1 for all")
     sweep.add_argument("--repetitions", type=_count, default=3, metavar="N", help="for every request (default: 3)")
     sweep.add_argument(
         "--layer-repetitions",
@@ -190,7 +192,10 @@ def add_calibrate(commands: Commands, model: Parser) -> None:
     study.add_argument(
         "--learn", type=int, metavar="N", help='of the inputs, for "basis" to learn from (default: a quarter)'
     )
-    study.add_argument("--output", metavar="DIR", help="calibration.json and report.html go here")
+    study.add_argument(
+        "--output", metavar="DIR", help="calibration.json and report.html, as they grow; the same command continues"
+    )
+    study.add_argument("--fresh", action="store_true", help="measure all of it again")
 
 
 def add_bench(commands: Commands, model: Parser) -> None:

@@ -18,6 +18,7 @@ def main(options: argparse.Namespace) -> int:
         choice_of(options),
         options.input,
         **keywords(options, calibrate),
+        say=say,
     )
     for text in found.warnings:
         say(f"warning: {text}")

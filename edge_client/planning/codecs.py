@@ -27,6 +27,8 @@ from shared_hooks.showing import short
 FORMAT: Final = "isthmus-codec-losses"
 VERSION: Final = 1
 MAX_BYTES: Final = 64 << 20
+TOO_LOSSY: Final = "too lossy"
+DOMINATED: Final = "others send no more and lose no more"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,8 @@ class CodecLoss:
     """By the labels, where there are any."""
     measures: Mapping[str, float]
     """Means of what else was measured: kl, cosine, relative_error, iou, found."""
-    stopped: bool
-    """Whether it was found too lossy before all inputs had been through it."""
+    stopped: str
+    """Why not all inputs have been through it: `TOO_LOSSY`, `DOMINATED`; empty: they have, or nothing can be lost."""
 
     def within(self, max_loss: float) -> bool:
         """Whether it is shown to lose no more."""
@@ -215,7 +217,7 @@ def _codec(item: Fields) -> CodecLoss:
         high=high,
         accuracy=_share(item, "accuracy") if item.has("accuracy") else None,
         measures={key: measures.number(key, -math.inf) for key in measures.data},
-        stopped=item.flag("stopped"),
+        stopped=item.text("stopped"),
     )
 
 

@@ -1,7 +1,7 @@
-"""Progress: one bar, drawn by rich wherever there is a place for it.
+"""Progress with the time that is left: one bar, drawn by rich wherever there is a place for it.
 
 On a terminal on standard error, gone when the work is done; in a notebook in the cell, the same way; elsewhere (a pipe,
-a file, a log) a plain line every few seconds.
+a file, a log) a plain line as soon as the time left is known, and every few seconds.
 """
 
 from __future__ import annotations
@@ -9,32 +9,66 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from edge_client.screen.text import one_line
+from edge_client.screen.text import duration, one_line
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
 
 PLAIN_EVERY_SECONDS: Final = 5.0
+KNOWN_AFTER_SECONDS: Final = 1.0
+"""Of work, after which the time left is estimated."""
 NOTEBOOK_EVERY_SECONDS: Final = 0.2
 NOTEBOOK_COLUMNS: Final = 90
-BAR: Final = 24
+BAR: Final = 16
 """Columns of the bar itself: on 80 the text beside it is read, too."""
 SHELLS: Final = ("ZMQInteractiveShell", "Shell")
 """IPython's in a notebook, and Colab's."""
 
-Advance = Callable[[str], None]  # one step is done; the text says what comes or came
+
+class Advance(Protocol):
+    """One step is done; the text says what comes or came. ``done``, ``total``: where steps are counted otherwise;
+    ``left``: seconds of work that are left, where the caller knows better than by the mean of the steps so far.
+    """
+
+    def __call__(
+        self, text: str, *, done: int | None = None, total: int | None = None, left: float | None = None
+    ) -> None: ...
+
+
+@dataclass
+class _Pace:
+    """Steps that were made, and how long the others will take."""
+
+    total: int | None
+    done: int = 0
+    left: float | None = None
+    """Seconds; None: unknown."""
+    began: float = field(default_factory=lambda: time.monotonic())
+
+    def step(self, done: int | None, total: int | None, left: float | None) -> None:
+        self.done = self.done + 1 if done is None else done
+        self.total = self.total if total is None else total
+        took = time.monotonic() - self.began
+        if left is None and self.total and self.done and took >= KNOWN_AFTER_SECONDS:
+            left = took / self.done * max(0, self.total - self.done)
+        self.left = left
+
+    @property
+    def text(self) -> str:
+        return "" if self.left is None else f"{duration(self.left)} left"
 
 
 @contextmanager
 def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advance]:
     """Yields a function to call after each of ``total`` steps (None: unknown); its text may come from a server."""
     if not show:
-        yield lambda text: None
+        yield lambda text, **counted: None
     elif in_notebook():
         with _cell(what, total) as advance:
             yield advance
@@ -53,18 +87,17 @@ def in_notebook() -> bool:
 
 
 def _plain(what: str, total: int | None) -> Advance:
-    done, last = 0, time.monotonic()
+    pace, last = _Pace(total), time.monotonic()
 
-    def advance(text: str) -> None:
-        nonlocal done, last
-        done += 1
-        if time.monotonic() - last >= PLAIN_EVERY_SECONDS:
+    def advance(text: str, *, done: int | None = None, total: int | None = None, left: float | None = None) -> None:
+        nonlocal last
+        unknown = pace.left is None  # until now
+        pace.step(done, total, left)
+        if (unknown and (pace.left or 0) >= PLAIN_EVERY_SECONDS) or time.monotonic() - last >= PLAIN_EVERY_SECONDS:
             last = time.monotonic()
-            print(
-                f"{what}: {done}{f' of {total}' if total else ''} {one_line(text)}".rstrip(),
-                file=sys.stderr,
-                flush=True,
-            )
+            count = f"{pace.done}{f' of {pace.total}' if pace.total else ''}"
+            parts = [count, *([pace.text] if pace.text else []), *([one_line(text)] if text else [])]
+            print(f"{what}: {', '.join(parts)}", file=sys.stderr, flush=True)
 
     return advance
 
@@ -75,8 +108,7 @@ def _bar(what: str, total: int | None) -> Iterator[Advance]:
 
     # Lines printed meanwhile go above the bar if they go to the terminal, and straight to their file if not.
     with _made(total, Console(stderr=True), redirect_stdout=sys.stdout.isatty(), transient=True) as bar:
-        task = bar.add_task(what, total=total, text="")
-        yield lambda text: bar.update(task, advance=1, text=one_line(text))
+        yield _advancing(bar, what, total)
 
 
 @contextmanager
@@ -86,15 +118,15 @@ def _cell(what: str, total: int | None) -> Iterator[Advance]:
     from rich.console import Console
 
     bar = _made(total, Console(file=io.StringIO(), force_jupyter=False), auto_refresh=False)
-    task = bar.add_task(what, total=total, text="")
+    step = _advancing(bar, what, total)
     place = display(  # type: ignore[no-untyped-call,unused-ignore]
         _bundle(_html(bar)), raw=True, display_id=True
     )
     last = time.monotonic()
 
-    def advance(text: str) -> None:
+    def advance(text: str, **counted: Any) -> None:
         nonlocal last
-        bar.update(task, advance=1, text=one_line(text))
+        step(text, **counted)
         if time.monotonic() - last >= NOTEBOOK_EVERY_SECONDS:
             last = time.monotonic()
             place.update(_bundle(_html(bar)), raw=True)
@@ -103,6 +135,17 @@ def _cell(what: str, total: int | None) -> Iterator[Advance]:
         yield advance
     finally:
         place.update(_bundle(""), raw=True)
+
+
+def _advancing(bar: Progress, what: str, total: int | None) -> Advance:
+    pace = _Pace(total)
+    task = bar.add_task(what, total=total, text="", left="")
+
+    def advance(text: str, *, done: int | None = None, total: int | None = None, left: float | None = None) -> None:
+        pace.step(done, total, left)
+        bar.update(task, completed=pace.done, total=pace.total, text=one_line(text), left=pace.text)
+
+    return advance
 
 
 def _made(total: int | None, console: Console, **how: Any) -> Progress:
@@ -118,6 +161,7 @@ def _made(total: int | None, console: Console, **how: Any) -> Progress:
     return Progress(
         *columns[: None if total else 2],
         TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}", table_column=Column(no_wrap=True)),
         # A file name may hold [brackets]. What does not fit is cut off here, and nowhere else.
         TextColumn(
             "{task.fields[text]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)

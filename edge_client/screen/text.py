@@ -25,6 +25,18 @@ def milliseconds(ns: float) -> str:
     return f"{ns / 1e6:.3f}"
 
 
+def duration(seconds: float) -> str:
+    """As people say how long something takes: "40 s", "3 min 20 s", "2 h 5 min"."""
+    whole = max(0, round(seconds))
+    if whole >= 600:
+        whole = round(whole / 60) * 60
+    elif whole >= 60:
+        whole = round(whole / 10) * 10
+    parts = [(whole // 3600, "h"), (whole // 60 % 60, "min"), (whole % 60, "s")]
+    shown = [f"{count} {unit}" for count, unit in parts if count]
+    return " ".join(shown) or "0 s"
+
+
 def number(value: float) -> str:
     """Four digits without an exponent; 0 for what only rounding has left."""
     if not math.isfinite(value):
@@ -45,9 +57,6 @@ def finite(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [finite(item) for item in value]
     return value
-
-
-# Text that comes in pieces, onto a screen or into a file.
 
 
 # Tables as text.

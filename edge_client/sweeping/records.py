@@ -38,15 +38,18 @@ class Way:
 
 
 def choose(places: Sequence[LayerInfo], cuts: str | None = None, every: int | None = None) -> list[tuple[str, int]]:
-    """(name, layer id) of the cuts to try, of `Plan.cuts`: all that are allowed, the named ones, or every n-th.
+    """(name, layer id) of the cuts to try, of `Plan.cuts`: the named ones, every n-th of those that are allowed, or the
+    ends of blocks and those layers after which other bytes cross than after the layer before.
 
     Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
     """
     if cuts is not None and every is not None:
         raise SpecError(f"{option('cuts')} or {option('every')}, not both")
     if cuts is None:
-        allowed = [(one.name, one.layer_id) for one in places if one.can_split]
-        return allowed[:: every or 1]
+        allowed = [number for number, one in enumerate(places) if one.can_split]
+        if every is None:
+            allowed = [number for at, number in enumerate(allowed) if _differs(places, allowed[:at], number)]
+        return [(places[number].name, places[number].layer_id) for number in allowed[:: every or 1]]
     by_name = {one.name: one for one in places}
     by_id = {str(one.layer_id): one for one in places if not one.is_block}
     chosen: dict[str, int] = {}
@@ -66,6 +69,14 @@ def choose(places: Sequence[LayerInfo], cuts: str | None = None, every: int | No
         chosen[layer.name] = layer.layer_id
     order = list(by_name)
     return sorted(chosen.items(), key=lambda cut: order.index(cut[0]))
+
+
+def _differs(places: Sequence[LayerInfo], before: Sequence[int], number: int) -> bool:
+    """Whether a block ends there, or other bytes cross than at the last of those ``before``."""
+    one = places[number]
+    block = one.name.partition("#")[0].rpartition(".")[0]
+    ends = bool(block) and not any(each.name.startswith(f"{block}.") for each in places[number + 1 : number + 2])
+    return one.is_block or ends or not before or places[before[-1]].frontier_bytes != one.frontier_bytes
 
 
 def ways_of(cuts: Sequence[tuple[str, int]], *, files: bool, local: bool) -> list[Way]:

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import torch
+
+from edge_client import interrupts
 from edge_client.calibrating import inputs, page
 from edge_client.calibrating.inputs import Data, inputs_of
 from edge_client.calibrating.outputs import KINDS, MEANS
-from edge_client.calibrating.study import Study, set_apart
+from edge_client.calibrating.study import State, Study, set_apart
 from edge_client.given import Given
-from edge_client.planning.codecs import CodecLoss, CutLosses, LossTable, chosen_from, loss_of, write
+from edge_client.journal import JournalFile
+from edge_client.planning.codecs import (
+    DOMINATED,
+    CodecLoss,
+    CutLosses,
+    LossTable,
+    chosen_from,
+    loss_of,
+    write,
+)
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import printable, size, table
 from edge_client.spoken import either, option
+from edge_client.survey.gather import Say
 from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
+from edge_client.sweeping.settings import NAME, difference, installed
 from edge_client.tasks.subject import Model, Row, Tabular, subject_of
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis
@@ -110,6 +126,7 @@ class Calibrated(Tabular):
         below = [
             f"loss: {MEANS.get(known.kind, known.kind)}; {known.inputs} inputs, {known.labelled} with a label{whole}",
             f"at most: with {percent(known.confidence)} confidence, for each line by itself",
+            *self._left_alone(),
             *(f"refused: {printable(cut.name)}: {printable(cut.refused)}" for cut in known.cuts if cut.refused),
         ]
         if self.folder is not None:
@@ -120,6 +137,19 @@ class Calibrated(Tabular):
             )
             below += [f"written to {self.folder}: calibration.json, report.html; use it with {taken}"]
         return "\n".join([table(headers, lines, right=(2, 3, 4, 5, 6)), "", *below])
+
+    def _left_alone(self) -> list[str]:
+        """The cuts where all that loses anything was left alone."""
+        names = [
+            printable(cut.name)
+            for cut in self.table.cuts
+            if any(one.stopped == DOMINATED for one in cut.codecs)
+            and all(one.lossless or one.stopped for one in cut.codecs)
+        ]
+        if not names:
+            return []
+        some = f"{', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        return [f"lossy codecs after {some}: left, as earlier cuts need no more bytes; {option('cuts')} measures them"]
 
 
 def _named(cut: CutLosses, one: CodecLoss) -> str:
@@ -167,7 +197,9 @@ def calibrate(
     seconds: float | None = None,
     learn: int | None = None,
     output: str | Path | None = None,
+    fresh: bool = False,
     progress: bool = True,
+    say: Say = lambda text: None,
 ) -> Calibrated:
     """What every codec loses at every cut of ``model``, on ``inputs`` (docs/calibration.md). In this process alone.
 
@@ -181,7 +213,11 @@ def calibrate(
     None: all that are allowed. ``kind`` of the output: "classes", "embedding", "boxes" or "tensors"; None: found by the
     first one. ``seconds``: no input is begun after as many. ``learn``: of the inputs, so many are set apart for the
     codec "basis" to learn from; None: one of four, 200 at most, where there are enough. ``output``: a folder for
-    calibration.json and report.html.
+    calibration.json and report.html, written while it runs; the same call continues where an earlier one stopped,
+    ``fresh`` starts over. ``say`` gets lines for people.
+
+    All inputs go through the cuts and codecs that are named. Of those that are not, a few inputs show which are worth
+    it: what sends no fewer bytes than another codec at that cut or an earlier one, and loses no less, is left there.
 
     Raises SpecError (a wrong word or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
     output of another kind), UnknownLayer, CutRefused.
@@ -192,27 +228,153 @@ def calibrate(
         raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
     if learn is not None and (type(learn) is not int or learn < 0):
         raise SpecError(f"{option('learn', learn)}: expected a number of inputs, from 0 up")
+    if fresh and output is None:
+        raise SpecError(f"{option('fresh')} is for {option('output')}: nothing is kept without it")
     items = inputs_of(inputs, labels)
     if learn is not None and learn >= len(items):
         raise SpecError(f"{option('learn', learn)}: of {len(items)} inputs none would be left to judge by")
     apart = set(set_apart(len(items), learn)) if Basis.name in names else set()
     learnt = [item for number, item in enumerate(items) if number in apart]
-    items = [item for number, item in enumerate(items) if number not in apart]
+    judged = [item for number, item in enumerate(items) if number not in apart]
     if output is not None:
         settings.check("jinja2")
     folder = _folder(output)
-    subject = subject_of(model, items[:1])
+    subject = subject_of(model, judged[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
-    with loaded.wrapped, bar("inputs", len(items), progress) as advance:
-        study = Study(loaded, _cuts(loaded, cuts, every), names, allowed, kind, seconds=seconds, learnt=learnt)
-        table = study.run(items, lambda done, total: advance(""))
-    few, strange = too_few(table, allowed), _strange(items, loaded) if table.kind == "classes" else None
-    cut_short = f"{table.inputs} of {len(items)} inputs: the time was up" if table.inputs < len(items) else None
-    found = Calibrated(table, allowed, folder, tuple(text for text in (cut_short, few, strange) if text is not None))
-    if folder is not None:
-        write(table, folder / "calibration.json")
-        (folder / "report.html").write_text(page.render(table, allowed, found.warnings), encoding="utf-8")
+    with loaded.wrapped, ExitStack() as stack:
+        study = Study(
+            loaded,
+            _cuts(loaded, cuts, every),
+            names,
+            allowed,
+            kind,
+            seconds=seconds,
+            learnt=learnt,
+            every_cut=cuts is not None,
+            every_codec=codecs is not None,
+        )
+        keep = None
+        if folder is not None:
+            keep = stack.enter_context(_Kept(folder, _settings(study, items), fresh, say))
+            if keep.state is None:
+                say(f"what is measured is kept in {folder}: the same {either('command', 'call')} continues")
+        found = _run(study, judged, keep, allowed, progress)
     return found
+
+
+def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: float, progress: bool) -> Calibrated:
+    """The study; as it is kept, and however it ends."""
+
+    def made(table: LossTable, *, ended: str | None = None) -> Calibrated:
+        if ended is None and not study.complete:
+            ended = "the time was up"
+        more = None if ended is None else f"{table.inputs} of {len(items)} inputs: {ended}"
+        strange = _strange(items, study.loaded) if table.kind == "classes" else None
+        texts = tuple(text for text in (more, too_few(table, max_loss), strange) if text is not None)
+        return Calibrated(table, max_loss, None if keep is None else keep.folder, texts)
+
+    def written() -> None:
+        if keep is not None and study.last is not None and keep.is_due():
+            keep.write(study.last, made(study.table(), ended="so far"))
+
+    try:
+        with bar("codecs at cuts", 1, progress) as advance:
+            table = study.run(
+                items,
+                lambda now: advance("", done=now.done, total=now.total, left=now.left),
+                None if keep is None else keep.state,
+                written,
+            )
+    except KeyboardInterrupt:
+        interrupts.heard()
+        if keep is not None and study.last is not None:
+            keep.write(study.last, made(study.back(), ended="interrupted"))
+        raise
+    found = made(table)
+    if keep is not None and study.last is not None:
+        keep.write(study.last, found)
+    return found
+
+
+# What a calibration keeps in its folder while it runs: the journal, and the table and page of what is measured so far.
+
+
+FORMAT: Final = "isthmus calibration 1"
+KEPT_SECONDS: Final = 10.0
+KEPT_SHARE: Final = 0.05
+"""Of the time that has passed: the longer it takes, the more seldom is it written."""
+
+
+class _Kept:
+    """Opened in ``folder``; ``state``: what an earlier run measured. Raises SpecError for a folder of another study."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], fresh: bool, say: Say) -> None:
+        self.folder = folder
+        self.state: State | None = None
+        self._began = self._last = time.monotonic()
+        self._file = JournalFile(folder / NAME, option("output"), "calibration")
+        try:
+            lines = [] if fresh else [self._file.parsed(*line) for line in self._file.lines()]
+            if lines and lines[0].get("format") != FORMAT:
+                raise SpecError(f'{folder / NAME}: not a journal of this version ("{FORMAT}"); give another folder')
+            if lines and (changed := difference(lines[0]["settings"], settings)):
+                raise SpecError(
+                    f"{folder} holds another calibration ({changed}); give another folder, or {option('fresh')} to "
+                    "start over"
+                )
+            if not lines:
+                self._file.clear()
+                self._file.write({"format": FORMAT, "settings": settings})
+            if len(lines) > 1:
+                self.state = lines[-1]["state"]
+                say(
+                    f"{folder}: all is measured already; {option('fresh')} measures it again"
+                    if self.state["complete"]
+                    else f"{folder}: continuing after {self.state['inputs']} inputs"
+                )
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> _Kept:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def is_due(self) -> bool:
+        """Whether it is time to write."""
+        now = time.monotonic()
+        return now - self._last >= max(KEPT_SECONDS, KEPT_SHARE * (now - self._began))
+
+    def write(self, state: State, found: Calibrated) -> None:
+        self._file.write({"state": state})
+        write(found.table, self.folder / "calibration.json")
+        text = page.render(found.table, found.max_loss, found.warnings)
+        (self.folder / "report.html").write_text(text, encoding="utf-8")
+        self._last = time.monotonic()
+
+
+def _settings(study: Study, items: Sequence[Given]) -> dict[str, Any]:
+    """What a calibration is of. An interrupted one continues only where all of this is the same."""
+    wrapped = study.loaded.wrapped
+    return {
+        "model": study.loaded.spec.model_id,
+        "weights": wrapped.weights_hash(),
+        "code": wrapped.environment().get("model_code"),
+        "plan": study.loaded.plan_digest,
+        "device": str(wrapped.device),
+        "torch": str(torch.__version__),
+        "isthmus": installed("isthmus"),
+        "loss allowed": study.max_loss,
+        "kind": study.kind,
+        "codecs": list(study.codecs),
+        "all codecs to the end": study.every_codec,
+        "cuts": list(study.cuts),
+        "all cuts to the end": study.every_cut,
+        "learnt from": [item.name for item in study.learnt],
+        "inputs": [[item.name, item.digest(), item.truth] for item in items],
+    }
 
 
 def _strange(items: Sequence[Given], loaded: Loaded) -> str | None:
@@ -239,7 +401,7 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
 def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
     """By name; unless others are named with "input", and without the last layer, after which nothing runs."""
     plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
-    chosen = choose(plan.cuts, cuts, every)
+    chosen = choose(plan.cuts, cuts, every if cuts is not None else every or 1)
     if cuts is None:
         chosen = [one for one in chosen if one[1] < len(plan.layers) - 1]
     names = [name for name, _ in chosen]

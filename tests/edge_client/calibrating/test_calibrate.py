@@ -12,7 +12,8 @@ import torch
 from edge_client import calibrate
 from edge_client.__main__ import main
 from edge_client.calibrating.inputs import inputs_of
-from edge_client.planning.codecs import loss_of, read
+from edge_client.calibrating.study import ALIKE
+from edge_client.planning.codecs import DOMINATED, loss_of, read
 from edge_client.tasks.calibrate import Calibrated
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import IsthmusError, SpecError
@@ -126,6 +127,81 @@ def test_a_file_that_is_none_is_refused_with_the_place(change: Any, message: str
     file.write_text(json.dumps(data))
     with pytest.raises(SpecError, match=message):
         read(file)
+
+
+def by_default(**words: Any) -> Calibrated:
+    return study(**{"codecs": None, "cuts": None, "max_loss": "20%", **words})
+
+
+def test_what_is_not_named_is_left_where_another_sends_no_more_and_loses_no_more() -> None:
+    found = by_default()
+    rows = {(row["name"], row["codec"]): row for row in found.rows()}
+    left = [key for key, row in rows.items() if row["stopped"] == DOMINATED]
+    assert left and all(rows[key]["n"] < 60 for key in left)
+    for name, codec in left:
+        mine = rows[name, codec]
+        assert any(
+            other["bytes_up"] <= ALIKE * mine["bytes_up"] and other["loss"] <= mine["loss"]
+            for other in rows.values()
+            if other is not mine and other["layer_id"] <= mine["layer_id"]
+        ), (name, codec)
+    best = found.smallest
+    assert best is not None and best[1].n == 45, "a quarter is learnt from, and all the others are used"
+    assert {cut.name for cut in found.table.cuts} == {cut.name for cut in by_default(every=1).table.cuts}
+
+
+def test_what_is_named_sees_every_input() -> None:
+    rows = study(codecs="int8,int4,fp16", cuts="stem,relu", max_loss=0.99, kind="tensors").rows()
+    assert {row["n"] for row in rows if not row["lossless"]} == {60}
+
+
+class Interrupting(Rounded):
+    """Ctrl-C comes while the n-th tensor is encoded."""
+
+    left = 10**9
+
+    def encode(self, *args: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+        return super().encode(*args)
+
+
+@pytest.mark.parametrize("tensors", [6, 40, 70])
+def test_an_interrupted_study_keeps_what_it_has_and_continues(
+    tensors: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = Interrupting("test-fine", 127)
+    monkeypatch.setitem(CODECS, "test-fine", codec)
+
+    def run(folder: Path, **words: Any) -> Calibrated:
+        return study(codecs="int4,basis,test-fine", cuts="stem,relu", max_loss="20%", output=folder, **words)
+
+    whole = run(tmp_path / "whole")
+    codec.left = tensors
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "parts")
+    known = read(tmp_path / "parts" / "calibration.json")
+    assert 0 < known.inputs < 45
+    assert "interrupted" in (tmp_path / "parts" / "report.html").read_text()
+    lines: list[str] = []
+    rest = run(tmp_path / "parts", say=lines.append)
+    assert [{**row, "kl": None} for row in rest.rows()] == [{**row, "kl": None} for row in whole.rows()]
+    assert lines == [f"{tmp_path / 'parts'}: continuing after {known.inputs} inputs"]
+    lines.clear()
+    run(tmp_path / "parts", say=lines.append)
+    assert lines == [f"{tmp_path / 'parts'}: all is measured already; fresh measures it again"]
+
+
+def test_a_folder_of_another_study_is_left_alone_unless_it_is_to_start_over(tmp_path: Path) -> None:
+    study(output=tmp_path, inputs=LABELLED[:20])
+    before = (tmp_path / "calibration.json").read_bytes()
+    with pytest.raises(SpecError, match=r"holds another calibration \(inputs: 20 then, 60 now\).*fresh"):
+        study(output=tmp_path)
+    assert (tmp_path / "calibration.json").read_bytes() == before
+    assert study(output=tmp_path, fresh=True).table.inputs == 60
+    with pytest.raises(SpecError, match="fresh is for output"):
+        study(fresh=True)
 
 
 @pytest.mark.parametrize("value", ["-1%", "100%", 1.0, -0.1, "nan", "much", True])

@@ -59,7 +59,7 @@ def test_on_80_columns_it_is_one_line_with_every_part(total: int | None, monkeyp
     assert ("3/3" in last and "━" in last) == (total is not None)
 
 
-def test_in_a_pipe_it_is_a_plain_line_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_pipe_it_is_a_plain_line_with_the_time_left_every_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe, now = io.StringIO(), iter(range(0, 1000, 2))
     monkeypatch.setattr(sys, "stderr", pipe)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
@@ -67,8 +67,18 @@ def test_in_a_pipe_it_is_a_plain_line_every_few_seconds(monkeypatch: pytest.Monk
         for number in range(9):
             advance(f"input {number}\x1b[2J\n")
     lines = pipe.getvalue().splitlines()
-    assert lines and len(lines) < 9 and lines[0] == "sweep: 3 of 9 input 2\\x1b[2J"
+    assert lines and len(lines) < 9 and lines[0] == "sweep: 1 of 9, 32 s left, input 0\\x1b[2J"
     assert "\x1b" not in pipe.getvalue()
+
+
+def test_the_time_left_is_what_the_caller_knows_before_it_is_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipe, now = io.StringIO(), iter(range(0, 100000, 6))
+    monkeypatch.setattr(sys, "stderr", pipe)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: float(next(now))))
+    with progress("inputs", 100) as advance:
+        advance("", done=10, total=40, left=205)
+        advance("", done=40, total=40, left=7300)
+    assert pipe.getvalue().splitlines() == ["inputs: 10 of 40, 3 min 20 s left", "inputs: 40 of 40, 2 h 2 min left"]
 
 
 def test_shown_to_nobody_it_is_nothing(capsys: pytest.CaptureFixture[str]) -> None:

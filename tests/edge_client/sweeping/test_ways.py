@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,11 +27,20 @@ def layers(*refused: str) -> list[LayerInfo]:
             reason=why,
         )
 
-    return [info(number, name) for number, name in enumerate(["stem", "body.0", "body.0#2", "body.1", "head"])]
+    return [info(number, name) for number, name in enumerate(["stem", "body.0", "body.0#2", "body.1"])]
 
 
 def test_all_cuts_that_are_allowed() -> None:
-    assert choose(layers("body.1")) == [("stem", 0), ("body.0", 1), ("body.0#2", 2), ("head", 4)]
+    assert choose(layers("body.1"), every=1) == [("stem", 0), ("body.0", 1), ("body.0#2", 2), ("head", 4)]
+
+
+def test_by_default_the_ends_of_blocks_and_where_other_bytes_cross() -> None:
+    assert choose(layers()) == [("stem", 0), ("body.1", 3)], "stem is the first; body ends after body.1"
+    found = layers()
+    found[2] = replace(found[2], frontier_bytes=8)
+    assert [name for name, _ in choose(found)] == ["stem", "body.0#2", "body.1"]
+    found[1] = replace(found[1], is_block=True)
+    assert [name for name, _ in choose(found)] == ["stem", "body.0", "body.0#2", "body.1"]
 
 
 def test_every_other_one_of_them() -> None:
