@@ -17,7 +17,7 @@ from edge_client.planning.generation.measured import Measured, StepSample, cloud
 from edge_client.planning.generation.predict import Workload, decide_generation
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.probing import probe
-from edge_client.screen.progress import progress
+from edge_client.screen.progress import counted, progress
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import Link, SplitForward
 from shared_hooks.profiling.decoding.measure import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, Measurement
@@ -108,15 +108,15 @@ def survey_decoding(
     measurement: Measurement,
     sampler: StepSampler | None,
     seconds: float,
-    on_progress: Callable[[str], None] | None = None,
+    on_progress: Callable[[str, float], None] | None = None,
 ) -> tuple[DecodingProfile, Sequence[StepSample]]:
     """This side's profile, and samples of steps, measured in turns for ``seconds`` and three rounds at least: a machine
-    that slows down does so for both.
+    that slows down does so for both. ``on_progress`` gets what comes and the seconds that are left.
     """
     began, rounds = time.monotonic(), 0
     while rounds < LEAST_ROUNDS or time.monotonic() - began < seconds:
         if on_progress:
-            on_progress(f"round {rounds + 1}")
+            on_progress(f"round {rounds + 1}", max(0.0, seconds - (time.monotonic() - began)))
         measurement.round()
         if sampler is not None:
             sampler.round()
@@ -143,7 +143,7 @@ def gather_generation(
     answer = workload.answer if workload.answer is not None and len(workload.answer) == 2 else None
     with progress("decoding", None, show) as advance:
         sampler = StepSampler(own, measurement, partial(SessionLink, client), answer)
-        edge, samples = survey_decoding(measurement, sampler, seconds, advance)
+        edge, samples = survey_decoding(measurement, sampler, seconds, lambda what, left: advance(what, left=left))
     hidden = edge.blocks[0].hidden_bytes
     logits = round(workload.answer_bytes(1, edge.words, edge.word_bytes))
     with progress("probing the link", None, show) as advance:
@@ -152,7 +152,7 @@ def gather_generation(
             sorted({0, hidden, hidden * edge.lengths[0], hidden * edge.lengths[-1], 64 << 10}),
             (0, logits, 4 * logits),
             PROBE_SECONDS,
-            lambda *at: advance(at[2]),
+            counted(advance),
             credentials=client.connection.credentials,
         )
     overhead = overhead_of(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -62,6 +62,22 @@ class _Pace:
     @property
     def text(self) -> str:
         return "" if self.left is None else f"{duration(self.left)} left"
+
+
+def counted(advance: Advance, most: float | None = None) -> Callable[[int, int, str], None]:
+    """``advance`` as a function of (steps done, of how many, what); no steps = unknown. ``most``: seconds from now in
+    which the work ends in any case.
+    """
+    began = time.monotonic()
+
+    def step(done: int, total: int, what: str) -> None:
+        took = time.monotonic() - began
+        left = None
+        if total and done and most is not None and took >= KNOWN_AFTER_SECONDS:
+            left = max(0.0, min(most - took, took / done * (total - done)))
+        advance(what, done=done, total=total or None, left=left)
+
+    return step
 
 
 @contextmanager

@@ -25,7 +25,8 @@ from edge_client.planning.predict import Correction, Power, Sample, predict
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
-from edge_client.screen.progress import progress
+from edge_client.screen.progress import counted
+from edge_client.screen.progress import progress as bar
 from edge_client.spoken import EDGE_ONLY
 from edge_client.survey.loading import Loaded
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
@@ -273,14 +274,14 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             edge = _measure_edge(loaded, wanted, pause, progress)
         if cloud is None:
             assert server is not None
-            with _bar("server's profile", progress) as advance:
+            with bar("server's profile", None, progress) as advance:
                 data = fetch_profile(
                     server,
                     who.model_id,
                     wanted.warmup,
                     wanted.repetitions,
                     wanted.seconds,
-                    lambda *at: advance(at[2]),
+                    counted(advance, wanted.seconds),
                     codecs=asked_of_servers(wanted.measured),
                     credentials=credentials,
                 )
@@ -294,7 +295,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                         wanted.books,
                         server,
                         warn,
-                        lambda *at: advance(at[2]),
+                        counted(advance, wanted.seconds),
                         seconds=wanted.seconds,
                         credentials=credentials,
                     )
@@ -309,14 +310,14 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         file = _file(edge, wanted.file, loaded)
         if link is None:
             assert server is not None
-            with _bar("probing the link", progress) as advance:
+            with bar("probing the link", None, progress) as advance:
                 answers = (0, cloud.answer_bytes, 4 * cloud.answer_bytes)
                 link, load = probe(
                     server,
                     probe_sizes(edge, file),
                     answers,
                     wanted.probe_seconds,
-                    lambda *at: advance(at[2]),
+                    counted(advance),
                     credentials=credentials,
                 )
         reads = served is not None and served.preprocess_digest == loaded.spec.preprocess_digest()
@@ -407,7 +408,7 @@ def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress:
         codecs=wanted.measured,
         books=wanted.books,
     )
-    with _bar("profiling", progress) as advance:
+    with bar("profiling", None, progress) as advance:
         return profile_edge(
             loaded.wrapped,
             loaded.spec.model_id,
@@ -416,13 +417,8 @@ def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress:
             how if pause is None else replace(how, pause=pause),
             files=files,
             prepare=loaded.spec.preprocess,
-            on_progress=lambda done, total, what: advance(what),
+            on_progress=counted(advance, wanted.seconds),
         )
-
-
-def _bar(what: str, show: bool) -> Any:
-
-    return progress(what, None, show)
 
 
 def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:

@@ -307,12 +307,15 @@ def _all(
 ) -> tuple[list[dict[str, Any]], str | None, BaseException | None]:
     """The steps; why it ended early, in words and as an error."""
     steps: list[dict[str, Any]] = []
+    spans = [float(times[-1]) if len(times) else 0.0 for times in plans]
     try:
         with bar("bench", len(rates), progress) as advance:
+            advance("", done=0, left=sum(spans))
             for at, (rate, times) in enumerate(zip(rates, plans, strict=True)):
                 one = _step(run, rate, times, np.random.default_rng([run.seed, at, 1]))
                 steps.append(one)
-                advance(f"{rate:g} a second: {one['goodput']['value']:.1f} in time")
+                in_time = f"{rate:g} a second: {one['goodput']['value']:.1f} in time"
+                advance(in_time, left=sum(spans[at + 1 :]))
                 if (why := one["ended"]) is not None:
                     failure = KeyboardInterrupt() if why == "interrupted" else ServerUnavailable(f"{why} at {rate:g}/s")
                     return steps, f"{why} at {rate:g} a second", failure

@@ -12,6 +12,7 @@ from edge_client.credentials import Credentials
 from edge_client.planning.codecs import AUTO, LossTable, chosen_from, table_of
 from edge_client.probing import fetch_profile
 from edge_client.process import local_server
+from edge_client.screen.progress import counted
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Column, fitted, milliseconds, printable, size, table
 from edge_client.settings import OWN, how_named
@@ -310,7 +311,7 @@ def profile(
 
 def _edge(subject: Subject, how: ProfileOptions, table: LossTable | None, show: bool) -> Profile:
     loaded = subject.load()
-    with loaded.wrapped as wrapped, bar("profiling", how.repetitions + how.warmup + 2, show) as advance:
+    with loaded.wrapped as wrapped, bar("profiling", None, show) as advance:
         if table is not None:
             table.check(wrapped.weights_hash(), wrapped.structure_digest())
         return profile_edge(
@@ -321,7 +322,7 @@ def _edge(subject: Subject, how: ProfileOptions, table: LossTable | None, show: 
             how,
             files=_some([one.item.path for one in subject.inputs if one.item is not None]),
             prepare=loaded.spec.preprocess,
-            on_progress=lambda done, total, what: advance(what),
+            on_progress=counted(advance, how.seconds),
         )
 
 
@@ -342,7 +343,7 @@ def _cloud(
             how.warmup,
             how.repetitions,
             how.seconds,
-            lambda done, total, what: advance(what),
+            counted(advance, how.seconds),
             codecs=asked_of_servers(how.codecs),
             credentials=credentials,
         )
@@ -358,7 +359,7 @@ def _cloud(
                 table.books,
                 server,
                 warn,
-                lambda done, total, what: advance(what),
+                counted(advance, how.seconds),
                 seconds=how.seconds,
                 credentials=credentials,
             )

@@ -189,7 +189,7 @@ def prune(
             scorings,
             lambda channels: keeps_of(numbers, channels),
             seeds,
-            lambda done, total: advance(f"of {total}"),
+            lambda done, total: advance("", done=done, total=total),
         )
     with ExitStack() as stack:
         into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))

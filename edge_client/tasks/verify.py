@@ -296,7 +296,7 @@ def _through(server: str, subject: Subject, credentials: Credentials | None, sho
     with client:
         client.wrapped.plan(*args, **kwargs)
         with bar("cuts", 1 + len(client.wrapped.cuts), show) as advance:
-            found = verified(client, args, kwargs, on_cut=lambda done, total: advance(""))
+            found = verified(client, args, kwargs, on_cut=lambda done, total: advance("", done=done, total=total))
     cuts = [CheckedCut(one.layer_id, one.name, _verdict(one, found), one.reason) for one in found.cuts]
     return Checked(subject.spec.model_id, server, cuts, found)
 
