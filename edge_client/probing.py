@@ -347,17 +347,19 @@ def fetch_profile(
     on_progress: Progress | None = None,
     *,
     codecs: Sequence[str] = (),
+    weights_hash: str = "",
     fresh: bool = False,
     patience: float = 15.0,
     credentials: Credentials | None = None,
 ) -> dict[str, Any]:
     """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
 
-    ``codecs``: whose decoding it also measures, those of them that it knows. A server keeps what it measured with equal
-    settings until ``fresh``; a setting of 0 is the server's own. It may have
-    to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all. Raises
-    ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an example,
-    SpecError for settings beyond the server's limits.
+    ``codecs``: whose decoding it also measures, those of them that it knows. ``weights_hash``: of which version of the
+    model. A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It
+    may have to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all.
+
+    Raises ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an
+    example, SpecError for settings beyond the server's limits.
     """
     check_address(server)
     credentials = credentials or Credentials()
@@ -376,6 +378,7 @@ def fetch_profile(
                 seconds=seconds,
                 fresh=fresh,
                 codecs=codecs,
+                weights_hash=weights_hash,
             ),
             timeout=PROFILE_SECONDS,
         )

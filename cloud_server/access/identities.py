@@ -72,8 +72,8 @@ EVERYTHING = Policy()
 
 
 def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
-    """Those of ``there`` that a policy's list allows, in order of their names."""
-    return sorted(name for name in there if allowed is None or name in allowed)
+    """Those of ``there`` that a policy's list allows, in order of their names. A name is all its versions."""
+    return sorted(one for one in there if allowed is None or one in allowed or one.partition(":")[0] in allowed)
 
 
 # Tokens: long random words that prove who calls. The server's file holds their hashes only.

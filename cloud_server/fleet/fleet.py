@@ -21,7 +21,7 @@ from cloud_server.fleet.hosts import Host
 from cloud_server.fleet.room import Resident, room_for
 from cloud_server.fleet.version import Loaded, Version
 from cloud_server.limits import NEVER, Limits
-from cloud_server.models import Identity
+from cloud_server.models import Identity, newest_first
 from cloud_server.processes import Trials
 from shared_hooks.errors import Disagreement, IsthmusError, ModelFailed, ServerUnavailable, SpecError, UnknownModel
 
@@ -137,6 +137,11 @@ def stamp(entry: ModelEntry) -> Stamp:
     return tuple(found)
 
 
+def name_of(entry: ModelEntry) -> str:
+    """Without a version."""
+    return entry.spec.model_id.partition(":")[0]
+
+
 def freeze() -> None:
     """What is loaded stays: a client's lists would else have every collection look at all of it. What was loaded
     before, and is not needed any more, goes.
@@ -243,7 +248,7 @@ class Fleet(Mapping[str, Version]):
         UnknownModel, ServerUnavailable while another change is under way, and what the model fails by.
         """
         with self._changes():
-            found = [entry for entry in self._wanted() if entry.spec.model_id == name]
+            found = [entry for entry in self._wanted() if name in (entry.spec.model_id, name_of(entry))]
             if not found:
                 raise UnknownModel(f'no model "{name[:128]}" is in the server\'s files')
             self._load(found)
@@ -253,9 +258,11 @@ class Fleet(Mapping[str, Version]):
         ServerUnavailable while another change is under way.
         """
         with self._changes():
-            if name not in self._named:
+            found = [name] if name in self._named else newest_first(self._named, name)
+            if not found:
                 raise UnknownModel(f'no model "{name[:128]}" is served here')
-            self._unload(name)
+            for one in found:
+                self._unload(one)
 
     def reload(self) -> Change:
         """What is served is what the operator's files say now: what is new, or whose entry or files have changed, is

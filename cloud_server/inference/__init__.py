@@ -21,14 +21,13 @@ from cloud_server.inference.sending import (
     pack,
     unpack,
 )
-from cloud_server.inference.service import VERSION, Asking, Held, Inference, ModelInfo, TensorInfo, check_parameters
+from cloud_server.inference.service import Asking, Held, Inference, ModelInfo, TensorInfo, check_parameters
 
 __all__ = [
     "MAX_VALUES",
     "NAMES",
     "NUMPY",
     "VALUE_BYTES",
-    "VERSION",
     "Asking",
     "Held",
     "Inference",

@@ -179,7 +179,7 @@ class Sending:
 def sending(query: Query, identity: Identity, max_bytes: int) -> Sending:
     """What is sent for a request of the model that ``identity`` names. Raises an IsthmusError that names the input."""
     if any(one.name == FRONTIER for one in query.inputs) or HELLO in query.parameters:
-        return _tail(query, max_bytes)
+        return _tail(query, identity, max_bytes)
     return _whole(query, identity, max_bytes)
 
 
@@ -280,7 +280,7 @@ def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
     return replace(made, plan_digest=known.plan_digest, cache={}) if made.signature == known.signature else made
 
 
-def _tail(query: Query, max_bytes: int) -> Sending:
+def _tail(query: Query, identity: Identity, max_bytes: int) -> Sending:
     _by_name(query, [FRONTIER])
     (one,) = query.inputs
     if one.datatype != "UINT8" or count(one.shape, FRONTIER) != one.data.nbytes:
@@ -288,8 +288,10 @@ def _tail(query: Query, max_bytes: int) -> Sending:
     if one.data.nbytes > max_bytes:
         raise TooLarge(f"{one.data.nbytes} bytes cross; at most {max_bytes} are taken (max_request_bytes)")
     hello = _hello(query.parameters.get(HELLO))
-    if hello.model_id != query.model:
+    if hello.model_id.partition(":")[0] != query.model.partition(":")[0]:
         raise InputMismatch(f'the head is of model "{hello.model_id[:80]}", the request of "{query.model[:80]}"')
+    if query.version:
+        hello.model_id = identity.model_id  # of no other version, whatever the weights are
     cut, header, payload = parts(one.data, max_bytes)
     split = query.parameters.get(SPLIT)
     return Sending(

@@ -6,7 +6,7 @@ import itertools
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from cloud_server.access import Caller, granted
 from cloud_server.core import Core
 from cloud_server.fleet import Fleet
 from cloud_server.inference.sending import NAMES, Named, Query, Result, Sending, Value, described, fits, sending
-from cloud_server.models import Engine, leaves
+from cloud_server.models import Engine, leaves, newest_first, version_of
 from cloud_server.streams import InFrame
 from protos.frames import ChunkFrame, HeadedReply, HeadedRequest
 from protos.isthmus.v1 import split_pb2
@@ -261,8 +261,6 @@ def _error(failed: split_pb2.RequestFailed) -> IsthmusError:
 
 NAME = "isthmus"
 PLATFORM = "pytorch"
-VERSION = "1"
-"""The version of every model: other weights are another model here, with a name of their own."""
 EXTENSIONS = ("model_repository", "model_configuration", "statistics", "binary_tensor_data", "isthmus_tail")
 
 
@@ -278,6 +276,7 @@ class TensorInfo:
 @dataclass(frozen=True)
 class ModelInfo:
     name: str
+    versions: tuple[str, ...]
     platform: str
     inputs: tuple[TensorInfo, ...]
     outputs: tuple[TensorInfo, ...]
@@ -326,8 +325,8 @@ class _Statistics:
             known = self._models.get(model, _ModelStatistics())
             parts = {name: {"count": known.counts[name], "ns": known.ns[name]} for name in PARTS}
             return {
-                "name": model,
-                "version": VERSION,
+                "name": model.partition(":")[0],
+                "version": model.partition(":")[2] or "1",
                 "last_inference": known.last_ms,
                 "inference_count": known.counts["success"],
                 "execution_count": round(known.executions),
@@ -374,14 +373,21 @@ class Inference:
         found = []
         for name in granted(caller.policy.models, states):
             state, reason = states[name] if self.ready else ("UNAVAILABLE", "")
-            found.append({"name": name, "version": VERSION, "state": state, **({"reason": reason} if reason else {})})
+            one = {"name": name.partition(":")[0], "version": name.partition(":")[2] or "1", "state": state}
+            found.append(one | ({"reason": reason} if reason else {}))
         return found
 
     def statistics(self, caller: Caller, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Triton's statistics of a model, or of all that ``caller`` may use. Raises UnknownModel."""
-        if name:
-            self.engine(caller, name, version)
-        return [self._statistics.of(one) for one in ([name] if name else self.core.engines_for(caller))]
+        known = self.core.engines_for(caller)
+        if version:
+            wanted: Iterable[str] = [self.engine(caller, name, version).identity.model_id]
+        elif name:
+            self.engine(caller, name)
+            wanted = [name] if ":" in name else newest_first(known, name)
+        else:
+            wanted = known
+        return [self._statistics.of(one) for one in wanted]
 
     def load(self, caller: Caller, name: str) -> None:
         """As the server's files say now, again if it is served already; returns when it is warm. Raises AccessRefused,
@@ -404,19 +410,26 @@ class Inference:
             raise AccessRefused("the models of this server are always the same")
         return self.core.fleet
 
-    def engine(self, caller: Caller, name: str, version: str = "") -> Engine:
-        """Raises UnknownModel."""
+    def engine(self, caller: Caller, name: str, version: str = "", weights_hash: str = "") -> Engine:
+        """Without a version the newest one, or the one with these weights. Raises UnknownModel."""
         known = self.core.engines_for(caller)
-        if name not in known:
+        newest = version_of(known, name, weights_hash)
+        if newest is None:
             raise UnknownModel(f'no model "{name[:128]}" is served here; there is: {", ".join(known) or "none"}')
-        if version not in ("", VERSION):
-            raise UnknownModel(f'model "{name}" has no version "{version[:40]}"; there is: {VERSION}')
-        return known[name]
+        if version in ("", newest.identity.version):
+            return newest
+        engines = {known[one].identity.version: known[one] for one in newest_first(known, name)}
+        if version not in engines:
+            raise UnknownModel(f'model "{name}" has no version "{version[:40]}"; there is: {", ".join(engines)}')
+        return engines[version]
 
     def describe(self, caller: Caller, name: str, version: str = "") -> ModelInfo:
         """Raises UnknownModel, and CutRefused for a model that cannot be asked by names."""
-        form = described(self.engine(caller, name, version).identity)
-        return ModelInfo(name, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
+        identity = self.engine(caller, name, version).identity
+        form = described(identity)
+        known = self.core.engines_for(caller)
+        versions = tuple(known[one].identity.version for one in newest_first(known, identity.name))
+        return ModelInfo(identity.name, versions, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
 
     def asking(self, caller: Caller, on_drop: Callable[[], object]) -> Asking:
         """A place for one request. Raises ServerUnavailable."""
@@ -438,7 +451,8 @@ class Inference:
             if fits(query, identity):
                 raise
             raise InputMismatch(f"the model does not take these shapes: {error}") from error
-        return asking.read(lambda: _result(query, reply, payload))
+        version = self.engine(asking.caller, made.hello.model_id, "", made.hello.weights_hash).identity.version
+        return asking.read(lambda: _result(query, version, reply, payload))
 
 
 def check_parameters(parameters: Mapping[str, object]) -> None:
@@ -463,7 +477,7 @@ def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
     return microseconds / 1e6 if seconds is None else min(seconds, microseconds / 1e6)
 
 
-def _result(query: Query, reply: split_pb2.ReplyHeader, payload: memoryview) -> Result:
+def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: memoryview) -> Result:
     """The outputs by name, and what else the model gives as parameters."""
     structure, tensors = Parcel.tensors(reply.header, payload)
     found: dict[str, Named] = {}
@@ -484,4 +498,4 @@ def _result(query: Query, reply: split_pb2.ReplyHeader, payload: memoryview) -> 
     for name in wanted:
         if name not in found:
             raise InputMismatch(f'the model has no output "{name[:80]}"; it has {", ".join(found)}{near(name, found)}')
-    return Result(query.model, VERSION, query.id, tuple(found[name] for name in wanted), parameters)
+    return Result(query.model, version, query.id, tuple(found[name] for name in wanted), parameters)

@@ -27,7 +27,9 @@ from cloud_server.models.engine import (
     Progress,
     Residence,
     inexact,
+    newest_first,
     room_for,
+    version_of,
 )
 from cloud_server.models.profiles import Profiles
 from cloud_server.models.served_model import ServedModel
@@ -51,5 +53,7 @@ __all__ = [
     "check_open",
     "inexact",
     "leaves",
+    "newest_first",
     "room_for",
+    "version_of",
 ]

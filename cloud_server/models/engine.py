@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -119,6 +120,16 @@ class Identity:
     """What goes in and comes out, by name (`models.form`); empty when the model has no example."""
     packages: tuple[str, ...] = ()
     """The top-level packages that its modules' classes come from."""
+
+    @property
+    def name(self) -> str:
+        """The id without a version."""
+        return self.model_id.partition(":")[0]
+
+    @property
+    def version(self) -> str:
+        """What the id says after a colon, else "1"."""
+        return self.model_id.partition(":")[2] or "1"
 
     def is_like(self, other: Identity) -> bool:
         """Whether clients of the one are clients of the other, on whatever machine and device."""
@@ -424,6 +435,30 @@ class Engine(Protocol):
 
         What ``on_progress`` raises ends it. Raises CutRefused for a model without an example.
         """
+
+
+# The versions of a model.
+
+
+AnyEngine = TypeVar("AnyEngine", bound=Engine)
+
+
+def newest_first(names: Iterable[str], name: str) -> list[str]:
+    """Ids of the versions of a model, "NAME:VERSION": 10 is newer than 9, and the one without a version the oldest."""
+    found = [one for one in names if one.partition(":")[0] == name]
+
+    def parts(one: str) -> list[tuple[int, str]]:
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", one[len(name) :])]
+
+    return sorted(found, key=parts, reverse=True)
+
+
+def version_of(engines: Mapping[str, AnyEngine], name: str, weights_hash: str = "") -> AnyEngine | None:
+    """The engine of a model by its id; by its name alone, the newest version with these weights, else the newest."""
+    if ":" in name:
+        return engines.get(name)
+    found = [engines[one] for one in newest_first(engines, name)]
+    return next((one for one in found if one.identity.weights_hash == weights_hash), found[0] if found else None)
 
 
 # A tail's output as the bytes of an answer.

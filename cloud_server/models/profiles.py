@@ -20,7 +20,7 @@ from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
-from cloud_server.models.engine import Engine, Leave
+from cloud_server.models.engine import Engine, Leave, version_of
 from cloud_server.scheduling import Payer, Task, Workers
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs import CODECS
@@ -141,10 +141,10 @@ class Profiles:
             )
         known = dict(self._engines.items())
         served = granted(caller.policy.models, known)
-        if request.model_id not in served:
+        engine = version_of({name: known[name] for name in served}, request.model_id, request.weights_hash)
+        if engine is None:
             there = ", ".join(served)
             raise UnknownModel(f"no model {request.model_id[:256]!r} is served here; there is: {there}")
-        engine = known[request.model_id]
         limits = self._limits
         if not 0 <= request.seconds <= limits.max_profile_seconds:  # rejects NaN, too
             most = limits.max_profile_seconds
@@ -156,7 +156,7 @@ class Profiles:
                     f"found {getattr(request, name)}"
                 )
         return engine, _Wanted(
-            request.model_id,
+            engine.identity.model_id,
             engine.identity.weights_hash,
             request.warmup or DEFAULT_WARMUP,
             request.repetitions or min(DEFAULT_REPETITIONS, limits.max_profile_repetitions),

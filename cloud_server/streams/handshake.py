@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from cloud_server.models import Engine, Identity
+from cloud_server.models import Engine, Identity, version_of
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import BadFrame, Disagreement, TooLarge, UnknownModel
@@ -66,7 +66,7 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
         raise Disagreement(f"protocol version: client {hello.protocol_version}, server {PROTOCOL_VERSION}")
     if not 0 < len(hello.client_id) <= MAX_NAME:
         raise BadFrame(f"hello: client_id must have 1 to {MAX_NAME} characters, found {len(hello.client_id)}")
-    engine = engines.get(hello.model_id)
+    engine = version_of(engines, hello.model_id, hello.weights_hash)
     if engine is None:
         served = ", ".join(sorted(engines))
         raise UnknownModel(f'no model "{hello.model_id[:MAX_NAME]}" is served here; there is: {served}')
@@ -85,7 +85,7 @@ def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
             len(different) > MAX_DIFFERENCES
         )
         refusal = Disagreement(
-            f'model "{hello.model_id}": client and server differ in {"; ".join(shown)} '
+            f'model "{engine.identity.model_id}": client and server differ in {"; ".join(shown)} '
             f"(client: {_listed(hello.about)}; server: {_listed(engine.identity.about)})"
         )
         refusal.wants_facts = bool(digests) and not hello.manifest

@@ -18,7 +18,6 @@ from cloud_server.access import Caller
 from cloud_server.inference import (
     MAX_VALUES,
     VALUE_BYTES,
-    VERSION,
     Inference,
     Named,
     Query,
@@ -100,7 +99,7 @@ class InferenceServicer:
         info = self._inference.describe(caller, asked.name, asked.version)
         return pb.ModelMetadataResponse(
             name=info.name,
-            versions=[VERSION],
+            versions=info.versions,
             platform=info.platform,
             inputs=_tensors(info.inputs),
             outputs=_tensors(info.outputs),

@@ -179,7 +179,8 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         assert server is not None
         known = loaded.spec.model_id, wanted.warmup, wanted.repetitions, wanted.seconds
         how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
-        data = fetch_profile(server, *known, on_progress, codecs=asked_of_servers(wanted.measured), **how)
+        codecs, weights = asked_of_servers(wanted.measured), edge.model.weights_hash
+        data = fetch_profile(server, *known, on_progress, codecs=codecs, weights_hash=weights, **how)
         cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
         profile_file.check(cloud, edge.model)
         if Basis.name in wanted.measured:

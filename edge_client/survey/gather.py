@@ -28,7 +28,7 @@ from edge_client.request import Books
 from edge_client.screen.progress import counted
 from edge_client.screen.progress import progress as bar
 from edge_client.spoken import EDGE_ONLY
-from edge_client.survey.loading import Loaded
+from edge_client.survey.loading import Loaded, name_of
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
@@ -283,6 +283,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                     wanted.seconds,
                     counted(advance, wanted.seconds),
                     codecs=asked_of_servers(wanted.measured),
+                    weights_hash=who.weights_hash,
                     credentials=credentials,
                 )
                 cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
@@ -302,7 +303,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         for side, profile in (("edge", edge), ("cloud", cloud)):
             for text in profile.warnings:
                 warn(f"{side}: {text}")
-        served = None if server is None else _served(server, who.model_id, credentials)
+        served = None if server is None else _served(server, who, credentials)
         if wanted.cloud_profile is not None and server is not None:
             for text in _of_another_machine(cloud, who, server, served):
                 warn(f"{wanted.cloud_profile}: {text}")
@@ -453,9 +454,10 @@ def models_of(server: str, credentials: Credentials | None = None) -> list[Any]:
             return []
 
 
-def _served(server: str, model_id: str, credentials: Credentials | None) -> Any:
-    """What the server says of this model; None where it says nothing."""
-    return next((one for one in models_of(server, credentials) if one.model_id == model_id), None)
+def _served(server: str, who: ModelIdentity, credentials: Credentials | None) -> Any:
+    """What the server says of this model, of the version with these weights; None where it says nothing."""
+    ids = [one for one in models_of(server, credentials) if who.model_id in (one.model_id, name_of(one.model_id))]
+    return next((one for one in ids if one.weights_hash == who.weights_hash), ids[0] if ids else None)
 
 
 def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served: Any) -> list[str]:

@@ -43,6 +43,11 @@ class Loaded:
     plan_digest: str
 
 
+def name_of(model_id: str) -> str:
+    """The id of a served model without its version: "net:2" is a version of "net"."""
+    return model_id.partition(":")[0]
+
+
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
     """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
 

@@ -23,7 +23,7 @@ from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.screen.text import printable, size
 from edge_client.settings import OWN, server_of
 from edge_client.survey.gather import models_of
-from edge_client.survey.loading import Loaded, fails_on
+from edge_client.survey.loading import Loaded, fails_on, name_of
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError
@@ -334,7 +334,7 @@ def subject_of(
 
 def _served(server: str | None, credentials: Credentials | None) -> str | None:
     assert server is not None
-    names = [one.model_id for one in models_of(server, credentials)]
+    names = sorted({name_of(one.model_id) for one in models_of(server, credentials)})
     if len(names) > 1:
         raise SpecError(
             f"{server} serves {', '.join(names)}: say which of them the module is: ModelChoice(module, model_id=...)"

@@ -27,8 +27,8 @@ BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "di
 CODE_OR_WEIGHTS = frozenset({".py", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".safetensors"})
 """Suffixes of files that people take for specs."""
 
-_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}")
-_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/-]*)=(.+)", re.DOTALL)
+_MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}(:[A-Za-z0-9][A-Za-z0-9._-]{0,31})?")
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:-]*)=(.+)", re.DOTALL)
 
 
 def load_spec(
@@ -106,7 +106,8 @@ def spec_from_table(
     own_id = table.need("id", str) if model_id is None else table.take("id", str)
     chosen_id = model_id or own_id or ""
     if not _MODEL_ID.fullmatch(chosen_id):
-        table.fail("id", f'expected up to 128 letters, digits and ". _ - /", found "{chosen_id}"')
+        allowed = 'up to 128 letters, digits and ". _ - /", or these and ":VERSION"'
+        table.fail("id", f'expected {allowed}, found "{chosen_id}"')
     factory = table.need("factory", str, '"module:callable"')
     if not looks_like_target(factory):
         table.fail("factory", f'expected "module:callable", found "{factory}"')

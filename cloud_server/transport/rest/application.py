@@ -26,7 +26,7 @@ from urllib.parse import unquote
 
 from cloud_server import wire
 from cloud_server.access import Caller, Credentials, token_in
-from cloud_server.inference import VERSION, Asking, Inference, ModelInfo, TensorInfo
+from cloud_server.inference import Asking, Inference, ModelInfo, TensorInfo
 from cloud_server.inference.service import Hold
 from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.rest import messages
@@ -454,7 +454,7 @@ async def _watch(receive: Receive, gone: Callable[[], object]) -> None:
 def _metadata(info: ModelInfo) -> dict[str, Any]:
     return {
         "name": info.name,
-        "versions": [VERSION],
+        "versions": info.versions,
         "platform": info.platform,
         "inputs": [_tensor(one) for one in info.inputs],
         "outputs": [_tensor(one) for one in info.outputs],

@@ -479,20 +479,22 @@ class ProbeReply(_message.Message):
     def __init__(self, padding: _Optional[bytes] = ..., last: bool = ..., received_bytes: _Optional[int] = ..., server_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
-    __slots__ = ("model_id", "warmup", "repetitions", "seconds", "fresh", "codecs")
+    __slots__ = ("model_id", "warmup", "repetitions", "seconds", "fresh", "codecs", "weights_hash")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     REPETITIONS_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     warmup: int
     repetitions: int
     seconds: float
     fresh: bool
     codecs: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, model_id: _Optional[str] = ..., warmup: _Optional[int] = ..., repetitions: _Optional[int] = ..., seconds: _Optional[float] = ..., fresh: bool = ..., codecs: _Optional[_Iterable[str]] = ...) -> None: ...
+    weights_hash: str
+    def __init__(self, model_id: _Optional[str] = ..., warmup: _Optional[int] = ..., repetitions: _Optional[int] = ..., seconds: _Optional[float] = ..., fresh: bool = ..., codecs: _Optional[_Iterable[str]] = ..., weights_hash: _Optional[str] = ...) -> None: ...
 
 class ProfileReply(_message.Message):
     __slots__ = ("progress", "profile")

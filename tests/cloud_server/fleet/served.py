@@ -58,8 +58,8 @@ def entry(name: str, weights: Path | None = None, width: int = 8, more: str = ""
     """Of a server's file: a `Small` model."""
     file = "" if weights is None else f'weights = "{weights}"\n'
     return (
-        f'[models.{name}]\nfactory = "{__name__}:Small"\nfactory_kwargs = {{width = {width}}}\n'
-        f"{file}{more}\n[models.{name}.example]\nargs = [{{shape = [2, 8]}}]\n"
+        f'[models."{name}"]\nfactory = "{__name__}:Small"\nfactory_kwargs = {{width = {width}}}\n'
+        f'{file}{more}\n[models."{name}".example]\nargs = [{{shape = [2, 8]}}]\n'
     )
 
 
