@@ -273,7 +273,7 @@ def read_config(path: Path) -> ServerConfig:
         if limits is not None:
             values["limits"] = _limits(limits)
         if observers is not None:
-            values["observers"] = _observers(observers)
+            values["observers"] = _observers(observers, path.resolve().parent)
         if metrics is not None:
             values["metrics"] = with_host(metrics.need("listen", str))
             metrics.done()
@@ -297,14 +297,14 @@ def _tls(table: Table, folder: Path) -> Tls:
     return Tls(folder / certificate, folder / key, None if client_ca is None else folder / client_ca)
 
 
-def _observers(table: Table) -> tuple[str, ...]:
+def _observers(table: Table, folder: Path) -> tuple[str, ...]:
     allowed = table.take("allow", list) or []
     table.done()
     for name in allowed:
         if not isinstance(name, str):
             table.fail("allow", f"expected names, found {kind_of(name)}")
     try:
-        return named.check(allowed)
+        return named.check(allowed, folder)
     except SpecError as error:
         table.fail("allow", str(error))
 

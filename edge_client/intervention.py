@@ -54,5 +54,5 @@ class Intervention(Transform):
                 if number > end and (path == name or path.startswith(f"{name}.")):
                     raise CutRefused(
                         f"intervene: {name} runs on the server with split={cut!r}: cut behind it "
-                        "(a server's operator may attach a Transform there, docs/observers.md)"
+                        "(or ask for a Transform that the server's file allows by name, docs/observers.md)"
                     )

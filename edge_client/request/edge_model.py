@@ -234,7 +234,7 @@ class EdgeModel:
         """
         if not names:
             return {}
-        sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud)}
+        sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud, names)}
         if self._texts is not None:
             for found in sides.values():
                 named.tell_tokens(found, self._texts)

@@ -1,7 +1,8 @@
 """Observers by the names that commands and requests use, for one forward, with what they found as plain data.
 
-Which there are is the list `kinds.OBSERVERS`. What comes back is bounded, since it travels
-with the answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted, and
+There are those of `kinds.OBSERVERS`, entry points of the group "isthmus.observers" and, as "module:Class", any class
+that makes an `Observer` when it is called without arguments. What comes back is bounded, since it travels with the
+answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted, and
 pictures go first.
 """
 
@@ -10,12 +11,16 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from shared_hooks.config import looks_like_target, raised, resolve
 from shared_hooks.errors import BadFrame, IsthmusError, SpecError, near
 from shared_hooks.metrics import Reading
 from shared_hooks.observers.base import Observer
@@ -23,6 +28,8 @@ from shared_hooks.observers.kinds import OBSERVERS
 from shared_hooks.observers.thumbnails import Texts, is_thumbnail
 from shared_hooks.wrapped import WrappedModel
 
+GROUP = "isthmus.observers"
+"""Of entry points: name -> what makes an `Observer` when it is called."""
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
 MAX_IDS = 64
@@ -32,15 +39,41 @@ Observations = dict[str, dict[str, Any]]
 """Name -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""
 
 
-def check(names: Iterable[str]) -> tuple[str, ...]:
-    """The names, each once; one word is a list of one. Raises SpecError for one that there is not."""
+def check(names: Iterable[str], folder: Path | None = None) -> tuple[str, ...]:
+    """The names, each once; one word is a list of one. A "module:Class" is imported, from ``folder`` (None: the current
+    one) where it is not installed. Raises SpecError for one that there is not, or that cannot be made.
+    """
     found = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
     for name in found:
-        if name not in OBSERVERS:
-            more = " Hooks of your own at the life cycle's stages go into the file of --config." if ":" in name else ""
-            known = f"There are {', '.join(OBSERVERS)}."
-            raise SpecError(f'no observer is called "{name[:80]}".{near(name, OBSERVERS)} {known}{more}')
+        _factory(name, folder or Path.cwd())()
     return found
+
+
+@lru_cache(256)
+def _factory(name: str, folder: Path) -> Callable[[], Observer]:
+    if name in OBSERVERS:
+        return partial(OBSERVERS[name], MAX_RECORDS)
+    plugged = {one.name: one for one in entry_points(group=GROUP)}
+    known = [*OBSERVERS, *sorted(plugged)]
+    if name not in plugged and not looks_like_target(name):
+        there = f"There are {', '.join(known)}, and module:Class of your own."
+        raise SpecError(f'no observer is called "{name[:80]}".{near(name, known)} {there}')
+    try:
+        return partial(_made, name, plugged[name].load() if name in plugged else resolve(name, folder, "observer"))
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"observer {name}: importing it raised {raised(error)}") from error
+
+
+def _made(name: str, factory: Callable[[], object]) -> Observer:
+    try:
+        made = factory()
+    except Exception as error:
+        raise SpecError(f"observer {name}: making it raised {raised(error)}") from error
+    if not isinstance(made, Observer):
+        raise SpecError(f"observer {name}: it makes a {type(made).__name__}, and no shared_hooks.observers.Observer")
+    return made
 
 
 @contextmanager
@@ -49,7 +82,7 @@ def observing(wrapped: WrappedModel, names: Iterable[str]) -> Iterator[Callable[
 
     One that has nothing to look at in this model says so in its notes.
     """
-    made = {name: OBSERVERS[name](MAX_RECORDS) for name in names}
+    made = {name: _factory(name, Path.cwd())() for name in names}
     with ExitStack() as stack:
         for observer in made.values():
             try:
@@ -60,14 +93,21 @@ def observing(wrapped: WrappedModel, names: Iterable[str]) -> Iterator[Callable[
 
 
 def _found(observer: Observer) -> dict[str, Any]:
+    records = list(observer.records)
     return {
-        "records": [plain(record) for record in observer.records],
+        "records": [_record(record) for record in records[-MAX_RECORDS:]],
         "notes": list(observer.notes),
-        "left_out": observer.dropped,
+        "left_out": observer.dropped + max(0, len(records) - MAX_RECORDS),
         "failures": observer.failures,
         "last_failure": observer.last_failure,
         "cost_ns": observer.cost_ns,
     }
+
+
+def _record(record: Any) -> dict[str, Any]:
+    """Always a dictionary with a name, whatever somebody's own observer keeps."""
+    found = plain(record)
+    return {"name": "", **found} if isinstance(found, dict) else {"name": "", "value": found}
 
 
 def plain(value: Any) -> Any:
@@ -84,6 +124,8 @@ def plain(value: Any) -> Any:
             for field in dataclasses.fields(value)
             if not isinstance(getattr(value, field.name), torch.Tensor)
         }
+    if isinstance(value, dict):
+        return {str(key): plain(one) for key, one in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return str(value)
@@ -138,15 +180,15 @@ def tell_tokens(found: Observations, texts: Texts) -> None:
             tokens["notes"].append(why)
 
 
-def from_bytes(data: bytes) -> Observations:
-    """What `to_bytes` made. Raises BadFrame."""
+def from_bytes(data: bytes, names: Collection[str] = tuple(OBSERVERS)) -> Observations:
+    """What `to_bytes` made, of the observers ``names``. Raises BadFrame."""
     if not data:
         return {}
     try:
         if len(data) > MAX_BYTES:
             raise ValueError(f"{len(data)} bytes, of {MAX_BYTES} at most")
         found = json.loads(data, parse_constant=_no_number)
-        if not isinstance(found, dict) or not all(name in OBSERVERS and _is_sound(one) for name, one in found.items()):
+        if not isinstance(found, dict) or not all(name in names and _is_sound(one) for name, one in found.items()):
             raise ValueError("not what observers find")
         for one in found.values():
             pictures = (record.get(key, "") for record in one["records"] for key in ("picture", "over"))

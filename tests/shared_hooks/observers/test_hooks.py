@@ -30,7 +30,7 @@ from edge_client.transport.times import Stamps
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, ObserverRefused, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.observers import Transform, kinds, named
+from shared_hooks.observers import ObservedCall, Observer, Transform, kinds, named
 from shared_hooks.observers.kinds.memory import Tokens
 from tests.shared_hooks.observers.left import hooks_left
 from tests.shared_hooks.observers.small import Residual, image
@@ -52,6 +52,57 @@ def server(spec: str, *observers: str) -> Iterator[str]:
         server.stop(grace=1)
         served._wrapped.detach()
         assert not hooks_left(served._wrapped.model)
+
+
+class Means(Observer):
+    """An observer of a user's own."""
+
+    def observe(self, call: ObservedCall, name: str, step: int) -> Any:
+        return {"name": name, "mean": float(call.output.mean())}
+
+
+class Silence(Transform):
+    """An intervention that an operator allows by name: every convolution's output becomes 0."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda module, inputs, output, name: output * 0, "type:Conv2d")
+
+
+def broken() -> Observer:
+    raise RuntimeError("no camera")
+
+
+def test_observers_of_ones_own_by_module_and_class() -> None:
+    """On both sides, where the server allows them by that name; a Transform changes both sides' layers."""
+    means, silence = f"{__name__}:Means", f"{__name__}:Silence"
+    with server(RESIDUAL, means, silence) as address:
+        with EdgeClient(address, RESIDUAL, "stem", observers=[means]) as client:
+            seen = client.infer(image())
+            expected = seen.output
+        found = [seen.observations[side][means]["records"] for side in ("edge", "cloud")]
+        assert [one["name"] for one in found[0]] == ["stem"]
+        assert [one["name"] for one in found[1]] == ["body.0", "body.1", "body.2", "classifier"]
+        with EdgeClient(address, RESIDUAL, "stem", observers=[silence]) as client:
+            changed = client.infer(image())
+            assert not torch.equal(changed.output, expected) and changed.transforms
+            assert torch.equal(changed.output, client.infer(image(), split="edge-only").output)
+        with EdgeClient(address, RESIDUAL, "stem") as client:
+            assert torch.equal(client.infer(image()).output, expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere:Means", "nowhere"),
+        (f"{__name__}:Mens", "Did you mean Means"),
+        (f"{__name__}:broken", r"making it raised RuntimeError: no camera .*test_hooks.py"),
+        (f"{__name__}:image", "it makes a Tensor, and no shared_hooks.observers.Observer"),
+        ("activatoin", "Did you mean activation.*module:Class of your own"),
+    ],
+)
+def test_an_observer_that_cannot_be_had_is_refused_by_name(name: str, says: str) -> None:
+    with pytest.raises(SpecError, match=says):
+        named.check([name])
 
 
 def test_both_sides_come_back_with_the_answer() -> None:
