@@ -9,7 +9,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from edge_client.adaptive.controller import Choice, SplitController
@@ -86,7 +86,7 @@ class Decisions:
         with self._lock:
             entry = {"seconds": round(time.monotonic() - self._began, 4), "kind": kind, **finite}
             self._kept.append(entry)
-            log.log(level, "%s: %s", kind, ", ".join(f"{name}={_shown(value)}" for name, value in known.items()))
+            log.log(level, "%s", _sentence(kind, known))
             for listener in self._listeners:
                 listener(entry)
 
@@ -96,6 +96,28 @@ def _kept(value: Any) -> Any:
     if not isinstance(value, float):
         return value
     return None if value in (math.inf, -math.inf) else round(value, 6)
+
+
+def _sentence(kind: str, known: Mapping[str, Any]) -> str:
+    """One decision for people; all its numbers go to listeners."""
+    if kind == "choice":
+        codec = f" with {known['codec']}" if "codec" in known else ""
+        predicted = "" if known.get("predicted_ms") is None else f", {known['predicted_ms']:.1f} ms predicted"
+        here = f"{known['candidate']}{codec}{predicted}: {known['reason']}"
+        up, rtt = known.get("up_bytes_per_second"), known.get("rtt_ms")
+        link = "" if not up or rtt is None else f" (link {number(up * 8 / 1e6)} Mbit/s up, {rtt:.1f} ms round trip)"
+        return f"{'now ' if known['moved'] else ''}{here}{link}"
+    said = {
+        "hedge": "{candidate} is late, so the request is computed here, too: {reason}",
+        "gone": "the server is gone: {reason}",
+        "back": "the server is back",
+        "found": "the server is there",
+        "refused": "{cut} is not used any more: {reason}",
+        "allowed": "the server lets this side use other cuts",
+    }
+    if kind in said:
+        return said[kind].format(**known)
+    return f"{kind}: {', '.join(f'{name} {_shown(value)}' for name, value in known.items() if value is not None)}"
 
 
 def _shown(value: Any) -> str:

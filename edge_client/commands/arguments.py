@@ -45,6 +45,13 @@ def add_plan(commands: Commands, model: Parser) -> None:
     )
     plan.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     plan.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
+    plan.add_argument(
+        "--edge-speed",
+        type=float,
+        default=1.0,
+        metavar="X",
+        help="plan for a device with X times the speed of the one measured, such as 0.2 (default: 1)",
+    )
     plan.add_argument("--uplink", metavar="RATE", help="such as 5mbit: do not probe the link; needs --rtt")
     plan.add_argument("--downlink", metavar="RATE", help="(default: same as --uplink)")
     plan.add_argument("--rtt", metavar="TIME", help="such as 30ms")
@@ -497,9 +504,9 @@ TOPICS = {
         "what crosses": "--codec --codecs --calibration --max-loss --exact --no-exact",
         "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
         "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
-        "--min-accuracy --power-active --power-idle --uplink --downlink --rtt --edge-profile --cloud-profile "
-        "--profile-seconds --profile-repetitions --partitioner --partitioner-option --list-partitioners "
-        "--log-decisions --correct",
+        "--min-accuracy --power-active --power-idle --uplink --downlink --rtt --edge-profile --edge-speed "
+        "--cloud-profile --profile-seconds --profile-repetitions --partitioner --partitioner-option "
+        "--list-partitioners --log-decisions --correct",
         "results": "--output --json --journal --layers --dashboard --observe --heat-maps --sink --witness --report",
         "credentials, for a server that asks (docs/access.md); files are PEM": "--tls --ca --cert --key --server-name "
         "--token-file --insecure",

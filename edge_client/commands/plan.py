@@ -54,7 +54,8 @@ def _generation(options: argparse.Namespace) -> PlannedGeneration:
     alone = {
         name: getattr(options, name) for name in ("edge_profile", "cloud_profile", "max_bytes_per_second", "input")
     }
-    wrong = next((name for name, value in alone.items() if value), "correct" if options.correct else None)
+    alone |= {"correct": options.correct, "edge_speed": options.edge_speed != 1}
+    wrong = next((name for name, value in alone.items() if value), None)
     if wrong:
         raise SpecError(f"--{wrong.replace('_', '-')} is not for --generate")
     return plan_generation(

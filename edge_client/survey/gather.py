@@ -33,6 +33,7 @@ from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgo
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import DeadlineExceeded, Disagreement, IsthmusError, ServerUnavailable, SpecError
+from shared_hooks.metrics import Reading
 from shared_hooks.profiling import machine, profile_file
 from shared_hooks.profiling.profile import CodecProfile, CutProfile, FileInput, ModelIdentity, Profile, Quartiles
 from shared_hooks.profiling.profiler import ProfileOptions, Progress, identity, profile_edge
@@ -190,6 +191,8 @@ class Wanted:
     books: Mapping[str, Books] = field(default_factory=dict, repr=False)
     """By the name of a cut, what the codec "basis" sends its pieces by."""
     correct: bool = False
+    edge_speed: float = 1.0
+    """As `Gathered.edge_speed`."""
     observers: Sequence[str] = ()
 
     @property
@@ -215,6 +218,8 @@ class Gathered:
     server_is_ours: bool = False
     warnings: tuple[str, ...] = field(default=())
     codecs: Codecs | None = None
+    edge_speed: float = 1.0
+    """Of the device that is planned for, as a multiple of the one that was measured."""
 
     def candidates(
         self,
@@ -235,7 +240,7 @@ class Gathered:
             file_crosses=self.file_crosses,
             calibration=self.calibration,
             power=power,
-            edge_factor=edge_factor,
+            edge_factor=edge_factor / self.edge_speed,
             server_factor=server_factor,
             codecs=self.codecs,
             keys=keys,
@@ -303,6 +308,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         for side, profile in (("edge", edge), ("cloud", cloud)):
             for text in profile.warnings:
                 warn(f"{side}: {text}")
+        if wanted.edge_speed != 1:
+            edge = _of_another_speed(edge)
         served = None if server is None else _served(server, who, credentials)
         if wanted.cloud_profile is not None and server is not None:
             for text in _of_another_machine(cloud, who, server, served):
@@ -328,10 +335,18 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         for side, profile in (("edge", edge), ("cloud", cloud)):
             for text in _not_measured(side, profile, wanted):
                 warn(text)
-        gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), wanted.codecs)
+        known: dict[str, Any] = {"codecs": wanted.codecs, "edge_speed": wanted.edge_speed}
+        gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), **known)
         if wanted.correct:
             gathered = replace(gathered, calibration=_correct(loaded, wanted, gathered, credentials))
         yield gathered
+
+
+def _of_another_speed(edge: Profile) -> Profile:
+    """Of a device whose speed alone is known: not its joules."""
+    unknown = Reading.unavailable("the device that is planned for is not the one that was measured")
+    cuts = tuple(replace(cut, energy=unknown) for cut in edge.cuts)
+    return replace(edge, whole_energy=unknown, idle_power=unknown, cuts=cuts)
 
 
 def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> Profile:

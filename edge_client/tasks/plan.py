@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,6 +56,7 @@ class Planned(Tabular):
     server_is_ours: bool
     warnings: Sequence[str]
     codecs: Codecs | None = None
+    edge_speed: float = 1.0
 
     shown = {  # noqa: RUF012
         "best": "best",
@@ -148,6 +150,7 @@ class Planned(Tabular):
             "load": {"pending": load.pending, "workers": load.workers, "queue_ns": load.queue_ns},
             "calibration": self.calibration.as_dict() if self.calibration else None,
             "power": {"active": power.active, "idle": power.idle} if power else None,
+            "edge_speed": self.edge_speed,
             "edge_machine": dict(self.edge.machine),
             "cloud_machine": dict(self.cloud.machine),
             "server_is_ours": self.server_is_ours,
@@ -227,7 +230,10 @@ class Planned(Tabular):
         if self.link.measured_up is not None:  # what few bytes take is no matter of speed
             lines.append("up is by the probe's largest rounds, net what its rounds of like size took")
         for side, profile in (("edge", self.edge), ("cloud", self.cloud)):
-            lines.append(f"{side}: {_machine(profile.machine)}")
+            speed = (
+                f", planned for {self.edge_speed:g} times its speed" if side == "edge" and self.edge_speed != 1 else ""
+            )
+            lines.append(f"{side}: {_machine(profile.machine)}{speed}")
         if not energy and self.candidates:
             lines.append(f"no energy: {one_line(self.candidates[0].edge_energy.note)}")
         return lines
@@ -255,6 +261,7 @@ def plan(
     downlink: str | None = None,
     rtt: str | None = None,
     edge_profile: str | Path | None = None,
+    edge_speed: float = 1.0,
     cloud_profile: str | Path | None = None,
     power: tuple[float, float] | None = None,
     partitioner: str | Partitioner = "objective",
@@ -285,14 +292,20 @@ def plan(
     ``objective``: "latency", "energy", "bytes", "throughput", "server-time", or weights, "latency=1,bytes=0.2". What
     the best may not exceed: ``max_edge_memory`` ("64MiB", or bytes), ``max_bytes_per_second`` at ``rate`` requests per
     second, ``min_accuracy``. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
-    profiles' files: not to measure. ``power``: watts of this machine, (active, idle). ``repetitions`` and ``seconds``
-    bound each profile. ``codec="auto"``: every codec at every cut is a candidate, of those with a loss the ones that
-    ``calibration`` (`edge_client.calibrate`) shows to lose no more than ``max_loss``. ``say`` gets lines for people as
-    they come up; warnings are in the result, too.
+    profiles' files: not to measure. ``edge_speed``: the plan is for a device with so many times the speed of the one
+    that is measured (0.2: five times slower), whose energy is then unknown. ``power``: watts of this machine, (active,
+    idle). ``repetitions`` and ``seconds`` bound each profile. ``codec="auto"``: every codec at every cut is a
+    candidate, of those with a loss the ones that ``calibration`` (`edge_client.calibrate`) shows to lose no more than
+    ``max_loss``. ``say`` gets lines for people as they come up; warnings are in the result, too.
 
     Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.
     """
+    if not 0 < edge_speed < math.inf:
+        raise SpecError(f"{option('edge_speed', edge_speed)}: must be a number above 0, such as 0.2")
+    if edge_speed != 1 and correct:
+        what = f"{option('correct')} compares with requests of this machine"
+        raise SpecError(f"{option('edge_speed', edge_speed)}: not with {option('correct')}: {what}")
     goal = Objective.parse(objective)
     limits = Constraints(
         _amount("max_edge_memory", max_edge_memory),
@@ -320,6 +333,7 @@ def plan(
         codecs=chosen,
         books={} if table is None else table.books,
         correct=correct,
+        edge_speed=edge_speed,
     )
     loaded = subject.load()
     with loaded.wrapped:
@@ -356,6 +370,7 @@ def _decided(
         power=power,
         breaks=_breaks(decision, _judged_by(decision, goal), gathered.link, repredict),
         codecs=gathered.codecs,
+        edge_speed=gathered.edge_speed,
         server_is_ours=gathered.server_is_ours,
         warnings=gathered.warnings,
     )

@@ -138,8 +138,8 @@ class Swept(Tabular):
         shown |= {one.name for one in measured.ranking[:3]} if measured else set()
         known = [way for way in found.ways if way.mode != "local" or way.name == EDGE_ONLY]
         worth = [way for way in known if way.name in shown] if len(known) > _FEW else known
-        rows = [_cells(way, {"best": best, "predicted": foretold}) for way in worth]
-        headers = ["way", "ms", "predicted", "up", "exact", "failed", ""]
+        rows = [_cells(way, {"measured": best, "predicted": foretold}) for way in worth]
+        headers = ["way", "ms", "predicted", "up", "exact", "failed", "best as"]
         lines = [table(headers, rows, right=(1, 2, 3, 4, 5)), ""]
         if len(worth) < len(known):
             lines.append(

@@ -27,7 +27,7 @@ def layers(*refused: str) -> list[LayerInfo]:
             reason=why,
         )
 
-    return [info(number, name) for number, name in enumerate(["stem", "body.0", "body.0#2", "body.1"])]
+    return [info(number, name) for number, name in enumerate(["stem", "body.0", "body.0#2", "body.1", "head"])]
 
 
 def test_all_cuts_that_are_allowed() -> None:
