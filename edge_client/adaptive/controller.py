@@ -305,7 +305,7 @@ class SplitController:
         file: FileInput | None = None,
         file_crosses: bool = True,
         power: Power | None = None,
-        calibration: Correction | None = None,
+        correction: Correction | None = None,
         steady: Steady | None = None,
         partitioner: Partitioner | None = None,
         option: str | None = None,
@@ -320,7 +320,7 @@ class SplitController:
         self._all_edge = self._edge = edge
         self._objective = objective or Objective()
         self._constraints = constraints or Constraints()
-        self._file, self._file_crosses, self._power, self._calibration = file, file_crosses, power, calibration
+        self._file, self._file_crosses, self._power, self._correction = file, file_crosses, power, correction
         self._steady = steady or Steady()
         self._steadiness = Steadiness(self._steady)
         self._partitioner, self._option = partitioner, option
@@ -440,7 +440,7 @@ class SplitController:
             replace(self._load, queue_ns=self._queue.value),
             file=self._file,
             file_crosses=self._file_crosses,
-            calibration=self._calibration,
+            correction=self._correction,
             power=self._power,
             edge_factor=self._here.factor,
             server_factor=self._away.factor,
@@ -489,7 +489,7 @@ class SplitController:
         bytes_up += bytes_ahead
         if self._estimate.speaks_of_goodput(bytes_up, bytes_down):
             self._probing.observed(now)
-        overhead = self._calibration.overhead_ns if self._calibration else 0.0
+        overhead = self._correction.overhead_ns if self._correction else 0.0
         if self._estimate.observe(bytes_up, bytes_down, max(1.0, network_ns - overhead)):
             self._changed()
 
@@ -623,7 +623,7 @@ class SplitController:
             load,
             file=self._file,
             file_crosses=self._file_crosses,
-            calibration=self._calibration,
+            correction=self._correction,
             power=self._power,
             codecs=self._codecs,
         )

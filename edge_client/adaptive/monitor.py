@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -116,7 +116,7 @@ def _sentence(kind: str, known: Mapping[str, Any]) -> str:
         "allowed": "the server lets this side use other cuts",
     }
     if kind in said:
-        return said[kind].format(**known)
+        return said[kind].format_map(defaultdict(str, known)).removesuffix(": ")
     return f"{kind}: {', '.join(f'{name} {_shown(value)}' for name, value in known.items() if value is not None)}"
 
 

@@ -61,7 +61,11 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     plan.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
     _add_power(plan)
-    plan.add_argument("--correct", action="store_true", help="correct the plan by a few real requests")
+    plan.add_argument(
+        "--correct",
+        action=argparse.BooleanOptionalAction,
+        help="correct the plan by a few real requests (default: where link and edge are measured)",
+    )
     plan.add_argument("--repetitions", type=_count, default=10, metavar="N", help="for each profile (default: 10)")
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     add_codec(plan, auto=CHOOSES)

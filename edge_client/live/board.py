@@ -151,9 +151,9 @@ def load(known: Load | None) -> Entry:
     return {**now, "pending": known.pending, "workers": known.workers, "queue_ms": known.queue_ns / 1e6}
 
 
-def link(up: float | None, down: float | None, rtt_ms: float | None, by: str) -> Entry:
-    """Bytes a second each way, milliseconds; None = unknown."""
-    found: Entry = finite({"at": round(time.time(), 3), "up": up, "down": down, "rtt": rtt_ms, "by": by})
+def link(up: float | None, down: float | None, rtt_ms: float | None, by: str, speed: str = "") -> Entry:
+    """Bytes a second each way, milliseconds; None = unknown. ``speed``: what may be said of ``up``; empty: itself."""
+    found: Entry = finite({"at": round(time.time(), 3), "up": up, "down": down, "rtt": rtt_ms, "by": by, "said": speed})
     return found
 
 

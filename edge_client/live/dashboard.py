@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -26,6 +27,7 @@ from edge_client.credentials import Credentials
 from edge_client.dial import check_address
 from edge_client.live import board
 from edge_client.live.board import RINGS, Aside, Board, Entry, reading
+from edge_client.planning.link import Speed, speed_of
 from edge_client.probing import LinkProber
 from edge_client.spoken import AUTO
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError
@@ -204,17 +206,21 @@ def _power(track: Track | Reading, start: int, stop: int) -> Reading:
 
 # The link and the server's load where no controller measures them: small probes, only while somebody looks.
 #
-# A round of nothing every two seconds tells the round trip and the load. Every ten seconds two rounds back to back tell
-# the rate, as `edge_client.adaptive.monitor` does it; they take the link for a tenth of a second at most, as far as its
-# last rate tells.
+# Rounds of nothing every two seconds give the round trip and the load. Every ten seconds a few rounds of bytes give the
+# rate, as a plan estimates it (`planning.link.speed_of`): by how much longer they take than rounds of nothing, with the
+# interval of that. They begin small, and grow while they take no time worth measuring.
 
 PING_EVERY: Final = 2.0
 TRAIN_EVERY: Final = 10.0
 SECONDS: Final = 1.5
 """What a round may take."""
-LARGEST, LEAST = 256 << 10, 8 << 10
-"""Bytes of a train's first round; the second has half of them."""
-SHARE_SECONDS: Final = 0.1
+LARGEST, LEAST, GROWTH = 256 << 10, 8 << 10, 4
+"""Bytes of a round."""
+MEASURABLE_NS: Final = 20e6
+"""A round that takes so much longer than one of nothing is large enough."""
+ROUNDS: Final = 3
+"""Of bytes, every `TRAIN_EVERY`; as many newest ones count as `KEPT`."""
+KEPT: Final = 9
 
 
 class LinkWatch:
@@ -226,7 +232,9 @@ class LinkWatch:
         self._prober = LinkProber(server, credentials=credentials)
         self._board = board
         self._wanted = wanted
-        self._up: float | None = None
+        self._speed: Speed | None = None
+        self._size = LEAST
+        self._rounds: dict[int, deque[float]] = {0: deque(maxlen=KEPT), LEAST: deque(maxlen=KEPT)}
         self._pinged = self._trained = -TRAIN_EVERY
         self._complaint = ""
         self._closed = False
@@ -241,7 +249,7 @@ class LinkWatch:
             ping = min((self._prober.round(0, 0, SECONDS) for _ in range(2)), key=lambda one: one.network_ns)
             if now - self._trained >= TRAIN_EVERY:
                 self._trained = now
-                self._up = self._rate(ping.network_ns)
+                self._speed = self._measured(ping.network_ns)
         except IsthmusError as error:
             if self._closed:
                 return
@@ -252,16 +260,25 @@ class LinkWatch:
         if self._complaint:
             self._complaint = ""
             self._board.add("events", board.event("back", "the server answers probes again"))
-        self._board.add("link", board.link(self._up, None, ping.network_ns / 1e6, "probe"))
+        speed = self._speed
+        up = None if speed is None else speed.value or speed.low
+        said = "" if speed is None else speed.bounds
+        self._board.add("link", board.link(up, None, ping.network_ns / 1e6, "probe", said))
         self._board.add("cloud", board.load(ping.load))
 
-    def _rate(self, rtt_ns: int) -> float:
-        """Bytes a second up: by the second round's way in, on the server's clock, or by the whole train if slower."""
-        large = LARGEST if self._up is None else int(min(LARGEST, max(LEAST, SHARE_SECONDS * self._up)))
-        small = large // 2
-        _, times = self._prober.train([(large, 0), (small, 0)], SECONDS)
-        ns_per_byte = max(times.receive_ns / small, (times.total_ns - rtt_ns) / (large + small), 1 / small)
-        return 1e9 / ns_per_byte
+    def _measured(self, rtt_ns: int) -> Speed:
+        """The speed up, by the newest rounds."""
+        for _ in range(ROUNDS):
+            self._rounds[0].append(self._prober.round(0, 0, SECONDS).network_ns)
+            took = self._prober.round(self._size, 0, SECONDS).network_ns
+            self._rounds[self._size].append(took)
+        if took - rtt_ns < MEASURABLE_NS and self._size < LARGEST:
+            speed = speed_of(self._rounds)
+            self._size = min(LARGEST, GROWTH * self._size)
+            self._rounds = {0: self._rounds[0], self._size: deque(maxlen=KEPT)}
+            self._trained = -TRAIN_EVERY  # again with the next ping
+            return speed
+        return speed_of(self._rounds)
 
     def close(self) -> None:
         """Ends a probe that is under way."""

@@ -112,11 +112,10 @@ function cards(shown, now) {
   put("now-rate", `${short(recent.length / 10)} /s`);
   const { answered, failed, cancelled, left_out } = state.counts;
   put("now-counts", [`${answered} answered`, `${failed} failed`, cancelled && `${cancelled} overtaken`, left_out && `${left_out} not shown`].filter(Boolean).join(", "));
-  put("now-up", mbit(known(state.link, "up")));
-  put("now-rtt", `up; round trip ${ms(known(state.link, "rtt"))}`);
+  put("now-up", speed());
+  put("now-rtt", gone() ? "when the server was there" : `up; round trip ${ms(known(state.link, "rtt"))}`);
   const pending = known(state.cloud, "pending");
-  const seen = state.events.filter((one) => ["gone", "back", "found", "connected"].includes(one.kind)).pop();
-  put("now-queue", seen?.kind === "gone" ? "gone" : pending === null ? "-" : `${pending} waiting`);
+  put("now-queue", gone() ? "gone" : pending === null ? "-" : `${pending} waiting`);
   put("now-load", pending === null ? "nothing heard yet" : `${plural(known(state.cloud, "workers"), "worker")}, queue ${ms(known(state.cloud, "queue_ms"))}`);
 }
 function chosen(shown) {
@@ -141,12 +140,15 @@ function table(shown) {
     return row;
   }));
 }
+function speed() { return last(state.link)?.said || mbit(known(state.link, "up")); }
+function gone() { return state.events.filter((one) => ["gone", "back", "found", "connected"].includes(one.kind)).pop()?.kind === "gone"; }
 function links() {
   const up = known(state.link, "up"), rtt = known(state.link, "rtt"), by = last(state.link)?.by;
-  put("link-up", up === null ? "" : mbit(up));
+  put("link-up", up === null ? "" : speed());
   put("link-rtt", ms(rtt));
   put("link-by", !state.about.server ? "No server, no link." : !by ? "Nothing measured yet." : state.about.auto ? "As the controller believes it to be, from requests and from its probes; dashed lines are moves of the cut." : "By small probes, while this page is open; dashed lines are moves of the cut.");
-  id("chart-up").setAttribute("aria-label", `Rate up over the last ${minutes(span)}, now ${mbit(up)}`);
+  id("chart-up").setAttribute("aria-label", `Rate up over the last ${minutes(span)}, now ${speed()}`);
+  for (const name of ["now-up", "link-up", "link-rtt"]) id(name).classList.toggle("gone", gone());
   id("chart-rtt").setAttribute("aria-label", `Round trip over the last ${minutes(span)}, now ${ms(rtt)}`);
 }
 function events() {

@@ -63,6 +63,13 @@ class Speed:
             return False
         return self.low <= other.high and other.low <= self.high
 
+    @property
+    def bounds(self) -> str:
+        """In few words: the value with its interval, "at least" the lower end, or that it is unknown."""
+        if self.value is None:
+            return f"at least {mbit(self.low)}" if self.low else "unknown"
+        return str(self)
+
     def __str__(self) -> str:
         if self.value is None:
             least = f"at least {mbit(self.low)}; cannot be known more closely" if self.low else "cannot be known"

@@ -31,7 +31,7 @@ from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One real request: its candidate's name, what was predicted of it without calibration, and what it took (ns)."""
+    """One real request: its candidate's name, what was predicted of it without correction, and what it took (ns)."""
 
     name: str
     predicted_ns: float
@@ -99,7 +99,7 @@ def predict(
     *,
     file: FileInput | None = None,
     file_crosses: bool = True,
-    calibration: Correction | None = None,
+    correction: Correction | None = None,
     power: Power | None = None,
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
@@ -127,7 +127,7 @@ def predict(
     if cloud is None or link is None:
         return found
     check_same_model(edge, cloud)
-    there = _Cloud(cloud, link, load or Load(), calibration, server_factor)
+    there = _Cloud(cloud, link, load or Load(), correction, server_factor)
     tails = {cut.name: cut for cut in cloud.cuts}
     if file is not None and file_crosses and (only is None or CLOUD_FILE in only):
         found.append(_file(here, there, file, tails.get("input")))
@@ -263,11 +263,11 @@ class _Cloud:
     profile: Profile
     link: Link
     load: Load
-    calibration: Correction | None
+    correction: Correction | None
     factor: float
 
     def network_ns(self, bytes_up: float) -> float:
-        overhead = self.calibration.overhead_ns if self.calibration else 0.0
+        overhead = self.correction.overhead_ns if self.correction else 0.0
         return max(0.0, self.link.network_ns(bytes_up, self.profile.answer_bytes) + overhead)
 
     def resized(self, one: Candidate, bytes_up: float) -> Candidate:

@@ -27,13 +27,22 @@ from edge_client.process import local_server
 from edge_client.request import Books
 from edge_client.screen.progress import counted
 from edge_client.screen.progress import progress as bar
-from edge_client.spoken import EDGE_ONLY
+from edge_client.spoken import EDGE_ONLY, option
 from edge_client.survey.loading import Loaded, name_of
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
-from shared_hooks.errors import DeadlineExceeded, Disagreement, IsthmusError, ServerUnavailable, SpecError
+from shared_hooks.errors import (
+    AccessRefused,
+    CutRefused,
+    DeadlineExceeded,
+    Disagreement,
+    IsthmusError,
+    ServerUnavailable,
+    SpecError,
+)
 from shared_hooks.metrics import Reading
+from shared_hooks.models import set_threads
 from shared_hooks.profiling import machine, profile_file
 from shared_hooks.profiling.profile import CodecProfile, CutProfile, FileInput, ModelIdentity, Profile, Quartiles
 from shared_hooks.profiling.profiler import ProfileOptions, Progress, identity, profile_edge
@@ -160,11 +169,17 @@ PROBED_SIZES: Final = 6
 LEAST_PROBED: Final = 64 << 10
 """Bytes without which goodput is only noise: the slope between two sizes that hardly differ."""
 LONGEST_PAUSE: Final = 0.05
-CALIBRATION_CUTS: Final = 2
-CALIBRATION_REQUESTS: Final = 5
-CALIBRATION_WARMUP: Final = 2
+CORRECTION_CUTS: Final = 2
+CORRECTION_WARMUP: Final = 2
+CORRECTION_LEAST: Final = 3
+CORRECTION_MOST: Final = 9
+"""Real requests at each cut, the first ones of which do not count."""
+CORRECTION_SHARE: Final = 0.25
+"""Of the budget of a profile, for all of them."""
 SAID_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
+THREADS_SHARE: Final = 0.1
+"""Of the budget of a profile, for the choice of the number of threads."""
 
 
 @short
@@ -191,6 +206,8 @@ class Wanted:
     books: Mapping[str, Books] = field(default_factory=dict, repr=False)
     """By the name of a cut, what the codec "basis" sends its pieces by."""
     correct: bool = False
+    choose_threads: bool = False
+    """Where their number is not given: those with which the whole model is fastest, until the context ends."""
     edge_speed: float = 1.0
     """As `Gathered.edge_speed`."""
     observers: Sequence[str] = ()
@@ -213,7 +230,7 @@ class Gathered:
     file: FileInput | None = None
     file_crosses: bool = False
     """Whether the server reads files as this side does."""
-    calibration: Correction | None = None
+    correction: Correction | None = None
     server: str | None = None
     server_is_ours: bool = False
     warnings: tuple[str, ...] = field(default=())
@@ -238,7 +255,7 @@ class Gathered:
             self.load,
             file=self.file,
             file_crosses=self.file_crosses,
-            calibration=self.calibration,
+            correction=self.correction,
             power=power,
             edge_factor=edge_factor / self.edge_speed,
             server_factor=server_factor,
@@ -263,6 +280,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
 
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     with ExitStack() as stack:
+        if wanted.choose_threads and loaded.choice.threads is None and wanted.edge_profile is None:
+            loaded = stack.enter_context(_threads_chosen(loaded, THREADS_SHARE * wanted.seconds, say))
         # Files first: what cannot be used is said before anything is measured.
         if wanted.codecs is not None:
             wanted.codecs.check(who.weights_hash, who.structure_digest)
@@ -338,7 +357,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
         known: dict[str, Any] = {"codecs": wanted.codecs, "edge_speed": wanted.edge_speed}
         gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), **known)
         if wanted.correct:
-            gathered = replace(gathered, calibration=_correct(loaded, wanted, gathered, credentials))
+            gathered = replace(gathered, correction=_correct(loaded, wanted, gathered, credentials))
         yield gathered
 
 
@@ -360,6 +379,24 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
     for text in found.warnings:
         say(f"warning: edge: {text}")
     return found
+
+
+@contextmanager
+def _threads_chosen(loaded: Loaded, seconds: float, say: Say) -> Iterator[Loaded]:
+    """``loaded`` with the number of threads that is fastest here."""
+    before = set_threads(None)
+    inputs = Inputs(loaded.wrapped, loaded.args, loaded.kwargs)
+    count, took = machine.fastest_threads(loaded.wrapped, inputs, seconds)
+    if count == before:
+        yield loaded
+        return
+    tried = ", ".join(f"{ms:.1f} ms with {one}" for one, ms in took.items())
+    say(f"planned with {count} of {before} threads: a forward takes {tried}; use {option('threads', count)}")
+    try:
+        set_threads(count)
+        yield replace(loaded, choice=replace(loaded.choice, threads=count))
+    finally:
+        set_threads(before)
 
 
 def probe_sizes(edge: Profile, file: FileInput | None) -> list[int]:
@@ -487,14 +524,14 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
     return profile_file.check(cloud, who, there)
 
 
-def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Correction:
-    """A few real requests at two cuts; of each the median, against what is predicted of it."""
-
+def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Correction | None:
+    """A few real requests of tensors at two cuts; of each the median, against what is predicted of it. None where the
+    server lets this side use none of the cuts.
+    """
     assert gathered.server is not None
-    networked = [
-        one for one in replace(gathered, codecs=None).candidates() if one.name != EDGE_ONLY and one.layer_id is not None
-    ]
-    samples = []
+    alike = replace(gathered, codecs=None, file=None).candidates()
+    networked = [one for one in alike if one.name != EDGE_ONLY and one.layer_id is not None]
+    samples: list[Sample] = []
     with ClientCore(
         gathered.server,
         loaded.choice.with_spec(loaded.spec),
@@ -502,10 +539,16 @@ def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Cr
         metrics=False,
         connection=ConnectionOptions(credentials=credentials),
     ) as client:
-        for one in sorted(networked, key=lambda one: one.latency_ns)[:CALIBRATION_CUTS]:
-            calls = [Call(loaded.args, loaded.kwargs)] * (CALIBRATION_WARMUP + CALIBRATION_REQUESTS)
-            measured = [client.request(call, one.name).measured_ns for call in calls][CALIBRATION_WARMUP:]
-            samples.append(Sample(one.name, one.latency_ns, statistics.median(measured)))
-    if not samples:
-        raise SpecError("nothing to correct the plan by: the model has no cut")
-    return Correction.fit(samples)
+        call = Call(loaded.args, loaded.kwargs)
+        for one in sorted(networked, key=lambda one: one.latency_ns):
+            until = time.monotonic() + CORRECTION_SHARE * wanted.seconds / CORRECTION_CUTS
+            took: list[float] = []
+            try:
+                while len(took) < CORRECTION_LEAST or (len(took) < CORRECTION_MOST and time.monotonic() < until):
+                    took.append(client.request(call, one.name).measured_ns)
+            except (AccessRefused, CutRefused):
+                continue
+            samples.append(Sample(one.name, one.latency_ns, statistics.median(took[CORRECTION_WARMUP:])))
+            if len(samples) == CORRECTION_CUTS:
+                break
+    return Correction.fit(samples) if samples else None

@@ -50,7 +50,7 @@ class Planned(Tabular):
     cloud: Profile
     link: Link
     load: Load
-    calibration: Correction | None
+    correction: Correction | None
     power: Power | None
     breaks: Sequence[BreakEven]
     server_is_ours: bool
@@ -148,7 +148,7 @@ class Planned(Tabular):
             "codecs": self.codecs and {"names": list(self.codecs.names), "max_loss": self.codecs.max_loss},
             "link": self.link.as_dict(),
             "load": {"pending": load.pending, "workers": load.workers, "queue_ns": load.queue_ns},
-            "calibration": self.calibration.as_dict() if self.calibration else None,
+            "correction": self.correction.as_dict() if self.correction else None,
             "power": {"active": power.active, "idle": power.idle} if power else None,
             "edge_speed": self.edge_speed,
             "edge_machine": dict(self.edge.machine),
@@ -240,7 +240,9 @@ class Planned(Tabular):
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
-    return printable(str(machine.get("name", "?")))
+    threads = machine.get("threads")
+    of_threads = "" if not threads or machine.get("device") != "cpu" else f", {threads} thread{'s' * (threads != 1)}"
+    return printable(f"{machine.get('name', '?')}{of_threads}")
 
 
 def _spread(one: Candidate) -> str:
@@ -266,7 +268,7 @@ def plan(
     power: tuple[float, float] | None = None,
     partitioner: str | Partitioner = "objective",
     partitioner_option: str | None = None,
-    correct: bool = False,
+    correct: bool | None = None,
     repetitions: int = 10,
     seconds: float = 20.0,
     codec: str = "raw",
@@ -294,9 +296,12 @@ def plan(
     second, ``min_accuracy``. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
     profiles' files: not to measure. ``edge_speed``: the plan is for a device with so many times the speed of the one
     that is measured (0.2: five times slower), whose energy is then unknown. ``power``: watts of this machine, (active,
-    idle). ``repetitions`` and ``seconds`` bound each profile. ``codec="auto"``: every codec at every cut is a
-    candidate, of those with a loss the ones that ``calibration`` (`edge_client.calibrate`) shows to lose no more than
-    ``max_loss``. ``say`` gets lines for people as they come up; warnings are in the result, too.
+    idle). ``correct``: a few real requests at two cuts say what every request takes beyond the profiles (None: where
+    both the link and this side are measured). ``repetitions`` and ``seconds`` bound each profile. ``codec="auto"``:
+    every codec at every cut is a candidate, of those with a loss the ones that ``calibration``
+    (`edge_client.calibrate`) shows to lose no more than ``max_loss``. Where the model's choice says no number of
+    threads, the fastest one is chosen first. ``say`` gets lines for people as they come up; warnings are in the
+    result, too.
 
     Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.
@@ -332,8 +337,9 @@ def plan(
         codec="raw" if chosen else codec,
         codecs=chosen,
         books={} if table is None else table.books,
-        correct=correct,
+        correct=link is None and edge_profile is None and edge_speed == 1 if correct is None else correct,
         edge_speed=edge_speed,
+        choose_threads=True,
     )
     loaded = subject.load()
     with loaded.wrapped:
@@ -366,7 +372,7 @@ def _decided(
         cloud=gathered.cloud,
         link=gathered.link,
         load=gathered.load,
-        calibration=gathered.calibration,
+        correction=gathered.correction,
         power=power,
         breaks=_breaks(decision, _judged_by(decision, goal), gathered.link, repredict),
         codecs=gathered.codecs,

@@ -13,7 +13,7 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -193,20 +193,20 @@ LEAST: Final = 3
 """Made in any case."""
 FACTOR: Final = 2.0
 """So many times as long as with one thread, by their medians, is worth a word."""
+WORTH: Final = 1.15
+"""... and so many times, another number of threads, where it can be chosen."""
 
 
-def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, seconds: float) -> tuple[str, ...]:
-    """One line for people where one thread is much faster, else nothing: `TRIES` forwards with either number, fewer
+def times_of_threads(
+    wrapped: WrappedModel, inputs: Inputs, counts: Sequence[int], pause: float, seconds: float
+) -> dict[int, float]:
+    """Milliseconds of a whole forward by the number of torch's threads: the median of `TRIES` forwards with each, fewer
     where they take more than ``seconds``. ``pause``: seconds before each, as before every measurement.
-
-    For the edge alone: the number of threads belongs to the whole process, and a server's other requests need it.
     """
     threads = torch.get_num_threads()
-    if threads == 1 or inputs.device.type != "cpu":
-        return ()
-    took: dict[int, list[int]] = {threads: [], 1: []}
+    took: dict[int, list[int]] = {count: [] for count in counts}
     until = time.monotonic() + seconds
-    while len(took[1]) < (TRIES if time.monotonic() < until else LEAST):
+    while len(took[counts[-1]]) < (TRIES if time.monotonic() < until else LEAST):
         for count, spent in took.items():
             args, kwargs = inputs.fresh()
             time.sleep(pause)
@@ -218,7 +218,18 @@ def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, sec
                 spent.append(time.perf_counter_ns() - started)
             finally:
                 torch.set_num_threads(threads)
-    several, one = (statistics.median(spent) / 1e6 for spent in took.values())
+    return {count: statistics.median(spent) / 1e6 for count, spent in took.items()}
+
+
+def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, seconds: float) -> tuple[str, ...]:
+    """One line for people where one thread is much faster, else nothing.
+
+    For the edge alone: the number of threads belongs to the whole process, and a server's other requests need it.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or inputs.device.type != "cpu":
+        return ()
+    several, one = times_of_threads(wrapped, inputs, (threads, 1), pause, seconds).values()
     if several < FACTOR * one:
         return ()
     return (
@@ -226,3 +237,16 @@ def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, sec
         "spinning, and something else may run on the processor): give --threads 1, in Python ModelChoice(..., "
         "threads=1), on both sides; or set OMP_WAIT_POLICY=passive",
     )
+
+
+def fastest_threads(wrapped: WrappedModel, inputs: Inputs, seconds: float) -> tuple[int, dict[int, float]]:
+    """The number of torch's threads to use: the present one, unless half of them or one are faster by `WORTH`; and
+    milliseconds of a forward by the numbers that were tried.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or inputs.device.type != "cpu":
+        return threads, {}
+    counts = sorted({threads, max(1, threads // 2), 1}, reverse=True)
+    took = times_of_threads(wrapped, inputs, counts, 0.0, seconds)
+    best = min(counts, key=lambda count: took[count])
+    return (best if WORTH * took[best] < took[threads] else threads), took

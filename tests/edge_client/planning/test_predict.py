@@ -137,11 +137,11 @@ def test_throughput_is_the_slowest_parts() -> None:
     assert found[EDGE_ONLY].throughput == pytest.approx(1 / 0.060)
 
 
-def test_calibration_adds_the_median_of_what_was_missing() -> None:
+def test_correction_adds_the_median_of_what_was_missing() -> None:
     fitted = Correction.fit([Sample("a", 10, 12), Sample("b", 10, 15), Sample("c", 10, 100)])
     assert fitted.overhead_ns == 5
     edge, cloud = profile("edge", LAYERS), profile("cloud", LAYERS)
-    plain, added = named(predict(edge, cloud, LINK)), named(predict(edge, cloud, LINK, calibration=fitted))
+    plain, added = named(predict(edge, cloud, LINK)), named(predict(edge, cloud, LINK, correction=fitted))
     assert added["layer0"].latency_ns - plain["layer0"].latency_ns == pytest.approx(5)
     assert added[EDGE_ONLY] == plain[EDGE_ONLY]
     with pytest.raises(ValueError, match="no requests"):
