@@ -298,18 +298,14 @@ def probe(
         if on_progress:
             on_progress(total, total, "done")
     nothing = _middle(asked[0, 0])
-    ups = [(nbytes, _took(rounds)) for (nbytes, answer), rounds in sorted(asked.items()) if not answer]
+    ups = [(nbytes, _middle(rounds)) for (nbytes, answer), rounds in sorted(asked.items()) if not answer]
     downs = [(answer, max(0.0, _middle(rounds) - nothing)) for (_, answer), rounds in asked.items() if answer]
     told_down = _speed(found, 1)
     return Link(
-        Curve(tuple((nbytes, took.middle) for nbytes, took in ups), reported),
+        Curve(tuple(ups), reported),
         Curve(((0, 0.0), *downs), told_down),
         measured_up=reported,
         measured_down=told_down,
-        quarters=(
-            Curve(tuple((n, took.q1) for n, took in ups), reported),
-            Curve(tuple((n, took.q3) for n, took in ups), reported),
-        ),
     ), last.load
 
 

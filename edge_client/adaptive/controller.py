@@ -448,7 +448,6 @@ class SplitController:
             only=None if near is None else {key.partition(" + ")[0] for key in near},
             keys=self._keys if near is None else near,
             bytes_up={key: seen.value for key, seen in self._seen_bytes.items()},
-            spreads=self._partitioner is not None,
         )
         return self._usable(found)
 

@@ -280,8 +280,6 @@ class Link:
     measured_up: Speed | None = None
     """From single rounds; None for a link that was given."""
     measured_down: Speed | None = None
-    quarters: tuple[Curve, Curve] | None = None
-    """First and third quartile of the rounds that ``up`` is the middle of; None for a link that was given."""
 
     @property
     def speed_up(self) -> Speed:

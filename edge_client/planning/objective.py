@@ -47,10 +47,12 @@ class Candidate:
     throughput: float | None = None
     """Requests per second with several under way: what the slowest of edge, link (each way), workers lets through."""
     notes: tuple[str, ...] = field(default=())
-    quartiles_ns: tuple[float, float] | None = None
-    """Between which half of such requests would lie, by the spread of the times measured on both sides and of the
-    probe's rounds; None where too few were measured.
+    interval_ns: tuple[float, float] | None = None
+    """Where the median of real requests lies nine times of ten, by how far off the prediction was of cuts that were
+    asked for (`predict.Correction`); None where they are too few to say.
     """
+    unsteady: str = ""
+    """Why it is not ranked though nothing forbids it; empty: it is."""
 
     codec: str = ""
     """What the frontier travels with, where codecs are chosen with the cut; empty: the one that all requests use."""
@@ -69,10 +71,10 @@ class Candidate:
         return self.layer_id is not None and self.layer_id >= 0 and self.name != CLOUD_FILE and not self.last
 
     def as_near_as(self, other: Candidate) -> bool:
-        """Whether the spreads of both overlap, so that either may turn out the faster one."""
-        if self.quartiles_ns is None or other.quartiles_ns is None:
+        """Whether the intervals of both overlap, so that either may turn out the faster one."""
+        if self.interval_ns is None or other.interval_ns is None:
             return False
-        return self.quartiles_ns[0] <= other.quartiles_ns[1] and other.quartiles_ns[0] <= self.quartiles_ns[1]
+        return self.interval_ns[0] <= other.interval_ns[1] and other.interval_ns[0] <= self.interval_ns[1]
 
     @property
     def latency_ns(self) -> float:
@@ -83,10 +85,10 @@ class Candidate:
         """What it takes of the server: not the waiting."""
         return self.stages_ns.get("tail", 0.0)
 
-    def quartiles(self) -> dict[str, float | None]:
-        """By the names they have in tables and JSON."""
-        low, high = self.quartiles_ns or (None, None)
-        return {"latency_q1_ns": low, "latency_q3_ns": high}
+    def interval(self) -> dict[str, float | None]:
+        """By the names its ends have in tables and JSON."""
+        low, high = self.interval_ns or (None, None)
+        return {"latency_low_ns": low, "latency_high_ns": high}
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -94,7 +96,7 @@ class Candidate:
             "codec": self.codec or None,
             "layer_id": self.layer_id,
             "latency_ns": self.latency_ns,
-            **self.quartiles(),
+            **self.interval(),
             "stages_ns": dict(self.stages_ns),
             "bytes_up": self.bytes_up,
             "bytes_down": self.bytes_down,
@@ -287,6 +289,10 @@ def decide(
     allowed = [one for one in candidates if one.key not in broken]
     if not allowed:
         raise SpecError(_nobody(candidates, broken))
+    rejected = {name: broke.reason for name, broke in broken.items()}
+    if steady := [one for one in allowed if not one.unsteady]:
+        rejected |= {one.key: one.unsteady for one in allowed if one.unsteady}
+        allowed = steady
     scores = objective.scores(allowed)
     ranked = sorted(zip(scores, allowed, strict=True), key=lambda pair: pair[0])
     ranking = tuple(one for _, one in ranked)
@@ -296,7 +302,7 @@ def decide(
         ranking[1] if len(ranking) > 1 else None,
         ranking,
         {one.key: score for score, one in ranked},
-        {name: broke.reason for name, broke in broken.items()},
+        rejected,
     )
 
 

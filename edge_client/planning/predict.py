@@ -4,18 +4,16 @@
     energy     = the edge's own, and idle power times the waiting for the rest
     throughput = 1 / the slowest of: the edge's work, each direction of the link, the tail over the workers
 
-The middles of profiles are added (`Quartiles`); what is not in them (a transport's fixed overhead) is `Correction`'s.
-Quartiles are not: on one machine times rise and fall together, so how far they lie from their middles is added; edge,
-link and server do so independently of each other, and are added as squares.
+The middles of profiles are added (`Quartiles`). What is not in them, and how far off such sums are on this device, this
+link and this server, comes from a few real requests (`Correction`).
 """
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from edge_client.load import Load
 from edge_client.planning.codecs import Codecs
@@ -26,39 +24,64 @@ from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, FileInput, Profile, Quartiles
 
-# What every networked request takes beyond the prediction: fitted from a few real ones, kept with their numbers.
+# What requests take beyond the prediction, and how well it is known: from a few real ones, kept with their numbers.
+
+
+LEAST_SAMPLES: Final = 9
+"""Cuts from which an interval is known: of ten numbers in random order, the tenth is within the largest of the others
+nine times (split conformal prediction, Vovk et al. 2005)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One real request: its candidate's name, what was predicted of it without correction, and what it took (ns)."""
+    """Real requests of a candidate: what was predicted of it without correction, and the median of what they took, in
+    nanoseconds.
+    """
 
     name: str
     predicted_ns: float
     measured_ns: float
 
+    @property
+    def missing_ns(self) -> float:
+        """Measured less predicted."""
+        return self.measured_ns - self.predicted_ns
+
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """``overhead_ns``: the median of measured less predicted, added to the network stage of every networked candidate.
-
-    It may be negative: then requests were faster than predicted.
+    """``overhead_ns``: the median of what predictions of cuts lacked, added to the network stage of every networked
+    candidate; ``alone_ns``: what edge-only lacked, added to it. Either may be negative.
     """
 
-    overhead_ns: float
     samples: tuple[Sample, ...]
+    """Of cuts."""
+    overhead_ns: float
+    alone_ns: float = 0.0
 
     @classmethod
-    def fit(cls, samples: Sequence[Sample]) -> Correction:
+    def fit(cls, samples: Sequence[Sample], alone: Sample | None = None) -> Correction:
         """Raises ValueError for no samples."""
         if not samples:
             raise ValueError("no requests to correct by")
-        return cls(statistics.median(one.measured_ns - one.predicted_ns for one in samples), tuple(samples))
+        overhead = statistics.median(one.missing_ns for one in samples)
+        return cls(tuple(samples), overhead, 0.0 if alone is None else alone.missing_ns)
+
+    @property
+    def error_ns(self) -> float | None:
+        """The largest distance of a sample from its corrected prediction: that of another cut is less, nine times of
+        ten. None where there are fewer than `LEAST_SAMPLES`.
+        """
+        if len(self.samples) < LEAST_SAMPLES:
+            return None
+        return max(abs(one.missing_ns - self.overhead_ns) for one in self.samples)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {
             "overhead_ns": self.overhead_ns,
+            "alone_ns": self.alone_ns,
+            "error_ns": self.error_ns,
             "samples": [
                 {"name": one.name, "predicted_ns": one.predicted_ns, "measured_ns": one.measured_ns}
                 for one in self.samples
@@ -66,8 +89,16 @@ class Correction:
         }
 
 
-LEAST_MEASURED = 3
-"""Repetitions below which nothing is said of a spread."""
+def cuts_to_ask(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """`LEAST_SAMPLES` candidates that cross the network as tensors, all over the model; fewer where there are not."""
+    networked = [one for one in candidates if one.name not in (EDGE_ONLY, CLOUD_FILE)]
+    count = min(LEAST_SAMPLES, len(networked))
+    return [networked[int((number + 0.5) * len(networked) / count)] for number in range(count)]
+
+
+UNSTEADY: Final = 2.5
+"""The third quartile of what a side takes over the first: beyond it, and where that is a quarter of the latency, a
+candidate cannot be ranked."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +138,6 @@ def predict(
     codecs: Codecs | None = None,
     keys: Collection[str] | None = None,
     bytes_up: Mapping[str, float] | None = None,
-    spreads: bool = True,
 ) -> list[Candidate]:
     """edge-only, cloud-only, cloud-only-file, and every cut that both profiles know, in the order of the layers.
 
@@ -116,13 +146,13 @@ def predict(
 
     ``file`` is the input file whose preparation here counts; it also crosses as it is unless ``file_crosses`` is False
     (a server that cannot read files). Without ``cloud`` or ``link`` there is edge-only alone. The factors multiply the
-    times of either side; ``only`` restricts the names, ``keys`` the keys. Without ``spreads``: no quartiles.
+    times of either side; ``only`` restricts the names, ``keys`` the keys.
 
     Raises SpecError for profiles of different models.
     """
     if edge.side != "edge" or (cloud is not None and cloud.side != "cloud"):
         raise SpecError("a plan takes an edge's profile and a cloud's, in that order")
-    here = _Edge(edge, file, edge_factor, power, spreads)
+    here = _Edge(edge, file, edge_factor, power, correction)
     found = [here.alone()] if only is None or EDGE_ONLY in only else []
     if cloud is None or link is None:
         return found
@@ -191,7 +221,7 @@ class _Edge:
     file: FileInput | None
     factor: float
     power: Power | None
-    spreads: bool
+    correction: Correction | None
 
     @property
     def finish_ns(self) -> float:
@@ -203,9 +233,9 @@ class _Edge:
         return self.file.prepare_ns.middle * self.factor if self.file else 0.0
 
     def alone(self) -> Candidate:
-        whole = self.profile.alone_ns.middle * self.factor
+        missing = self.correction.alone_ns if self.correction else 0.0
+        whole = max(0.0, self.profile.alone_ns.middle * self.factor + missing)
         stages = {"prepare": self.prepare_ns, "edge": whole}
-        spread = self.spread([self.profile.alone_ns], finishes=False)
         work = self.prepare_ns + whole
         return Candidate(
             EDGE_ONLY,
@@ -216,18 +246,9 @@ class _Edge:
             edge_energy=self.energy(self.profile.whole_energy, work, 0.0),
             edge_memory=self.memory(self.profile.whole_memory_peak),
             throughput=_rate(work),
-            quartiles_ns=_quartiles(stages, spread),
+            interval_ns=_interval(stages, self.correction),
+            unsteady=_unsteady(stages, edge=(self.profile.alone_ns, self.factor)),
         )
-
-    def spread(self, own: Sequence[Quartiles], *, prepares: bool = True, finishes: bool = True) -> _Spread | None:
-        """The spread of ``own`` and what a request does around it; None where it is not wanted."""
-        if not self.spreads:
-            return None
-        around = [
-            *([self.file.prepare_ns] if self.file and prepares else []),
-            *([self.profile.finish_ns] if self.profile.finish_ns and finishes else []),
-        ]
-        return _spread(self.profile, [*own, *around], self.factor)
 
     def energy(self, own: Reading, work_ns: float, waiting_ns: float) -> Reading:
         """Joules of ``work_ns`` of computing, whose head took ``own``, and of waiting for the rest."""
@@ -274,16 +295,8 @@ class _Cloud:
         """With other bytes on the way up."""
         stages = {**one.stages_ns, "network": self.network_ns(bytes_up)}
         off = stages["network"] - one.stages_ns["network"]
-        quartiles = one.quartiles_ns and (one.quartiles_ns[0] + off, one.quartiles_ns[1] + off)
-        return replace(one, stages_ns=stages, bytes_up=round(bytes_up), quartiles_ns=quartiles)
-
-    def network_spread(self, bytes_up: float) -> _Spread:
-        """A link that was given has none."""
-        if self.link.quarters is None:
-            return _Spread(0.0, 0.0)
-        low, high = self.link.quarters
-        middle = self.link.up.ns(bytes_up)
-        return _Spread(max(0.0, middle - low.ns(bytes_up)), max(0.0, high.ns(bytes_up) - middle))
+        interval = one.interval_ns and (one.interval_ns[0] + off, one.interval_ns[1] + off)
+        return replace(one, stages_ns=stages, bytes_up=round(bytes_up), interval_ns=interval)
 
     def rate(self, work_ns: float, bytes_up: float, tail_ns: float) -> float | None:
         """Round trips overlap when several are under way; what they occupy does not."""
@@ -323,12 +336,6 @@ def _cut(
         "tail": tail_ns,
         "finish": here.finish_ns,
     }
-    own = here.spread([head.stages["head"], coded.encode])
-    others = (
-        (there.network_spread(coded.wire_bytes), _spread(there.profile, list(ends.values()), there.factor))
-        if own is not None
-        else ()
-    )
     return Candidate(
         name,
         head.layer_id,
@@ -341,7 +348,10 @@ def _cut(
         throughput=there.rate(work, coded.wire_bytes, tail_ns),
         accuracy=_agreement(here.profile, there.profile) if agreement in (None, 1.0) else agreement,
         notes=tuple(notes),
-        quartiles_ns=_quartiles(stages, own, *others),
+        interval_ns=None if notes else _interval(stages, there.correction),
+        unsteady=_unsteady(
+            stages, edge=(head.stages["head"], here.factor), server=(tail.stages["compute"], there.factor)
+        ),
         last=head.layer_id == here.profile.layers[-1].layer_id,
     )
 
@@ -356,11 +366,6 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
     waiting = network_ns + there.load.queue_ns + tail_ns
     source = "given" if here.power else here.profile.idle_power.note
     stages = {"network": network_ns, "queue": there.load.queue_ns, "tail": tail_ns, "finish": here.finish_ns}
-    spreads = (
-        here.spread([], prepares=False),
-        there.network_spread(file.nbytes),
-        _spread(there.profile, [there.profile.alone_ns, known.prepare_ns if known else file.prepare_ns], there.factor),
-    )
     return Candidate(
         CLOUD_FILE,
         INPUT_CUT,
@@ -376,36 +381,25 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
         throughput=there.rate(0.0, file.nbytes, tail_ns),
         accuracy=_agreement(here.profile, there.profile),
         notes=(f"the server's reading of the file is estimated: {guess}",) if guess else (),
-        quartiles_ns=_quartiles(stages, *spreads),
+        interval_ns=None if guess else _interval(stages, there.correction),
     )
 
 
-@dataclass(frozen=True)
-class _Spread:
-    """How far the first quartile lies below the middle, and the third above it, in ns."""
-
-    below: float
-    above: float
-
-
-def _spread(profile: Profile, times: Sequence[Quartiles], factor: float) -> _Spread | None:
-    """The spread of what one side does in turn; None where too little was measured (``n`` 0: estimated from measured
-    ones).
-    """
-    if profile.alone_ns.n < LEAST_MEASURED or any(0 < one.n < LEAST_MEASURED for one in times):
-        return None
-    below, above = (one.middle - one.q1 for one in times), (one.q3 - one.middle for one in times)
-    return _Spread(factor * sum(max(0.0, ns) for ns in below), factor * sum(max(0.0, ns) for ns in above))
-
-
-def _quartiles(stages: Mapping[str, float], *spreads: _Spread | None) -> tuple[float, float] | None:
-    """Around the sum of ``stages``, of what is independent of each other; None where one of them is not known."""
-    known = [one for one in spreads if one is not None]
-    if len(known) < len(spreads):
-        return None
+def _interval(stages: Mapping[str, float], correction: Correction | None) -> tuple[float, float] | None:
+    """Around the sum of ``stages``; None where too few real requests say how far off it may be."""
+    error = None if correction is None else correction.error_ns
     latency = sum(stages.values())
-    below, above = math.hypot(*(one.below for one in known)), math.hypot(*(one.above for one in known))
-    return latency - below, latency + above
+    return None if error is None else (max(0.0, latency - error), latency + error)
+
+
+def _unsteady(stages: Mapping[str, float], **sides: tuple[Quartiles, float]) -> str:
+    """Why it cannot be ranked: what a side takes changes too much from one time to the next; empty: it does not."""
+    latency = sum(stages.values())
+    for side, (one, factor) in sides.items():
+        if one.q3 > UNSTEADY * one.q1 and (one.q3 - one.q1) * factor > latency / 4:
+            low, high = factor * one.q1 / 1e6, factor * one.q3 / 1e6
+            return f"measured too unsteadily to rank: {low:.1f} to {high:.1f} ms on the {side}"
+    return ""
 
 
 def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str]:

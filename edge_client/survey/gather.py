@@ -21,7 +21,7 @@ from edge_client.load import Load
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import Correction, Power, Sample, predict
+from edge_client.planning.predict import LEAST_SAMPLES, Correction, Power, Sample, cuts_to_ask, predict
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
@@ -169,12 +169,9 @@ PROBED_SIZES: Final = 6
 LEAST_PROBED: Final = 64 << 10
 """Bytes without which goodput is only noise: the slope between two sizes that hardly differ."""
 LONGEST_PAUSE: Final = 0.05
-CORRECTION_CUTS: Final = 2
-CORRECTION_WARMUP: Final = 2
-CORRECTION_LEAST: Final = 3
-CORRECTION_MOST: Final = 9
-"""Real requests at each cut, the first ones of which do not count."""
-CORRECTION_SHARE: Final = 0.25
+CORRECTION_ROUNDS: Final = 4
+"""Of real requests; the first one does not count."""
+CORRECTION_SHARE: Final = 0.5
 """Of the budget of a profile, for all of them."""
 SAID_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
@@ -525,13 +522,18 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
 
 
 def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Correction | None:
-    """A few real requests of tensors at two cuts; of each the median, against what is predicted of it. None where the
-    server lets this side use none of the cuts.
+    """Real requests of the example at cuts all over the model, in rounds, and without the server: of each the median,
+    against what is predicted of it. Where as many take too long, or this side may not use them, at the two fastest.
+    None where it may use no cut.
     """
     assert gathered.server is not None
-    alike = replace(gathered, codecs=None, file=None).candidates()
-    networked = [one for one in alike if one.name != EDGE_ONLY and one.layer_id is not None]
-    samples: list[Sample] = []
+    known = {one.name: one for one in replace(gathered, codecs=None, file=None).candidates()}
+    networked = [one for one in known.values() if one.name != EDGE_ONLY and one.layer_id is not None]
+    budget = CORRECTION_SHARE * wanted.seconds * 1e9
+    chosen = cuts_to_ask(networked)
+    if len(chosen) < LEAST_SAMPLES or CORRECTION_ROUNDS * sum(one.latency_ns for one in chosen) > budget:
+        chosen = sorted(networked, key=lambda one: one.latency_ns)[:2]
+    took: dict[str, list[float]] = {one.name: [] for one in (known[EDGE_ONLY], *chosen)}
     with ClientCore(
         gathered.server,
         loaded.choice.with_spec(loaded.spec),
@@ -539,16 +541,12 @@ def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Cr
         metrics=False,
         connection=ConnectionOptions(credentials=credentials),
     ) as client:
-        call = Call(loaded.args, loaded.kwargs)
-        for one in sorted(networked, key=lambda one: one.latency_ns):
-            until = time.monotonic() + CORRECTION_SHARE * wanted.seconds / CORRECTION_CUTS
-            took: list[float] = []
-            try:
-                while len(took) < CORRECTION_LEAST or (len(took) < CORRECTION_MOST and time.monotonic() < until):
-                    took.append(client.request(call, one.name).measured_ns)
-            except (AccessRefused, CutRefused):
-                continue
-            samples.append(Sample(one.name, one.latency_ns, statistics.median(took[CORRECTION_WARMUP:])))
-            if len(samples) == CORRECTION_CUTS:
-                break
-    return Correction.fit(samples) if samples else None
+        for _ in range(CORRECTION_ROUNDS):
+            for name in [*took]:
+                try:
+                    took[name].append(client.request(Call(loaded.args, loaded.kwargs), name).measured_ns)
+                except (AccessRefused, CutRefused):
+                    del took[name]
+    samples = [Sample(name, known[name].latency_ns, statistics.median(rounds[1:])) for name, rounds in took.items()]
+    cuts = [one for one in samples if one.name != EDGE_ONLY]
+    return Correction.fit(cuts, next((one for one in samples if one.name == EDGE_ONLY), None)) if cuts else None

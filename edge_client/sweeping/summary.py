@@ -161,7 +161,7 @@ def candidates_measured(ways: Sequence[MeasuredWay], idle: Reading = UNKNOWN_IDL
                 edge_energy=_with_waiting(forward, idle, stages),
                 edge_memory=Reading.unavailable("not measured by a sweep"),
                 accuracy=None if way.agreeing is None else way.agreeing / way.answered,
-                quartiles_ns=(timed.quartiles_ns[0], timed.quartiles_ns[2]),
+                interval_ns=(timed.quartiles_ns[0], timed.quartiles_ns[2]),
             )
         )
     return found

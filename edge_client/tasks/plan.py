@@ -17,7 +17,7 @@ from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
-from edge_client.planning.predict import LEAST_MEASURED, Correction, Power, watts_of
+from edge_client.planning.predict import LEAST_SAMPLES, Correction, Power, watts_of
 from edge_client.screen.text import Column, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
@@ -38,8 +38,8 @@ class Planned(Tabular):
     ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name,
     `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as
     they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all this
-    less sure; ``codecs``: those that were chosen from, None for one codec. ``latency_q1_ns`` and ``latency_q3_ns`` are
-    by the spread of what was measured (docs/planning.md).
+    less sure; ``codecs``: those that were chosen from, None for one codec. ``latency_low_ns`` and ``latency_high_ns``:
+    between them lies the median of real requests, nine times of ten (docs/planning.md).
     """
 
     model: str
@@ -63,8 +63,8 @@ class Planned(Tabular):
         "name": "cut after",
         "codec": "codec",
         "latency_ns": "ms",
-        "latency_q1_ns": "1st quartile",
-        "latency_q3_ns": "3rd quartile",
+        "latency_low_ns": "at least",
+        "latency_high_ns": "at most",
         "edge_ns": "edge",
         "network_ns": "network",
         "tail_ns": "server",
@@ -103,7 +103,7 @@ class Planned(Tabular):
                 "rank": rank.get(one.key),
                 "best": one.key == self.decision.winner.key,
                 "latency_ns": one.latency_ns,
-                **one.quartiles(),
+                **one.interval(),
                 **{f"{stage}_ns": one.stages_ns.get(stage, 0.0) for stage in STAGES},
                 "bytes_up": one.bytes_up,
                 "bytes_down": one.bytes_down,
@@ -206,7 +206,7 @@ class Planned(Tabular):
             lines.append(f"codecs: {', '.join(self.codecs.names)}; {loss} allowed")
         lines.append(f"{self.model}: {winner.key} is best in {decision.objective} (*)")
         if decision.runner_up:
-            near = ": their spreads overlap" if decision.runner_up.as_near_as(winner) else ""
+            near = ": their intervals overlap" if decision.runner_up.as_near_as(winner) else ""
             lines.append(f"runner-up: {decision.runner_up.key}{near}")
         if decision.best_cut is None:
             lines.append(f"best cut: none{' is allowed' if any(one.is_cut for one in self.candidates) else ''}")
@@ -214,17 +214,7 @@ class Planned(Tabular):
             lines.append(f"best cut: {decision.best_cut.key}, {decision.best_cut.latency_ns / 1e6:.2f} ms")
         if decision.rejected:
             lines.append(f"not allowed (x): {len(decision.rejected)} of {len(self.candidates)} candidates")
-        if winner.quartiles_ns is None:
-            few = min(self.edge.alone_ns.n, self.cloud.alone_ns.n) < LEAST_MEASURED
-            why = (
-                f"fewer than {LEAST_MEASURED} repetitions were measured"
-                if few
-                else "the partitioner's own times have none"
-            )
-            lines.append(f"no spread: {why}")
-        else:
-            of_link = " and of the probe's rounds" if self.link.quarters else "; the given link has none"
-            lines.append(f"[quartiles]: by those of the times on both sides{of_link}")
+        lines.append(self._interval_of(winner))
         lines.append(f"link, {self.link.source}: {self.link.rtt_ns / 1e6:.3f} ms round trip")
         lines.append(f"up: {self.link.speed_up}")
         if self.link.measured_up is not None:  # what few bytes take is no matter of speed
@@ -238,6 +228,16 @@ class Planned(Tabular):
             lines.append(f"no energy: {one_line(self.candidates[0].edge_energy.note)}")
         return lines
 
+    def _interval_of(self, winner: Candidate) -> str:
+        """What the numbers in brackets are, or why there are none."""
+        samples = () if self.correction is None else self.correction.samples
+        if winner.interval_ns is not None:
+            return f"[at least, at most]: nine times of ten, by real requests at {len(samples)} cuts"
+        if len(samples) < LEAST_SAMPLES:
+            asked = f"real requests were made at {len(samples)} cuts" if samples else "no real requests were made"
+            return f"no intervals: {asked}, which takes {LEAST_SAMPLES}"
+        return "no interval: a part of it is estimated"
+
 
 def _machine(machine: Mapping[str, Any]) -> str:
     threads = machine.get("threads")
@@ -246,7 +246,7 @@ def _machine(machine: Mapping[str, Any]) -> str:
 
 
 def _spread(one: Candidate) -> str:
-    return "" if one.quartiles_ns is None else " [{:.2f}, {:.2f}]".format(*(ns / 1e6 for ns in one.quartiles_ns))
+    return "" if one.interval_ns is None else " [{:.1f}, {:.1f}]".format(*(ns / 1e6 for ns in one.interval_ns))
 
 
 def plan(

@@ -10,16 +10,17 @@ import json
 import statistics
 import subprocess
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link, as_points
-from edge_client.planning.objective import STAGES
-from edge_client.planning.predict import predict
-from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
+from edge_client.planning.objective import STAGES, Candidate
+from edge_client.planning.predict import Correction, Sample, cuts_to_ask, predict
+from edge_client.spoken import EDGE_ONLY
+from edge_client.survey.gather import CORRECTION_ROUNDS
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.profiling import profile_file
 from studies.experiments import images
@@ -96,7 +97,11 @@ def _model(
             bed.network.rate(rate)
             probed = ask(process, "probe", sizes=PROBE_SIZES, answer_sizes=ANSWER_SIZES, seconds=scope.probe_seconds)
             link, load = link_of(probed)
-            predicted = {one.name: one for one in predict(edge, cloud, link, load, file=edge.files[0])}
+            plain = {one.name: one for one in predict(edge, cloud, link, load, file=edge.files[0])}
+            warm = {"warm": rate == scope.rates[0]}
+            correction = corrected(process, plain, {"files": files[:1], "seed": int(rate), **warm})
+            fixed = predict(edge, cloud, link, load, file=edge.files[0], correction=correction)
+            predicted = {one.name: one for one in fixed}
             names = list(predicted)
             names = [name for number, name in enumerate(names) if number < 3 or number % scope.every == 0]
             measured = ask(
@@ -106,23 +111,40 @@ def _model(
                 files=files[:1],
                 rounds=scope.rounds,
                 seconds=scope.seconds,
-                seed=int(rate),
-                warm=rate == scope.rates[0],
+                seed=int(rate) + 1,
+                **warm,
             )
-            candidates = [
-                compare(predicted[name].stages_ns, [rows for it, rows, _, _ in measured if it == name], name)
-                | {"bytes_up": predicted[name].bytes_up, "estimated": list(predicted[name].notes)}
-                for name in names
-            ]
+            candidates = []
+            for name in names:
+                found_of = compare(predicted[name], [rows for it, rows, _, _ in measured if it == name])
+                more = {"bytes_up": predicted[name].bytes_up, "estimated": list(predicted[name].notes)}
+                candidates.append(found_of | more | {"uncorrected_ms": plain[name].latency_ns / 1e6})
             one = {"model": model, "mbits": rate, "link": probed, "candidates": candidates}
+            one["correction"] = correction.as_dict()
             one |= judge(candidates)
             say(_line(one))
             found.append(one)
         return found
 
 
-def compare(predicted: Any, requests: Sequence[dict[str, int]], name: str) -> dict[str, Any]:
+def corrected(process: subprocess.Popen[str], plain: Mapping[str, Candidate], how: Mapping[str, Any]) -> Correction:
+    """By real requests as a plan makes them: some rounds of cuts all over the model, and of the whole model here."""
+    asked = [EDGE_ONLY, *(one.name for one in cuts_to_ask([*plain.values()]))]
+    measured = ask(process, "measure", candidates=asked, rounds=CORRECTION_ROUNDS - 1, seconds=1.0, **how)
+    samples = [
+        Sample(
+            name,
+            plain[name].latency_ns,
+            statistics.median(rows["end_to_end"] for it, rows, _, _ in measured if it == name),
+        )
+        for name in asked
+    ]
+    return Correction.fit(samples[1:], samples[0])
+
+
+def compare(candidate: Candidate, requests: Sequence[dict[str, int]]) -> dict[str, Any]:
     """One candidate in milliseconds: latency by the median of its requests, stages by theirs."""
+    predicted, interval = candidate.stages_ns, candidate.interval_ns
     measured = {
         stage: statistics.median(sum(rows[row] for row in of) for rows in requests) for stage, of in ROWS_OF.items()
     }
@@ -130,7 +152,9 @@ def compare(predicted: Any, requests: Sequence[dict[str, int]], name: str) -> di
     spread = statistics.quantiles([rows["end_to_end"] for rows in requests], n=4) if len(requests) > 1 else [0, 0, 0]
     foretold = sum(predicted.values())
     return {
-        "name": name,
+        "name": candidate.name,
+        "interval_ms": None if interval is None else [interval[0] / 1e6, interval[1] / 1e6],
+        "held": None if interval is None else interval[0] <= latency <= interval[1],
         "requests": len(requests),
         "predicted_ms": foretold / 1e6,
         "measured_ms": latency / 1e6,
@@ -149,7 +173,10 @@ def judge(candidates: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "median_error": statistics.median(errors),
         "ninth_decile_error": statistics.quantiles(errors, n=10)[-1],
         "worst_error": max(errors),
-        "calibrated_median_error": calibrated(candidates),
+        "uncorrected_median_error": statistics.median(
+            abs(one["uncorrected_ms"] / one["measured_ms"] - 1) for one in candidates
+        ),
+        **intervals(candidates),
         "bias": statistics.median(one["error"] for one in candidates),
         "predicted_best": chosen["name"],
         "measured_best": best["name"],
@@ -157,17 +184,15 @@ def judge(candidates: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def calibrated(candidates: Sequence[dict[str, Any]]) -> float:
-    """The other cuts' median error if requests at two cuts, the fastest by prediction, had told the overhead: what
-    ``--correct`` does.
-    """
-    cuts = [one for one in candidates if one["name"] not in (EDGE_ONLY, CLOUD_FILE)]
-    asked = sorted(cuts, key=lambda one: one["predicted_ms"])[:2]
-    overhead = statistics.median(one["measured_ms"] - one["predicted_ms"] for one in asked)
-    others = [one for one in cuts if one not in asked]
-    return statistics.median(
-        abs(one["predicted_ms"] + overhead - one["measured_ms"]) / one["measured_ms"] for one in others
-    )
+def intervals(candidates: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """How many candidates have one, the share that holds the measured median, half of its width over that."""
+    known = [one for one in candidates if one["interval_ms"] is not None]
+    widths = [(one["interval_ms"][1] - one["interval_ms"][0]) / 2 / one["measured_ms"] for one in known]
+    return {
+        "intervals": len(known),
+        "intervals_held": sum(one["held"] for one in known) / max(1, len(known)),
+        "interval_half_width": statistics.median(widths) if widths else 0.0,
+    }
 
 
 def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -180,6 +205,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "median_error": statistics.median(errors),
         "ninth_decile_error": statistics.quantiles(errors, n=10)[-1],
         "worst_error": errors[-1],
+        **intervals(every),
         "worst_regret": max(run["regret"] for run in runs),
         "stage_errors": {
             stage: statistics.median(
@@ -193,6 +219,7 @@ def summary(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def _line(one: dict[str, Any]) -> str:
     return (
         f"{one['model']:9} {one['mbits']:4g} Mbit/s: median error {one['median_error']:5.1%}, 90 % below "
-        f"{one['ninth_decile_error']:5.1%}, bias {one['bias']:+5.1%}; chosen {one['predicted_best']} "
+        f"{one['ninth_decile_error']:5.1%}, bias {one['bias']:+5.1%}, intervals hold {one['intervals_held']:.0%} "
+        f"(+- {one['interval_half_width']:.1%}); chosen {one['predicted_best']} "
         f"(best {one['measured_best']}), {one['regret']:.1%} slower than the best"
     )

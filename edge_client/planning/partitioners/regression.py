@@ -215,4 +215,4 @@ def _again(one: Candidate, edge: _Times, cloud: _Times, around: Mapping[str, flo
             - cloud.until(one.layer_id)
             + around.get("input" if one.layer_id == INPUT_CUT else one.name, 0.0)
         )
-    return replace(one, stages_ns=stages, quartiles_ns=None, notes=(*one.notes, edge.note, cloud.note))
+    return replace(one, stages_ns=stages, interval_ns=None, notes=(*one.notes, edge.note, cloud.note))
