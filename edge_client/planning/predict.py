@@ -27,15 +27,16 @@ from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, 
 # What requests take beyond the prediction, and how well it is known: from a few real ones, kept with their numbers.
 
 
-LEAST_SAMPLES: Final = 9
-"""Cuts from which an interval is known: of ten numbers in random order, the tenth is within the largest of the others
-nine times (split conformal prediction, Vovk et al. 2005)."""
+CUTS_ASKED: Final = 9
+BATCHES: Final = 2
+"""Real requests at so many cuts, all over the model, before and after everything else is measured: what changes from one
+minute to the next shows, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Real requests of a candidate: what was predicted of it without correction, and the median of what they took, in
-    nanoseconds.
+    """Real requests of a candidate, in one batch: what was predicted of it without correction, and the median of what
+    they took, in nanoseconds.
     """
 
     name: str
@@ -60,19 +61,22 @@ class Correction:
     alone_ns: float = 0.0
 
     @classmethod
-    def fit(cls, samples: Sequence[Sample], alone: Sample | None = None) -> Correction:
+    def fit(cls, samples: Sequence[Sample], alone: Sequence[Sample] = ()) -> Correction:
         """Raises ValueError for no samples."""
         if not samples:
             raise ValueError("no requests to correct by")
         overhead = statistics.median(one.missing_ns for one in samples)
-        return cls(tuple(samples), overhead, 0.0 if alone is None else alone.missing_ns)
+        return cls(tuple(samples), overhead, statistics.median(one.missing_ns for one in alone) if alone else 0.0)
 
     @property
     def error_ns(self) -> float | None:
-        """The largest distance of a sample from its corrected prediction: that of another cut is less, nine times of
-        ten. None where there are fewer than `LEAST_SAMPLES`.
+        """The largest distance of a sample from its corrected prediction, and a share of the overhead's own size for
+        what changes later. None where there are too few samples.
+
+        Of ten numbers in random order, the tenth is within the largest of the others nine times (split conformal
+        prediction, Vovk et al. 2005).
         """
-        if len(self.samples) < LEAST_SAMPLES:
+        if len(self.samples) < BATCHES * CUTS_ASKED:
             return None
         return max(abs(one.missing_ns - self.overhead_ns) for one in self.samples)
 
@@ -89,11 +93,10 @@ class Correction:
         }
 
 
-def cuts_to_ask(candidates: Sequence[Candidate]) -> list[Candidate]:
-    """`LEAST_SAMPLES` candidates that cross the network as tensors, all over the model; fewer where there are not."""
-    networked = [one for one in candidates if one.name not in (EDGE_ONLY, CLOUD_FILE)]
-    count = min(LEAST_SAMPLES, len(networked))
-    return [networked[int((number + 0.5) * len(networked) / count)] for number in range(count)]
+def cuts_to_ask(names: Sequence[str]) -> list[str]:
+    """Of the names of cuts, in the order of the layers, `CUTS_ASKED` all over the model; fewer where there are not."""
+    count = min(CUTS_ASKED, len(names))
+    return [names[int((number + 0.5) * len(names) / count)] for number in range(count)]
 
 
 UNSTEADY: Final = 2.5

@@ -21,7 +21,7 @@ from edge_client.load import Load
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
-from edge_client.planning.predict import LEAST_SAMPLES, Correction, Power, Sample, cuts_to_ask, predict
+from edge_client.planning.predict import BATCHES, Correction, Power, Sample, cuts_to_ask, predict
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
@@ -169,8 +169,8 @@ PROBED_SIZES: Final = 6
 LEAST_PROBED: Final = 64 << 10
 """Bytes without which goodput is only noise: the slope between two sizes that hardly differ."""
 LONGEST_PAUSE: Final = 0.05
-CORRECTION_ROUNDS: Final = 4
-"""Of real requests; the first one does not count."""
+CORRECTION_ROUNDS: Final = 3
+"""Of real requests, after one that does not count."""
 CORRECTION_SHARE: Final = 0.5
 """Of the budget of a profile, for all of them."""
 SAID_SECONDS: Final = 15.0
@@ -289,6 +289,11 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
             say("starting a server on this machine: they share it, and the link is no network")
             server, ours = stack.enter_context(local_server(loaded.choice, observers=wanted.observers)), True
         credentials = Credentials() if ours else wanted.credentials
+        real: _RealRequests | None = None
+        if wanted.correct and server is not None:
+            say("real requests, to see how far off predictions are")
+            real = stack.enter_context(_RealRequests(loaded, wanted, server, credentials))
+            real.ask()
         if edge is None:
             # A profile rests before each measurement as long as a request waits for the network.
             pause = None if server is None else min(LONGEST_PAUSE, round_trip(server, credentials=credentials))
@@ -353,8 +358,9 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                 warn(text)
         known: dict[str, Any] = {"codecs": wanted.codecs, "edge_speed": wanted.edge_speed}
         gathered = Gathered(edge, cloud, link, load, file, crosses, None, server, ours, tuple(found), **known)
-        if wanted.correct:
-            gathered = replace(gathered, correction=_correct(loaded, wanted, gathered, credentials))
+        if real is not None:
+            real.ask()
+            gathered = replace(gathered, correction=real.correction(gathered))
         yield gathered
 
 
@@ -521,32 +527,47 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
     return profile_file.check(cloud, who, there)
 
 
-def _correct(loaded: Loaded, wanted: Wanted, gathered: Gathered, credentials: Credentials) -> Correction | None:
-    """Real requests of the example at cuts all over the model, in rounds, and without the server: of each the median,
-    against what is predicted of it. Where as many take too long, or this side may not use them, at the two fastest.
-    None where it may use no cut.
-    """
-    assert gathered.server is not None
-    known = {one.name: one for one in replace(gathered, codecs=None, file=None).candidates()}
-    networked = [one for one in known.values() if one.name != EDGE_ONLY and one.layer_id is not None]
-    budget = CORRECTION_SHARE * wanted.seconds * 1e9
-    chosen = cuts_to_ask(networked)
-    if len(chosen) < LEAST_SAMPLES or CORRECTION_ROUNDS * sum(one.latency_ns for one in chosen) > budget:
-        chosen = sorted(networked, key=lambda one: one.latency_ns)[:2]
-    took: dict[str, list[float]] = {one.name: [] for one in (known[EDGE_ONLY], *chosen)}
-    with ClientCore(
-        gathered.server,
-        loaded.choice.with_spec(loaded.spec),
-        codec=wanted.codec,
-        metrics=False,
-        connection=ConnectionOptions(credentials=credentials),
-    ) as client:
-        for _ in range(CORRECTION_ROUNDS):
+class _RealRequests:
+    """The example, asked for at cuts all over the model, and computed here: `ask` is one batch."""
+
+    def __init__(self, loaded: Loaded, wanted: Wanted, server: str, credentials: Credentials) -> None:
+        self._client = ClientCore(
+            server,
+            loaded.choice.with_spec(loaded.spec),
+            codec=wanted.codec,
+            metrics=False,
+            connection=ConnectionOptions(credentials=credentials),
+        )
+        self._call = Call(loaded.args, loaded.kwargs)
+        self._names = [EDGE_ONLY, *cuts_to_ask([one.name for one in loaded.wrapped.cuts if one.can_split])]
+        self._seconds = CORRECTION_SHARE * wanted.seconds / BATCHES
+        self._batches: list[dict[str, float]] = []
+
+    def __enter__(self) -> _RealRequests:
+        self._client.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._client.__exit__(*error)
+
+    def ask(self) -> None:
+        """Rounds of requests, the first of which does not count. Where they take too long, only of the fastest ones."""
+        began, took = time.monotonic(), {name: [] for name in self._names}
+        for number in range(1 + CORRECTION_ROUNDS):
             for name in [*took]:
                 try:
-                    took[name].append(client.request(Call(loaded.args, loaded.kwargs), name).measured_ns)
-                except (AccessRefused, CutRefused):
+                    took[name].append(float(self._client.request(self._call, name).measured_ns))
+                except (AccessRefused, CutRefused):  # this side may not
                     del took[name]
-    samples = [Sample(name, known[name].latency_ns, statistics.median(rounds[1:])) for name, rounds in took.items()]
-    cuts = [one for one in samples if one.name != EDGE_ONLY]
-    return Correction.fit(cuts, next((one for one in samples if one.name == EDGE_ONLY), None)) if cuts else None
+            if number == 0 and (time.monotonic() - began) * CORRECTION_ROUNDS > self._seconds:
+                took = dict(sorted(took.items(), key=lambda item: item[1])[:3])
+        self._names = [*took]
+        self._batches.append({name: statistics.median(rounds[1:]) for name, rounds in took.items()})
+
+    def correction(self, gathered: Gathered) -> Correction | None:
+        """Against what is predicted of tensors. None where this side may use no cut."""
+        known = {one.name: one.latency_ns for one in replace(gathered, codecs=None, file=None).candidates()}
+        measured = [item for batch in self._batches for item in batch.items() if item[0] in known]
+        samples = [Sample(name, known[name], ns) for name, ns in measured]
+        cuts = [one for one in samples if one.name != EDGE_ONLY]
+        return Correction.fit(cuts, [one for one in samples if one.name == EDGE_ONLY]) if cuts else None

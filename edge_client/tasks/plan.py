@@ -17,7 +17,7 @@ from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
-from edge_client.planning.predict import LEAST_SAMPLES, Correction, Power, watts_of
+from edge_client.planning.predict import CUTS_ASKED, Correction, Power, watts_of
 from edge_client.screen.text import Column, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
@@ -230,12 +230,12 @@ class Planned(Tabular):
 
     def _interval_of(self, winner: Candidate) -> str:
         """What the numbers in brackets are, or why there are none."""
-        samples = () if self.correction is None else self.correction.samples
+        cuts = set() if self.correction is None else {one.name for one in self.correction.samples}
         if winner.interval_ns is not None:
-            return f"[at least, at most]: nine times of ten, by real requests at {len(samples)} cuts"
-        if len(samples) < LEAST_SAMPLES:
-            asked = f"real requests were made at {len(samples)} cuts" if samples else "no real requests were made"
-            return f"no intervals: {asked}, which takes {LEAST_SAMPLES}"
+            return f"[at least, at most]: nine times of ten, by real requests at {len(cuts)} cuts"
+        if self.correction is None or self.correction.error_ns is None:
+            asked = f"real requests were made at {len(cuts)} of them" if cuts else "no real requests were made"
+            return f"no intervals: they take real requests at {CUTS_ASKED} cuts; {asked}"
         return "no interval: a part of it is estimated"
 
 

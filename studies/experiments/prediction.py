@@ -23,6 +23,7 @@ from edge_client.spoken import EDGE_ONLY
 from edge_client.survey.gather import CORRECTION_ROUNDS
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.profiling import profile_file
+from shared_hooks.profiling.profile import INPUT_CUT
 from studies.experiments import images
 from studies.experiments.testbed import ROOT, SERVER, Testbed, reference
 
@@ -95,11 +96,14 @@ def _model(
         found = []
         for rate in scope.rates:
             bed.network.rate(rate)
+            asked = [EDGE_ONLY, *cuts_to_ask([one.name for one in edge.cuts if one.layer_id != INPUT_CUT])]
+            how = {"candidates": asked, "files": files[:1], "rounds": CORRECTION_ROUNDS, "seconds": 1.0}
+            before = ask(process, "measure", **how, seed=1, warm=True)
             probed = ask(process, "probe", sizes=PROBE_SIZES, answer_sizes=ANSWER_SIZES, seconds=scope.probe_seconds)
+            after = ask(process, "measure", **how, seed=2, warm=True)
             link, load = link_of(probed)
             plain = {one.name: one for one in predict(edge, cloud, link, load, file=edge.files[0])}
-            warm = {"warm": rate == scope.rates[0]}
-            correction = corrected(process, plain, {"files": files[:1], "seed": int(rate), **warm})
+            correction = corrected(plain, before, after)
             fixed = predict(edge, cloud, link, load, file=edge.files[0], correction=correction)
             predicted = {one.name: one for one in fixed}
             names = list(predicted)
@@ -111,8 +115,8 @@ def _model(
                 files=files[:1],
                 rounds=scope.rounds,
                 seconds=scope.seconds,
-                seed=int(rate) + 1,
-                **warm,
+                seed=int(rate),
+                warm=rate == scope.rates[0],
             )
             candidates = []
             for name in names:
@@ -127,19 +131,14 @@ def _model(
         return found
 
 
-def corrected(process: subprocess.Popen[str], plain: Mapping[str, Candidate], how: Mapping[str, Any]) -> Correction:
-    """By real requests as a plan makes them: some rounds of cuts all over the model, and of the whole model here."""
-    asked = [EDGE_ONLY, *(one.name for one in cuts_to_ask([*plain.values()]))]
-    measured = ask(process, "measure", candidates=asked, rounds=CORRECTION_ROUNDS - 1, seconds=1.0, **how)
-    samples = [
-        Sample(
-            name,
-            plain[name].latency_ns,
-            statistics.median(rows["end_to_end"] for it, rows, _, _ in measured if it == name),
-        )
-        for name in asked
-    ]
-    return Correction.fit(samples[1:], samples[0])
+def corrected(plain: Mapping[str, Candidate], *batches: Sequence[Sequence[Any]]) -> Correction:
+    """By what `edge.Edge.measure` answered, batch by batch."""
+    alone, cuts = [], []
+    for batch in batches:
+        for name in dict.fromkeys(it for it, *_ in batch):
+            median = statistics.median(rows["end_to_end"] for it, rows, _, _ in batch if it == name)
+            (alone if name == EDGE_ONLY else cuts).append(Sample(name, plain[name].latency_ns, median))
+    return Correction.fit(cuts, alone)
 
 
 def compare(candidate: Candidate, requests: Sequence[dict[str, int]]) -> dict[str, Any]:

@@ -260,7 +260,7 @@ def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, mo
             if callable(one):
                 one(0, 1, "a step")
 
-    profile: Any = SimpleNamespace(answer_bytes=1, model=None)
+    profile: Any = SimpleNamespace(answer_bytes=1, model=SimpleNamespace(weights_hash="aa"))
     monkeypatch.setattr("edge_client.adaptive.beginning.fetch_profile", lambda *_, **__: {})
     monkeypatch.setattr(profile_file, "from_json", lambda *_: profile)
     monkeypatch.setattr(profile_file, "check", lambda *_: None)

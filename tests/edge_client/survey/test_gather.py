@@ -105,6 +105,7 @@ def test_a_clouds_profile_of_another_machine_than_the_servers_is_marked(measured
 
 def test_a_server_says_on_what_machine_it_runs() -> None:
     with local_server(ModelChoice("digits", threads=1)) as server:
-        reported = json.loads(_served(server, "digits", None).machine)
-        assert _served(server, "nothing", None) is None
+        digits: Any = SimpleNamespace(model_id="digits", weights_hash="of another version")
+        reported = json.loads(_served(server, digits, None).machine)
+        assert _served(server, SimpleNamespace(model_id="nothing", weights_hash=""), None) is None
     assert reported["id"] == describe(torch.device("cpu"))["id"] and reported["threads"] == 1

@@ -9,7 +9,7 @@ import pytest
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, decide
-from edge_client.planning.predict import predict
+from edge_client.planning.predict import Correction, Sample, predict
 from edge_client.spoken import EDGE_ONLY
 from edge_client.tasks.plan import Planned
 from shared_hooks.profiling.profile import Profile, Quartiles
@@ -31,32 +31,48 @@ def spread(found: Profile, n: int = 5) -> Profile:
     return replace(found, cuts=cuts, whole_ns=wide(found.whole_ns))
 
 
-def planned(n: int = 5, link: Link = LINK) -> Planned:
-    edge, cloud = spread(profile("edge", LAYERS), n), spread(profile("cloud", LAYERS), n)
-    candidates = [replace(one, name=LONG) if one.name == "layer2" else one for one in predict(edge, cloud, link)]
+def planned(link: Link = LINK, correction: Correction | None = None) -> Planned:
+    edge, cloud = spread(profile("edge", LAYERS)), spread(profile("cloud", LAYERS))
+    found = predict(edge, cloud, link, correction=correction)
+    candidates = [replace(one, name=LONG) if one.name == "layer2" else one for one in found]
     decision, limits = decide(candidates), Constraints()
-    return Planned("made", decision, candidates, limits, edge, cloud, link, Load(), None, None, (), False, ())
+    return Planned("made", decision, candidates, limits, edge, cloud, link, Load(), correction, None, (), False, ())
 
 
-def test_a_prediction_has_the_spread_of_what_it_is_made_of() -> None:
-    found = planned()
+def corrected_by(cuts: int = 9) -> Correction:
+    samples = [Sample(f"cut{number}", 100 * MS, (110 + number) * MS) for number in range(cuts)]
+    return Correction.fit(samples, Sample(EDGE_ONLY, 60 * MS, 63 * MS))
+
+
+def test_an_interval_is_by_the_worst_of_nine_real_requests() -> None:
+    corrected = corrected_by()
+    assert (corrected.overhead_ns, corrected.alone_ns, corrected.error_ns) == (14 * MS, 3 * MS, 4 * MS)
+    found = planned(correction=corrected)
     whole, cut = (next(row for row in found.rows() if row["name"] == name) for name in (EDGE_ONLY, "layer1"))
-    assert (whole["latency_q1_ns"], whole["latency_q3_ns"]) == pytest.approx((54 * MS, 72 * MS))
-    # 30.1 ms here and 3.1 ms there, independent of each other; the link was given
-    assert cut["latency_ns"] - cut["latency_q1_ns"] == pytest.approx((3.01**2 + 0.31**2) ** 0.5 * MS)
-    assert cut["latency_q3_ns"] - cut["latency_ns"] == pytest.approx((6.02**2 + 0.62**2) ** 0.5 * MS)
-    assert found.as_dict()["candidates"][0]["latency_q1_ns"] == whole["latency_q1_ns"]
-    assert "60.000 ms [54.00, 72.00] predicted>" in repr(found)
-    assert "60.00 [54.00, 72.00]" in found.text() and "the given link has none" in found.text()
-    quarters = Curve.line(460 * MS, 1e6), Curve.line(560 * MS, 1e6)
-    probed = next(row for row in planned(link=replace(LINK, quarters=quarters)).rows() if row["name"] == "layer1")
-    assert probed["latency_ns"] - probed["latency_q1_ns"] == pytest.approx((3.01**2 + 0.31**2 + 40**2) ** 0.5 * MS)
+    assert (whole["latency_low_ns"], whole["latency_ns"], whole["latency_high_ns"]) == (59 * MS, 63 * MS, 67 * MS)
+    assert cut["latency_high_ns"] - cut["latency_ns"] == pytest.approx(4 * MS)
+    assert found.as_dict()["candidates"][0]["latency_low_ns"] == whole["latency_low_ns"]
+    assert "63.000 ms [59.0, 67.0] predicted>" in repr(found)
+    assert "63.00 [59.0, 67.0]" in found.text() and "nine times of ten, by real requests at 9 cuts" in found.text()
 
 
-def test_of_two_repetitions_there_is_no_spread() -> None:
-    found = planned(n=2)
-    assert {row["latency_q3_ns"] for row in found.rows()} == {None}
-    assert "60.00 " in found.text() and "no spread: fewer than 3 repetitions" in found.text()
+def test_fewer_real_requests_give_no_interval() -> None:
+    found = planned(correction=Correction.fit([Sample("cut", 100 * MS, 110 * MS)]))
+    assert {row["latency_high_ns"] for row in found.rows()} == {None}
+    assert "no intervals: real requests were made at 1 cuts, which takes 9" in found.text()
+    assert "no intervals: no real requests were made, which takes 9" in planned().text()
+
+
+def test_what_was_measured_unsteadily_is_not_ranked() -> None:
+    """Unless all of it was."""
+    steady = planned()
+    assert steady.best == EDGE_ONLY
+    edge = profile("edge", LAYERS)
+    shaky = replace(edge, whole_ns=Quartiles(60 * MS, 20 * MS, 200 * MS, 5), bare_ns=None)
+    found = decide(predict(shaky, profile("cloud", LAYERS), LINK))
+    assert found.winner.name != EDGE_ONLY and EDGE_ONLY not in [one.name for one in found.ranking]
+    assert found.rejected[EDGE_ONLY] == "measured too unsteadily to rank: 20.0 to 200.0 ms on the edge"
+    assert decide([one for one in predict(shaky, None, None)]).winner.name == EDGE_ONLY
 
 
 def test_the_best_cut_has_a_line_where_one_side_alone_is_best() -> None:
@@ -68,7 +84,7 @@ def test_the_best_cut_has_a_line_where_one_side_alone_is_best() -> None:
 
 
 def test_the_best_come_by_rank_and_names_are_whole_however_narrow() -> None:
-    found = planned()
+    found = planned(correction=corrected_by())
     lines = found.text(3).splitlines()
     assert "the best 3 of 5 candidates, the best first" in lines
     assert [line.split("  ")[1 if line.startswith("*") else 0].strip() for line in map(str.strip, lines[2:5])] == [
@@ -79,8 +95,9 @@ def test_the_best_come_by_rank_and_names_are_whole_however_narrow() -> None:
     assert narrow[0].split() == ["cut", "after", "ms", "edge"] and any(LONG in line for line in narrow)
 
 
-def test_two_whose_spreads_overlap_are_said_to() -> None:
-    found = planned(link=Link(Curve.line(1 * MS, 1e9), Curve.line(0, 1e9)))
+def test_two_whose_intervals_overlap_are_said_to() -> None:
+    found = planned(Link(Curve.line(1 * MS, 1e9), Curve.line(0, 1e9)), Correction((), 0.0))
     assert "runner-up: layer0\n" in found.text()
+    found = planned(Link(Curve.line(1 * MS, 1e9), Curve.line(0, 1e9)), corrected_by())
     near = replace(found, decision=replace(found.decision, runner_up=found.decision.winner))
-    assert "their spreads overlap" in near.text()
+    assert "their intervals overlap" in near.text()
