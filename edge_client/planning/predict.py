@@ -29,8 +29,8 @@ from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, 
 
 CUTS_ASKED: Final = 9
 BATCHES: Final = 2
-"""Real requests at so many cuts, all over the model, before and after everything else is measured: what changes from one
-minute to the next shows, too."""
+"""Real requests at so many cuts, all over the model, before and after everything else is measured: so what changes from
+one minute to the next shows, too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -552,7 +552,8 @@ class _RealRequests:
 
     def ask(self) -> None:
         """Rounds of requests, the first of which does not count. Where they take too long, only of the fastest ones."""
-        began, took = time.monotonic(), {name: [] for name in self._names}
+        began = time.monotonic()
+        took: dict[str, list[float]] = {name: [] for name in self._names}
         for number in range(1 + CORRECTION_ROUNDS):
             for name in [*took]:
                 try:

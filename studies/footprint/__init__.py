@@ -1,4 +1,4 @@
-"""What an edge and a server take: time to import, memory, disk. ``make footprint``; see docs/footprint.md.
+"""What an edge and a server take: time to import, memory, disk. ``make footprint``; see docs/results/footprint.md.
 
 imports    seconds and memory of an import, beside torch's own; which files they go to
 starts     seconds to an answer of --help, --version, a slip

@@ -1,1 +1,1 @@
-"""Random models, cut everywhere: programs, their source, and a judge. See docs/fuzzing.md."""
+"""Random models, cut everywhere: programs, their source, and a judge. See docs/results/fuzzing.md."""

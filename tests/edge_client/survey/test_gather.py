@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -105,7 +107,8 @@ def test_a_clouds_profile_of_another_machine_than_the_servers_is_marked(measured
 
 def test_a_server_says_on_what_machine_it_runs() -> None:
     with local_server(ModelChoice("digits", threads=1)) as server:
+        nothing: Any = SimpleNamespace(model_id="nothing", weights_hash="")
         digits: Any = SimpleNamespace(model_id="digits", weights_hash="of another version")
         reported = json.loads(_served(server, digits, None).machine)
-        assert _served(server, SimpleNamespace(model_id="nothing", weights_hash=""), None) is None
+        assert _served(server, nothing, None) is None
     assert reported["id"] == describe(torch.device("cpu"))["id"] and reported["threads"] == 1

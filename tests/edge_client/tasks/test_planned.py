@@ -9,7 +9,7 @@ import pytest
 from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, decide
-from edge_client.planning.predict import Correction, Sample, predict
+from edge_client.planning.predict import BATCHES, Correction, Sample, predict
 from edge_client.spoken import EDGE_ONLY
 from edge_client.tasks.plan import Planned
 from shared_hooks.profiling.profile import Profile, Quartiles
@@ -41,7 +41,7 @@ def planned(link: Link = LINK, correction: Correction | None = None) -> Planned:
 
 def corrected_by(cuts: int = 9) -> Correction:
     samples = [Sample(f"cut{number}", 100 * MS, (110 + number) * MS) for number in range(cuts)]
-    return Correction.fit(samples, Sample(EDGE_ONLY, 60 * MS, 63 * MS))
+    return Correction.fit(BATCHES * samples, [Sample(EDGE_ONLY, 60 * MS, 63 * MS)])
 
 
 def test_an_interval_is_by_the_worst_of_nine_real_requests() -> None:
@@ -59,8 +59,8 @@ def test_an_interval_is_by_the_worst_of_nine_real_requests() -> None:
 def test_fewer_real_requests_give_no_interval() -> None:
     found = planned(correction=Correction.fit([Sample("cut", 100 * MS, 110 * MS)]))
     assert {row["latency_high_ns"] for row in found.rows()} == {None}
-    assert "no intervals: real requests were made at 1 cuts, which takes 9" in found.text()
-    assert "no intervals: no real requests were made, which takes 9" in planned().text()
+    assert "no intervals: they take real requests at 9 cuts; real requests were made at 1 of them" in found.text()
+    assert "no intervals: they take real requests at 9 cuts; no real requests were made" in planned().text()
 
 
 def test_what_was_measured_unsteadily_is_not_ranked() -> None:
@@ -72,7 +72,7 @@ def test_what_was_measured_unsteadily_is_not_ranked() -> None:
     found = decide(predict(shaky, profile("cloud", LAYERS), LINK))
     assert found.winner.name != EDGE_ONLY and EDGE_ONLY not in [one.name for one in found.ranking]
     assert found.rejected[EDGE_ONLY] == "measured too unsteadily to rank: 20.0 to 200.0 ms on the edge"
-    assert decide([one for one in predict(shaky, None, None)]).winner.name == EDGE_ONLY
+    assert decide(predict(shaky, None, None)).winner.name == EDGE_ONLY
 
 
 def test_the_best_cut_has_a_line_where_one_side_alone_is_best() -> None:
