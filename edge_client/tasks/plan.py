@@ -236,7 +236,7 @@ class Planned(Tabular):
         if self.correction is None or self.correction.error_ns is None:
             asked = f"real requests were made at {len(cuts)} of them" if cuts else "no real requests were made"
             return f"no intervals: they take real requests at {CUTS_ASKED} cuts; {asked}"
-        return "no interval: a part of it is estimated"
+        return "no interval: how long the server reads the file is estimated"
 
 
 def _machine(machine: Mapping[str, Any]) -> str:
