@@ -43,7 +43,7 @@ class ModelChoice:
     threads: int | None = None
     """Inside one operation on the CPU: a setting of the whole process. None = torch's choice."""
     only_head: int | str | None = None
-    """A layer's id or name: only weights of heads that end there or before are in memory (docs/results/footprint.md)."""
+    """A layer's id or name: only weights of heads that end there or before are loaded (docs/results/footprint.md)."""
 
     @classmethod
     def of(cls, model: str | ModelSpec | nn.Module | ModelChoice) -> ModelChoice:

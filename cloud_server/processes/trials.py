@@ -92,7 +92,7 @@ def _bounded(seconds: float, nbytes: int) -> None:
 log = logging.getLogger("cloud_server")
 
 TRIED: Final = frozenset({"torch", "torchvision", "timm", "transformers", "shared_hooks"})
-"""Libraries whose models are swept cold (docs/results/library.md): ``auto`` tries models that have modules of others."""
+"""Libraries whose models are swept cold (docs/results/library.md): ``auto`` tries models with modules of others."""
 OVERHEAD_BYTES: Final = 2 << 30
 COPIES: Final = 4
 """Memory of each of a trial's three processes: `OVERHEAD_BYTES` for Python and torch, and `COPIES` times the model's

@@ -73,12 +73,6 @@ def cut_at(split: str, loaded: Loaded) -> LayerInfo:
             f"{option('split', 'input')}: nothing runs before it; the tail is the whole model, and {option('onnx')} "
             "writes that"
         )
-    if found.is_block:
-        last = loaded.wrapped.layers[found.layer_id].name
-        raise CutRefused(
-            f"{option('split', split)}: ONNX files are cut after layers, and this block does more behind its last one "
-            f"({last})"
-        )
     return found
 
 
@@ -109,7 +103,7 @@ def write_onnx(onnx: OnnxFiles, loaded: Loaded, plan: Plan, known: HierarchyMap,
                 raise CutRefused(
                     f"cannot cut the ONNX graph after {layer.name}: while it was exported, the model took another path"
                 )
-            halves = halve(made.model, layer.layer_id, layer.name, facts)
+            halves = halve(made.model, layer, known, facts)
             paths = [Path(onnx.head or scratch / "head.onnx"), Path(onnx.tail or scratch / "tail.onnx")]
             for path, half, role in zip(paths, (halves.head, halves.tail), ("head", "tail"), strict=True):
                 cut = {"half": role, "cut": layer.name, "layer_id": layer.layer_id, **halves.as_dict()}

@@ -1,9 +1,10 @@
 """Head and tail of a cut as ONNX graphs of their own: the whole graph, taken apart where the cut is.
 
 Nodes are in the order in which they ran and know how many layers were done by then, so the cut after layer k separates
-the nodes with at most k layers done from the rest. What the head makes of the inputs and the tail reads, or is part of
-the output, crosses under its name in the whole graph; inputs that the tail reads late are inputs of the tail, too. What
-does not depend on the inputs is in both and does not cross.
+the nodes with at most k layers done from the rest. A block's end separates them, too, from those with one layer more
+that ran in the block's call: what its own code does behind its last layer. What the head makes of the inputs and the
+tail reads, or is part of the output, crosses under its name in the whole graph; inputs that the tail reads late are
+inputs of the tail, too. What does not depend on the inputs is in both and does not cross.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from shared_hooks.tensors import Buffers, copied
 if TYPE_CHECKING:
     import onnx
     import onnx_ir
+
+    from shared_hooks.planning import LayerInfo
 
 
 HALF: Final = "isthmus.half"
@@ -61,12 +64,12 @@ class Halves:
         }
 
 
-def halve(model: onnx_ir.Model, layer_id: int, name: str, facts: Mapping[str, str]) -> Halves:
-    """Cut a tagged graph after a layer. ``facts`` go into both files' metadata. Raises `CutRefused`."""
+def halve(model: onnx_ir.Model, at: LayerInfo, known: HierarchyMap, facts: Mapping[str, str]) -> Halves:
+    """Cut a tagged graph after a layer or a block. ``facts`` go into both files' metadata. Raises `CutRefused`."""
     from onnx_ir.convenience import extract
 
     graph = model.graph.clone()
-    head = {node for node in graph if int(node.metadata_props[DONE]) <= layer_id}
+    head, name = _head(graph, at, known), at.name
     dependent = set(graph.inputs)
     read_early: set[onnx_ir.Value] = set()
     read_late: set[onnx_ir.Value] = set(graph.outputs)
@@ -83,7 +86,7 @@ def halve(model: onnx_ir.Model, layer_id: int, name: str, facts: Mapping[str, st
         raise _refused(name, "nothing computed before it is read after it: the head would be empty")
     early = [value for value in graph.inputs if value in read_early]
     late = [value for value in graph.inputs if value in read_late]
-    _let_pass(graph, made, layer_id)
+    _let_pass(graph, made, at.layer_id)
     crossing = tuple(_described(value, name) for value in made)
     return Halves(
         _model_of(extract(graph, early, made), model, {**facts, HALF: "head", CUT: name}),
@@ -91,6 +94,20 @@ def halve(model: onnx_ir.Model, layer_id: int, name: str, facts: Mapping[str, st
         crossing,
         tuple(value.name or "" for value in late),
     )
+
+
+def _head(graph: onnx_ir.Graph, at: LayerInfo, known: HierarchyMap) -> set[onnx_ir.Node]:
+    """The nodes before a cut. Behind a block's last layer: those of its call, and what they read."""
+    nodes = list(graph)
+    head = {node for node in nodes if int(node.metadata_props[DONE]) <= at.layer_id}
+    if not at.is_block:
+        return head
+    behind = [node for node in nodes if int(node.metadata_props[DONE]) == at.layer_id + 1]
+    for node in reversed(behind):
+        inside = any(entry.name == at.name for entry in known.chain(node.metadata_props[CALL]))
+        if inside or any(user in head for value in node.outputs for user in value.consumers()):
+            head.add(node)
+    return head
 
 
 def tags_of_half(half: onnx_ir.Model, whole: Mapping[onnx_ir.Node, NodeTag]) -> dict[onnx_ir.Node, NodeTag]:

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios within one run, no limits on time: ``python -m studies.benchmarks``; docs/results/benchmarks.md."""
+"""Benchmarks: ratios within one run, no limits on time: ``python -m studies.benchmarks``; docs/results."""

@@ -1,4 +1,4 @@
-"""The documentation stays short: words of the pages that people read, without decisions, results and hidden comments."""
+"""The documentation stays short: words of the pages, without decisions, results and hidden comments."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ MOST = {
     "metrics": {"edge": 1700, "cloud": 1900},
     "token": {"edge": 1000, "cloud": 2200},
 }
-"""Some percent more than what was counted last (docs/results/benchmarks.md): the threads of a request do not always meet."""
+"""Some percent more than what was counted last (docs/results/benchmarks.md): threads do not always meet."""
 
 
 @pytest.mark.parametrize("what", MOST)

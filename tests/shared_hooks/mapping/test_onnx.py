@@ -19,7 +19,7 @@ from shared_hooks.mapping import HierarchyMap, map_of, onnx_export, onnx_halves
 from shared_hooks.mapping.onnx_export import RULES, Exported, export, sidecar, sidecar_path, tag_nodes, write
 from shared_hooks.mapping.onnx_halves import Halves, halve, tags_of_half
 from shared_hooks.modules.attach import Shim
-from shared_hooks.planning.plan import Plan
+from shared_hooks.planning.plan import LayerInfo, Plan
 from tests.shared_hooks.mapping import networks
 
 onnx = pytest.importorskip("onnx")
@@ -40,9 +40,8 @@ class Written:
         write(self.exported.model, sidecar(self.exported.model, self.tags, self.known), self.file)
         self.wanted = onnx_halves.expected(self.model, self.args, self.kwargs)
 
-    def halves(self, layer_id: int, folder: Path) -> tuple[Halves, Path, Path]:
-        name = self.plan.layers[layer_id].name
-        halves = halve(self.exported.model, layer_id, name, {})
+    def halves(self, at: LayerInfo, folder: Path) -> tuple[Halves, Path, Path]:
+        halves = halve(self.exported.model, at, self.known, {})
         for half, file in ((halves.head, "head.onnx"), (halves.tail, "tail.onnx")):
             write(half, sidecar(half, tags_of_half(half, self.tags), self.known), folder / file)
         return halves, folder / "head.onnx", folder / "tail.onnx"
@@ -75,7 +74,7 @@ def test_all_nodes_are_tagged_and_head_and_tail_are_the_whole(make: Maker, writt
     cuts = [layer.layer_id for layer in made.plan.layers if layer.can_split]
     assert len(cuts) > 8
     for layer_id in sorted({cuts[0], *cuts[:: len(cuts) // 5], cuts[-1]}):
-        halves, head, tail = made.halves(layer_id, tmp_path)
+        halves, head, tail = made.halves(made.plan.layers[layer_id], tmp_path)
         assert_all_ok([*onnx_halves.check_file(head, made.known), *onnx_halves.check_file(tail, made.known)])
         chain = onnx_halves.check_chain(head, tail, made.file, made.exported.tensors, made.wanted)
         assert_all_ok(chain)
@@ -83,6 +82,17 @@ def test_all_nodes_are_tagged_and_head_and_tail_are_the_whole(make: Maker, writt
         # the head has nothing that ran after the cut, the tail nothing before it that depends on the inputs
         last = {node.metadata_props["isthmus.layers_done"] for node in halves.head.graph}
         assert max(map(int, last)) <= layer_id
+
+
+@pytest.mark.parametrize("make", [networks.bert, networks.gpt2, networks.vit, networks.resnet, networks.awkward])
+def test_a_blocks_end_is_a_cut_that_sends_what_the_engine_sends(make: Maker, written: Get, tmp_path: Path) -> None:
+    made = written(make)
+    blocks = [block for block in made.plan.blocks if block.can_split]
+    for block in blocks[:: max(1, len(blocks) // 4)]:
+        halves, head, tail = made.halves(block, tmp_path)
+        assert sum(one.nbytes for one in halves.crossing) == block.frontier_bytes, block.name
+        assert_all_ok([*onnx_halves.check_file(head, made.known), *onnx_halves.check_file(tail, made.known)])
+        assert_all_ok(onnx_halves.check_chain(head, tail, made.file, made.exported.tensors, made.wanted))
 
 
 def test_a_call_is_told_from_another_call_of_the_same_module(written: Get) -> None:
@@ -108,7 +118,7 @@ def test_a_call_is_told_from_another_call_of_the_same_module(written: Get) -> No
 def test_the_cut_sends_what_the_engine_sends(written: Get) -> None:
     made = written(networks.resnet)
     for layer in made.plan.layers:
-        halves = halve(made.exported.model, layer.layer_id, layer.name, {})
+        halves = halve(made.exported.model, layer, made.known, {})
         assert sum(one.nbytes for one in halves.crossing) == layer.frontier_bytes, layer.name
 
 
@@ -174,7 +184,7 @@ def test_the_undamaged_file_is_found_well(digits: Written) -> None:
 def test_large_weights_lie_beside_the_file(digits: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx_export, "LARGE", 1000)
     for _ in range(2):  # over what is there already, too
-        halves, head, tail = digits.halves(20, tmp_path)
+        halves, head, tail = digits.halves(digits.plan.layers[20], tmp_path)
     assert len(halves.crossing) == 2
     assert (tmp_path / "head.onnx.data").stat().st_size > 1000
     assert_all_ok([*onnx_halves.check_file(head, digits.known), *onnx_halves.check_file(tail, digits.known)])
@@ -215,7 +225,7 @@ def test_a_cut_with_an_empty_head_is_refused(tmp_path: Path) -> None:
 
     made = Written(lambda: (Late().eval(), ((torch.randn(1, 2),), {})), tmp_path)
     with pytest.raises(CutRefused, match="after constant: .*the head would be empty"):
-        halve(made.exported.model, 0, "constant", {})
+        halve(made.exported.model, made.plan.layers[0], made.known, {})
 
 
 def test_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
