@@ -73,7 +73,6 @@ def parser() -> Parser:
         ),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-    made.add_argument("--depth", type=int, metavar="N", help="how many levels of modules to descend in each --model")
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
     made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
     made.add_argument("--device", metavar="auto|cpu|cuda[:N][,...]", help="default auto; of several, each")

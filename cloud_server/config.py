@@ -24,7 +24,6 @@ digits = "digits"                    # id = a built-in model, a spec file (relat
 [models.resnet]                      # or a whole spec, see docs/model-spec.md, and
 factory = "my_package.models:resnet"
 weights = "resnet.safetensors"
-depth = 3                            # how far hooks descend; absent = down to the leaves
 decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes behind it; absent = the engine's own
 device = "cuda:1"                    # absent = the server's
 compile = "rounding"                 # compile those tails; true: use them only where bits are equal; absent = false
@@ -103,10 +102,9 @@ class WarmUp:
 @short
 @dataclass(frozen=True)
 class ModelEntry:
-    """One model to serve: its spec, and how far hooks descend into it (None = down to the leaves)."""
+    """One model to serve: its spec, and how."""
 
     spec: ModelSpec
-    depth: int | None = None
     decoding: DecodingFactory | None = None
     """What makes the tails of its decoding sessions, in place of our own."""
     device: str = ""
@@ -118,8 +116,6 @@ class ModelEntry:
     """
 
     def __post_init__(self) -> None:
-        if self.depth is not None and self.depth < 0:
-            raise SpecError(f"depth: expected at least 0, found {self.depth}")
         if self.compile not in ("", *COMPILED):
             raise SpecError(f'compile: expected "{COMPILED[0]}" or "{COMPILED[1]}", found "{self.compile}"')
 
@@ -139,15 +135,12 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
                     raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
         elif isinstance(value, dict):
             inner = Table(value, table.origin, table.name(name))
-            depth = inner.take("depth", int)
-            if depth is not None and depth < 0:
-                inner.fail("depth", f"expected at least 0, found {depth}")
             tails = inner.take("decoding", str)
             decoding = None if tails is None else resolve(tails, folder, f"{table.origin}: {inner.name('decoding')}")
             device, warm_up = inner.take("device", str) or "", _warm_up(inner.table("warm_up"))
             compiled = inner.take_any("compile")
             spec = spec_from_table(inner, folder, model_id=name)
-            entries.append(ModelEntry(spec, depth, decoding, device, warm_up, _compiled(inner, compiled)))
+            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled)))
         else:
             table.fail(
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"

@@ -42,7 +42,7 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     models = []
     for id, reference in zip(ids, references, strict=True):
         of = {"weights": weights.get(id), "selection": selections.get(id), "example": examples.get(id)}
-        models.append(ModelEntry(load_spec(reference, **of), options.depth))
+        models.append(ModelEntry(load_spec(reference, **of)))
     return dataclasses.replace(config, models=(*config.models, *models))
 
 

@@ -174,7 +174,7 @@ MEND: Final = {
     "code of ": "the same version of the model's code (or of the library it comes from) on both sides",
     "operation ": "the same code of the model, and versions of torch that do the same operations",
     "weights": "give both sides the same weights (--weights FILE)",
-    "structure": "the same code, spec, --depth and --selection on both sides",
+    "structure": "the same code, spec and --selection on both sides",
     "plan": "the same code of the model, and versions of torch that do the same operations",
     "setting": "the same setting on both sides: it changes kernels",
     "protocol": "the same version of Isthmus on both sides",

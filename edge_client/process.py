@@ -115,7 +115,6 @@ def _words_of(choice: ModelChoice) -> list[str]:
     for option, value in (
         ("--example", choice.example),
         ("--selection", choice.selection),
-        ("--depth", choice.depth),
         ("--threads", choice.threads),
     ):
         if value is not None:

@@ -249,9 +249,7 @@ class ServedModel:
         self.device = self._device = device
         self._spec = entry.spec
         model = entry.spec.load_model(device)
-        self._wrapped = WrappedModel(
-            model, depth=entry.depth, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True
-        )
+        self._wrapped = WrappedModel(model, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True)
         self.nbytes = bytes_of(model)
         """Bytes of its parameters and buffers."""
         self._form: Form = {}

@@ -63,7 +63,7 @@ def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes
         def report(done: int, total: int, name: str, verdict: str) -> None:
             print(json.dumps([name, verdict]), file=out, flush=True)
 
-        with WrappedModel(make(), entries[0].depth, metrics=False) as wrapped:
+        with WrappedModel(make(), metrics=False) as wrapped:
             plan = wrapped.plan(*args, **kwargs)
             try:
                 plan.resolve(first)

@@ -111,7 +111,7 @@ def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tu
     if hello.weights_hash != identity.weights_hash:
         yield "weights", _both("weights", hello.weights_hash, identity.weights_hash)
     if hello.structure_digest != identity.structure_digest:
-        what = "structure (modules, shapes, dtypes, depth)"
+        what = "structure (modules, shapes, dtypes)"
         yield "structure", _both(what, hello.structure_digest, identity.structure_digest)
     if hello.plan_digest and identity.plan_digest and hello.plan_digest != identity.plan_digest:
         yield "plan", _both("plan (operations on the example input)", hello.plan_digest, identity.plan_digest)

@@ -8,7 +8,8 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -158,6 +159,36 @@ def check_json_target(target: str | None) -> None:
 
 
 # One side's layers as a table: mean over the inputs, what lies outside the layers, and the whole.
+
+
+def folded(records: Sequence[LayerMetrics], depth: int | None) -> list[LayerMetrics]:
+    """Of layers more than ``depth`` levels deep, those in a row of one module at that depth as one: times and energies
+    added, the output of the last.
+    """
+    if depth is None:
+        return list(records)
+    found: list[LayerMetrics] = []
+    for path, group in groupby(records, key=lambda one: ".".join(one.name.split(".")[:depth])):
+        every = list(group)
+        last = every[-1]
+        if path == last.name:
+            found += every
+            continue
+        joules = [one.energy.value for one in every]
+        known = None not in joules and {one.energy.status for one in every} <= {"measured", "estimated"}
+        energy = replace(last.energy, value=sum(one or 0.0 for one in joules)) if known else last.energy
+        spent = [one.cpu_ns for one in every]
+        found.append(
+            replace(
+                last,
+                name=path,
+                layer_type=f"{len(every)} layers",
+                inference_ns=sum(one.inference_ns for one in every),
+                cpu_ns=None if None in spent else sum(one or 0 for one in spent),
+                energy=energy,
+            )
+        )
+    return found
 
 
 def layer_table(records: Iterable[Sequence[LayerMetrics]], forwards: Iterable[ForwardMetrics | None] = ()) -> str:
@@ -384,8 +415,8 @@ class Report:
             "witness": witnesses.as_dict(self._witnessed, self._witness, self.refused) if self._witness else None,
         }
 
-    def as_text(self, layers: bool) -> str:
-        """Summary, times and, if asked for, layers."""
+    def as_text(self, layers: bool, depth: int | None = None) -> str:
+        """Summary, times and, if asked for, layers, of modules so many levels deep."""
         parts = [self._summary()]
         answers = self._answers
         if answers:
@@ -397,8 +428,8 @@ class Report:
             parts += [
                 f"layers on the {side}, mean over {last}{len(answers)} inputs\n{layer_table(records, forwards)}"
                 for side, records, forwards in (
-                    ("edge", [one.layers_edge for one in answers], [one.forward_edge for one in answers]),
-                    ("cloud", [one.layers_cloud for one in answers], [one.forward_cloud for one in answers]),
+                    ("edge", [folded(one.layers_edge, depth) for one in answers], [a.forward_edge for a in answers]),
+                    ("cloud", [folded(one.layers_cloud, depth) for one in answers], [a.forward_cloud for a in answers]),
                 )
             ]
         if answers:

@@ -165,7 +165,7 @@ def _run(
     )
     # The text first: a disk that is full by now costs the file, and not this, too.
     if report.answered or not (report.gave_up or report.interrupted):
-        print(report.as_text(layers=options.layers), flush=True)
+        print(report.as_text(options.layers, options.depth), flush=True)
         if not is_default(lifecycle):
             print("\n" + "\n".join(lines(lifecycle)), flush=True)
     if options.json:

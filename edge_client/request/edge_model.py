@@ -212,9 +212,7 @@ class EdgeModel:
                 module, weights = self.spec.load_mapped()
                 self.only_head = OnlyHead(choice.only_head, module, weights)
             example = example or self.spec.example(device)
-        self.wrapped = WrappedModel(
-            module, depth=choice.depth, metrics=metrics, lifecycle=self.lifecycle, loads=self.only_head
-        )
+        self.wrapped = WrappedModel(module, metrics=metrics, lifecycle=self.lifecycle, loads=self.only_head)
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
         self.example = example
         self.find = classes_of(holder_modules(module))

@@ -463,6 +463,7 @@ def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress:
         wanted.codec,
         codecs=wanted.measured,
         books=wanted.books,
+        depth=loaded.choice.depth,
     )
     with bar("profiling", None, progress) as advance:
         return profile_edge(
@@ -539,7 +540,7 @@ class _RealRequests:
             connection=ConnectionOptions(credentials=credentials),
         )
         self._call = Call(loaded.args, loaded.kwargs)
-        self._names = [EDGE_ONLY, *cuts_to_ask([one.name for one in loaded.wrapped.cuts if one.can_split])]
+        self._names = [EDGE_ONLY, *cuts_to_ask([one.name for one in loaded.cuts if one.can_split])]
         self._seconds = CORRECTION_SHARE * wanted.seconds / BATCHES
         self._batches: list[dict[str, float]] = []
 

@@ -23,7 +23,7 @@ from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFa
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
 from shared_hooks.modules import walk
-from shared_hooks.planning import blocks
+from shared_hooks.planning import LayerInfo, blocks
 from shared_hooks.showing import short
 
 AnItem = TypeVar("AnItem", bound=Item)
@@ -42,6 +42,11 @@ class Loaded:
     kwargs: Mapping[str, Any]
     plan_digest: str
 
+    @property
+    def cuts(self) -> list[LayerInfo]:
+        """The places for a cut, of the latest plan, that the choice's `depth` shows."""
+        return list(self.wrapped.plan(*self.args, **self.kwargs).within(self.choice.depth))
+
 
 def name_of(model_id: str) -> str:
     """The id of a served model without its version: "net:2" is a version of "net"."""
@@ -53,7 +58,7 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
 
     spec, device = choice.spec(), choice.set_up()
     args, kwargs = example_of(choice, inputs)
-    wrapped = WrappedModel(spec.load_model(device), depth=choice.depth)
+    wrapped = WrappedModel(spec.load_model(device))
     try:
         return Loaded(choice, spec, wrapped, args, kwargs, wrapped.plan(*args, **kwargs).digest)
     except BaseException as error:

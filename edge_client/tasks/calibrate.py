@@ -401,7 +401,7 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
 def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
     """By name; unless others are named with "input", and without the last layer, after which nothing runs."""
     plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
-    chosen = choose(plan.cuts, cuts, every if cuts is not None else every or 1)
+    chosen = choose(loaded.cuts, cuts, every if cuts is not None else every or 1)
     if cuts is None:
         chosen = [one for one in chosen if one[1] < len(plan.layers) - 1]
     names = [name for name, _ in chosen]

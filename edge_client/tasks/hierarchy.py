@@ -228,7 +228,7 @@ def hierarchy(
     subject = subject_of(model, inputs)
     if subject.choice.device == "auto":  # one forward: nothing here gets faster elsewhere
         subject = replace(subject, choice=replace(subject.choice, device="cpu"))
-    loaded = subject.load(on_inputs=True)
+    loaded = subject.load(on_inputs=True, shallow=True)
     with loaded.wrapped as wrapped:
         layer = None if split is None else cut_at(str(split), loaded)
         plan = wrapped.plan(*loaded.args, **loaded.kwargs)

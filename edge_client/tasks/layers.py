@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edge_client.screen.text import printable, size, table
@@ -57,6 +57,8 @@ class Layers(Tabular):
     weight_bytes: int
     containers: Mapping[str, str] = field(default_factory=dict)
     """Class names of the modules that hold layers, by path."""
+    depth: int | None = None
+    """How many levels of modules `text` and `rows` show; None: all."""
 
     shown = {  # noqa: RUF012
         "layer_id": "id",
@@ -105,8 +107,17 @@ class Layers(Tabular):
             f"{size(self.weight_bytes)} of weights, {self.macs:,} multiply-accumulates in layers"
         )
 
+    def _shows(self, name: str) -> bool:
+        return self.depth is None or name.count(".") < self.depth
+
     def rows(self) -> list[Row]:
         worse = self.dominated
+        ends = {end: name for name, end in self._ends.items() if self._shows(name)}
+        shown = [
+            one if self._shows(one.name) else replace(one, name=ends[number], layer_type=self.containers[ends[number]])
+            for number, one in enumerate(self.layers)
+            if self._shows(one.name) or number in ends
+        ]
         return [
             {
                 "layer_id": one.layer_id,
@@ -123,7 +134,7 @@ class Layers(Tabular):
                 "is_block": one.is_block,
                 "worse": one.name in worse,
             }
-            for one in self.layers
+            for one in shown
         ]
 
     @property
@@ -174,15 +185,17 @@ class Layers(Tabular):
                 common += 1
             for depth in range(common, len(parents)):
                 parent = parents[depth]
+                if not self._shows(parent):
+                    break
                 rows.append(self._row(parent, depth, self.layers[ends[parent]], worse, is_header=True))
                 printed.add(ends[parent])
             shown = parents
-            if one.is_block and number in printed:  # its row stands above its layers
+            if (one.is_block and number in printed) or not self._shows(one.name):  # its row stands above its layers
                 continue
             rows.append(self._row(f"{path}{mark}{call}", len(parents), one, worse, is_header=False))
         headers = ["id", "name", "type", "output", "parameters", "MACs", "crosses", "cut"]
         lines = [table(headers, rows, right=(0, 4, 5, 6)), "", self.title()]
-        if worse:
+        if any(map(self._shows, worse)):
             lines.append(
                 "worse: more bytes cross than at the end of the block, and sending them takes longer than running to\n"
                 "there (up to 1 Gbit/s, on an edge of 1 G multiply-accumulates a second or more)"
@@ -194,7 +207,7 @@ class Layers(Tabular):
         kind = self.containers.get(name, "") if is_header else one.layer_type
         own = is_header and not (one.is_block and one.name == name)
         cut = "yes" if one.can_split else f"no: {printable(one.reason)}"
-        if own:
+        if own and self._shows(one.name):
             cut = f"= {printable(one.name)}" if one.can_split else "no"
         elif one.name in worse:
             cut = "worse"
@@ -243,7 +256,8 @@ def layers(model: Model, inputs: Any = None) -> Layers:
         parameters = sum(one.numel() for one in wrapped.model.parameters())
         containers = {path: type(one).__name__ for path, one in wrapped.model.named_modules()}
         weights = sum(one.nbytes for one in (*wrapped.model.parameters(), *wrapped.model.buffers()))
-    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters, weights, containers)
+    shown = loaded.choice.depth
+    return Layers(loaded.spec.model_id, loaded.plan_digest, known, parameters, weights, containers, shown)
 
 
 def explain(model: Model, cut: str | int, inputs: Any = None) -> Explanation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -319,7 +319,7 @@ def _edge(subject: Subject, how: ProfileOptions, table: LossTable | None, show: 
             loaded.spec.model_id,
             loaded.args,
             loaded.kwargs,
-            how,
+            replace(how, depth=loaded.choice.depth),
             files=_some([one.item.path for one in subject.inputs if one.item is not None]),
             prepare=loaded.spec.preprocess,
             on_progress=counted(advance, how.seconds),

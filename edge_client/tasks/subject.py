@@ -249,17 +249,17 @@ class Subject:
         if not isinstance(self.spec, ModuleSpec):
             resolve(self.spec.factory, self.spec.folder, f"{self.spec.origin}: factory")
 
-    def load(self, *, on_inputs: bool = False) -> Loaded:
+    def load(self, *, on_inputs: bool = False, shallow: bool = False) -> Loaded:
         """The model, wrapped and planned: on the spec's example, which is what a server measures, too; without one, or
         with ``on_inputs``, on the first input that can be. Raises what reading or planning raises, SpecError for
-        nothing to plan on.
+        nothing to plan on. ``shallow``: layers are the choice's `depth` deep, for what no server has a part in.
         """
         device = self.choice.set_up()
         example = None if on_inputs and self.inputs else self.spec.example(device)
         if example is None and not self.inputs:
             self.check_factory()
             raise SpecError(f"{self.spec.origin}: {NO_EXAMPLE}")
-        wrapped = WrappedModel(self.spec.load_model(device), depth=self.choice.depth)
+        wrapped = WrappedModel(self.spec.load_model(device), depth=self.choice.depth if shallow else None)
         problem: IsthmusError | None = None
         for each in [None] if example is not None else self.inputs:
             inputs: Inputs | None = None

@@ -268,9 +268,7 @@ def sweep(
     with open_journal(str(output)) as journal, ExitStack() as stack:
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
-        chosen = choose(
-            loaded.wrapped.cuts, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every
-        )
+        chosen = choose(loaded.cuts, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every)
         ways = ways_of(chosen, files=all(each.item for each in items), local=local)
         contents = journal.begin(settings_of(how, loaded, items, ways), fresh)
         done = frozenset(contents.done)

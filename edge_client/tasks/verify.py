@@ -118,8 +118,11 @@ def verified(
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     on_cut: Callable[[int, int], None] = lambda done, total: None,
+    depth: int | None = None,
 ) -> Verified:
-    """Asks for each cut once. Raises what the first request raises; later failures are verdicts."""
+    """Asks for each cut once, of modules ``depth`` levels deep. Raises what the first request raises; later failures
+    are verdicts.
+    """
     client.open()
     model = client.wrapped.model
     find = classes_of(holder_modules(model))
@@ -132,7 +135,8 @@ def verified(
     apart = client.unlike
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
     limit = tolerance_between(formats, about, client.device) if apart else 0.0
-    layers = [(-1, WHOLE_THERE), *((one.layer_id, one.name) for one in client.wrapped.cuts)]
+    shown = client.wrapped.plan(*args, **kwargs).within(depth)
+    layers = [(-1, WHOLE_THERE), *((one.layer_id, one.name) for one in shown)]
 
     def all_of_them() -> Iterator[CutVerdict]:
         for number, (layer_id, name) in enumerate(layers):
@@ -259,7 +263,7 @@ def _copy(module: nn.Module, device: torch.device) -> nn.Module:
 def _here(subject: Subject, show: bool) -> Checked:
     module = getattr(subject.spec, "module", None)
     kept = None if module is None else deepcopy(module)  # as it is before it runs
-    loaded = subject.load(on_inputs=True)
+    loaded = subject.load(on_inputs=True, shallow=True)
     with loaded.wrapped as wrapped, bar("cuts", len(wrapped.cuts) + 1, show) as advance:
         cold = partial(loaded.spec.load_model, wrapped.device) if kept is None else partial(_copy, kept, wrapped.device)
         check = partial(wrapped.verify, *loaded.args, on_cut=lambda *_: advance(""), cold=cold, **loaded.kwargs)
@@ -293,10 +297,12 @@ def _through(server: str, subject: Subject, credentials: Credentials | None, sho
     args, kwargs = call if call is not None else subject.inputs[0].read(subject.spec)
     connection = ConnectionOptions(credentials=credentials or Credentials())
     client = EdgeClient(server, subject.choice, "input", connection=connection)
-    with client:
-        client.wrapped.plan(*args, **kwargs)
-        with bar("cuts", 1 + len(client.wrapped.cuts), show) as advance:
-            found = verified(client, args, kwargs, on_cut=lambda done, total: advance("", done=done, total=total))
+    with client, bar("cuts", None, show) as advance:
+
+        def on_cut(done: int, total: int) -> None:
+            advance("", done=done, total=total)
+
+        found = verified(client, args, kwargs, on_cut, subject.choice.depth)
     cuts = [CheckedCut(one.layer_id, one.name, _verdict(one, found), one.reason) for one in found.cuts]
     return Checked(subject.spec.model_id, server, cuts, found)
 

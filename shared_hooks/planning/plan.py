@@ -656,6 +656,14 @@ class Plan:
         both = [*enumerate(self.layers), *enumerate(self.blocks, len(self.paths))]
         return Layers(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
 
+    def within(self, depth: int | None) -> Layers:
+        """Those of `cuts` that are an end of a module at most ``depth`` levels below the model; None: all."""
+        if depth is None:
+            return self.cuts
+        names = self.trace.places.numbers
+        shown = {number for name, number in names.items() if name.count(".") < depth}
+        return Layers(info for info in self.cuts if names[info.name] in shown)
+
     def _refused_because(self, cut: Cut) -> str:
         """Why there is no cut; nothing if there is one."""
         try:

@@ -70,6 +70,8 @@ class ProfileOptions:
     metrics: bool = False
     codecs: tuple[str, ...] = ()
     """Measured beside ``codec``, on the frontiers that its rounds make."""
+    depth: int | None = None
+    """Cuts are ends of modules at most so many levels below the model; None: all."""
     books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
     """By the name of a cut, what the codec "basis" sends its pieces by; beside another codec it is measured only there.
     """
@@ -210,7 +212,8 @@ class Cuts:
         around: Around | None = None,
     ) -> None:
         self._places = plan.cuts
-        self.allowed = _allowed(plan)
+        shown = {one.name for one in plan.within(options.depth)}
+        self.allowed = [one for one in _allowed(plan) if one[0] < 0 or self._places[one[0]].name in shown]
         """(number among the plan's cuts, -1 for "input"; frontier bytes)."""
         self.refused: dict[int, str] = {}
         self._timer = timer

@@ -45,27 +45,21 @@ def test_file(tmp_path: Path) -> None:
         code = "{FACTORY}"
         [models.table]
         factory = "{FACTORY}"
-        depth = 2
         [limits]
         max_request_bytes = 1048576
         drain_seconds = 3
         """,
     )
     config = read_config(file)
-    assert [(entry.spec.model_id, entry.depth) for entry in config.models] == [
-        ("digits", None),
-        ("renamed", None),
-        ("code", None),
-        ("table", 2),
-    ]
+    assert [entry.spec.model_id for entry in config.models] == ["digits", "renamed", "code", "table"]
     assert (config.listen, config.threads) == ("0.0.0.0:7", 3)
     assert config.limits == Limits(max_request_bytes=MIB, drain_seconds=3.0)
 
 
 def test_command_line_goes_over_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, 'listen = "127.0.0.7:7"\ndevice = "cuda"\n[models]\ndigits = "digits"\n')
-    config = given(str(file), "--device", "cpu", "--model", f"mine={FACTORY}", "--depth", "1", "--drain-seconds", "2")
-    assert [(entry.spec.model_id, entry.depth) for entry in config.models] == [("digits", None), ("mine", 1)]
+    config = given(str(file), "--device", "cpu", "--model", f"mine={FACTORY}", "--drain-seconds", "2")
+    assert [entry.spec.model_id for entry in config.models] == ["digits", "mine"]
     assert (config.listen, config.device, config.limits.drain_seconds) == ("127.0.0.7:7", "cpu", 2.0)
 
 
@@ -86,8 +80,8 @@ def test_weights_and_example_of_a_factory(tmp_path: Path) -> None:
         ("workers = -1", "workers: expected at least 1"),
         ("[models]\nx = 3", "models.x: expected a built-in model"),
         ('[models]\nx = "no such thing"', 'models.x: no model "no such thing"'),
-        ("[models.x]\ndepth = 1", "models.x.factory: missing"),
-        ('[models.x]\nfactory = "a:b"\ndepth = -1', "models.x.depth"),
+        ("[models.x]\nseed = 1", "models.x.factory: missing"),
+        ('[models.x]\nfactory = "a:b"\ndepth = 1', "models.x.depth: unknown"),
         ("[limits]\nmax_clients = 0", "limits.max_clients: expected a number above 0"),
         ("[limits]\nhello_seconds = nan", "limits.hello_seconds: expected a number above 0"),
         ("[limits]\ndrain_seconds = inf", "limits.drain_seconds: expected at most"),

@@ -112,7 +112,6 @@ def test_configuration_file(start: Start, edge: WrappedModel, tmp_path: Path) ->
         digits = "digits"
         [models.mine]
         factory = "{Residual.__module__}:Residual"
-        depth = 1
         example.args = [{{shape = [2, 8]}}]
         [limits]
         max_in_flight = 3
@@ -121,11 +120,10 @@ def test_configuration_file(start: Start, edge: WrappedModel, tmp_path: Path) ->
     process = start(str(file), *RESIDUAL)
     with grpc.insecure_channel(f"127.0.0.1:{process.port}") as channel:
         for name in ("residual", "mine"):
-            depth = 1 if name == "mine" else None
-            with WrappedModel(Residual().eval(), depth=depth) as shallow:
-                client = GrpcClient(channel, greet(shallow, name, shallow.plan(torch.zeros(2, 8)).digest, name))
+            with WrappedModel(Residual().eval()) as edge:
+                client = GrpcClient(channel, greet(edge, name, edge.plan(torch.zeros(2, 8)).digest, name))
                 assert client.other("welcome").welcome.max_in_flight == 3
-                ask(client, 1, shallow.forward(torch.ones(2, 8), end=1))
+                ask(client, 1, edge.forward(torch.ones(2, 8), end=1))
                 value(client, 1)
 
 
@@ -136,7 +134,7 @@ def test_configuration_file(start: Start, edge: WrappedModel, tmp_path: Path) ->
         (["--listen", "nowhere"], "HOST:PORT"),
         (["--device", "abacus"], "abacus"),
         (["--threads", "0"], "threads"),
-        (["--depth", "-1"], "depth"),
+        (["--depth", "1"], "depth"),
         (["--weights", "missing.safetensors"], "missing.safetensors"),
         (["--weights", "other=missing.safetensors"], 'no model "other"'),
         (["--model=a=m:f", "--model=b=m:f", "--weights", "x.safetensors"], "say NAME=x.safetensors"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from edge_client import ModelChoice
+import edge_client
+from edge_client import EdgeClient, ModelChoice
 from edge_client.commands.arguments import make_parser
 from edge_client.commands.feed import choice_of
 from edge_client.process import _words_of, local_server
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
+from tests.shipped import IMAGES
 
 
 def test_the_words_of_the_command_line_are_one_choice() -> None:
@@ -24,7 +27,7 @@ def test_the_words_of_the_command_line_are_one_choice() -> None:
 
 def test_a_server_of_ones_own_is_told_the_same() -> None:
     choice = ModelChoice("digits", weights=("a", "b"), selection=Path("c"), depth=2, device="cpu", threads=3)
-    words = "--model digits --device cpu --weights a --weights b --selection c --depth 2 --threads 3".split()
+    words = "--model digits --device cpu --weights a --weights b --selection c --threads 3".split()
     assert _words_of(choice) == words
     with (
         pytest.raises(SpecError, match="by its name or file, not Identity"),
@@ -45,3 +48,24 @@ def test_the_spec_of_a_choice() -> None:
 def test_what_is_no_choice_yet_becomes_one() -> None:
     choice, spec = ModelChoice("digits", device="cpu"), load_spec("digits")
     assert ModelChoice.of(choice) is choice and ModelChoice.of(spec) == ModelChoice(spec)
+
+
+@pytest.fixture(scope="module")
+def digits_server() -> Iterator[str]:
+    with local_server(ModelChoice("digits", threads=1)) as address:
+        yield address
+
+
+@pytest.mark.parametrize("depth", [None, 0, 1, 2])
+def test_a_server_serves_clients_of_any_depth(depth: int | None, digits_server: str) -> None:
+    """It limits what is shown and tried, not where a model may be cut."""
+    choice = ModelChoice("digits", device="cpu", depth=depth)
+    with EdgeClient(digits_server, choice, "stage2.0.conv2") as client:
+        answer = client.infer(IMAGES / "0011_label1.png")
+        assert answer.result[0].label == "1"
+    checked = edge_client.verify(digits_server, choice)
+    assert checked.ok and len(checked.cuts) == {None: 50, 0: 1, 1: 7}.get(depth, len(checked.cuts))
+    rows = edge_client.layers(choice).rows()
+    names = [row["name"] for row in rows]
+    assert depth != 1 or names == ["stem", "stage1", "stage2", "stage3", "pool", "classifier"]
+    assert all(depth is None or name.count(".") < depth for name in names)

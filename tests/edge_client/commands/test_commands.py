@@ -518,7 +518,7 @@ def test_progress_is_one_printable_line(capsys: Captured, monkeypatch: pytest.Mo
     monkeypatch.setattr("edge_client.screen.progress.PLAIN_EVERY_SECONDS", 0.0)
     with progress("server's profile", None) as advance:
         advance("\x1b[31mred\nand more")
-    assert capsys.readouterr().err == "server's profile: 1 \\x1b[31mred and more\n"
+    assert capsys.readouterr().err == "server's profile: 1, \\x1b[31mred and more\n"
 
 
 @pytest.mark.parametrize(

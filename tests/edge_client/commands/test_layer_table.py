@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edge_client.commands.report import layer_table
+from edge_client.commands.report import folded, layer_table
 from shared_hooks import ForwardMetrics, LayerMetrics
 from shared_hooks.metrics.records import Reading
 
@@ -49,3 +49,20 @@ def test_a_head_before_the_first_layer_has_only_what_is_outside() -> None:
 def test_names_from_the_server_cannot_drive_the_terminal() -> None:
     text = layer_table([[LayerMetrics(0, "\x1b[2J", "\x1b]0;x\x07", 1, 1)]], [])
     assert "\x1b" not in text and "\x07" not in text
+
+
+def test_layers_below_the_depth_that_is_shown_are_one_row() -> None:
+    measured = Reading(0.25, "measured", "a meter")
+    names = ["stem", "body.0.conv", "body.0.relu", "body.1", "body.1#2", "head.0"]
+    records = [
+        LayerMetrics(at, name, "Conv2d", 10 * at, 64 + at, cpu_ns=at, energy=measured) for at, name in enumerate(names)
+    ]
+    assert folded(records, None) == records
+    found = folded(records, 1)
+    assert [(one.name, one.layer_id, one.inference_ns, one.cpu_ns, one.energy.value) for one in found] == [
+        ("stem", 0, 0, 0, 0.25),
+        ("body", 4, 100, 10, 1.0),
+        ("head", 5, 50, 5, 0.25),
+    ]
+    assert [one.name for one in folded(records, 2)] == ["stem", "body.0", "body.1", "body.1#2", "head.0"]
+    assert found[1].output_bytes == 68 and found[1].layer_type == "4 layers"

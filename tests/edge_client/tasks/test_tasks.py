@@ -74,7 +74,7 @@ def test_a_plan_names_the_best_cut_and_says_why(planned: Planned) -> None:
     assert planned.explain().startswith(f"{planned.best} wins in latency")
     assert "round trip" in planned.text(5) and "5 of 52 candidates, the best first" in planned.text(5)
     assert planned.best_cut in names and planned.as_dict()["decision"]["best_cut"] == planned.best_cut
-    assert planned.link.quarters is not None
+    assert planned.correction is not None and planned.correction.samples
     assert all(len(line) <= 100 for line in planned.text().splitlines())
     same_frames(planned)
 
