@@ -12,8 +12,6 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import torch
-
 from cloud_server.access.identities import read_identities
 from cloud_server.arguments import doctor, is_loopback
 from cloud_server.config import ModelEntry, ServerConfig
@@ -22,6 +20,7 @@ from cloud_server.fleet.room import placed
 from cloud_server.models import ServedModel
 from cloud_server.options import composed
 from protos import PROTOCOL_VERSION
+from shared_hooks import devices
 from shared_hooks import doctor as checks
 from shared_hooks.doctor import Finding, as_json, contained, counts, ok, report, warning, wrong
 from shared_hooks.errors import IsthmusError
@@ -127,11 +126,11 @@ def _collector(endpoint: str) -> Iterator[Finding]:
 
 
 def _machine(config: ServerConfig) -> Iterator[Finding]:
-    devices, limits = devices_of(config.device), config.limits
-    for device in devices:
-        yield ok("device", f"{device}" + (f", {torch.cuda.get_device_name(device)}" if device.type == "cuda" else ""))
-    threads, workers = set_threads(config.threads), config.workers * len(devices)
-    yield from checks.processor(describe(devices[0]), threads * workers)
+    used, limits = devices_of(config.device), config.limits
+    for device in used:
+        yield ok("device", f"{device}" + ("" if devices.is_host(device) else f", {devices.name_of(device)}"))
+    threads, workers = set_threads(config.threads), config.workers * len(used)
+    yield from checks.processor(describe(used[0]), threads * workers)
     needed = limits.max_pending_bytes + limits.max_answer_bytes + workers * limits.max_tail_bytes
     what = "the limits' requests (max_pending_bytes), answers (max_answer_bytes) and tails (max_tail_bytes)"
     yield from checks.memory(needed, what)

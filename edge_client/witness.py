@@ -24,7 +24,7 @@ from torch import nn
 from edge_client.call import Call
 from edge_client.screen.text import one_line
 from edge_client.transport import now_ns
-from shared_hooks import WrappedModel
+from shared_hooks import WrappedModel, devices
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.forward import context, run_plain
 from shared_hooks.models.inputs import to_device
@@ -179,7 +179,7 @@ class Moment:
         self._put_generators_back()
 
     def _draws(self) -> list[Any]:
-        on_gpu = torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None
+        on_gpu = None if devices.is_host(self._device) else devices.rng_state(self._device)
         return [torch.get_rng_state(), on_gpu, random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002 (models draw from it)
 
     def _put_generators_back(self) -> None:
@@ -188,7 +188,7 @@ class Moment:
         if moved[0]:
             torch.set_rng_state(cpu)
         if moved[1]:
-            torch.cuda.set_rng_state(gpu, self._device)
+            devices.set_rng_state(gpu, self._device)
         if moved[2]:
             random.setstate(python)
         if moved[3]:

@@ -3,6 +3,7 @@
 wrapped       `WrappedModel`
 errors        every error raised on purpose
 sharing       who of many is evicted at a bound
+devices       devices of any kind that torch has
 tensors       values and memory
 config        what users write
 command_line  the parser of both commands

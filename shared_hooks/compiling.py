@@ -23,6 +23,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.modules.attach import shim_of
@@ -61,11 +62,11 @@ class Graphed:
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
         self._lock = threading.Lock()
-        self._graph: torch.cuda.CUDAGraph | None = None
+        self._graph: Any = None
         self._form: Structure = []
         self._inputs: list[torch.Tensor] = []
         self._result: tuple[Structure, list[torch.Tensor]] = [], []
-        self._refused = not torch.cuda.is_available()
+        self._refused = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         form, tensors = flatten((args, kwargs))
@@ -89,23 +90,14 @@ class Graphed:
         )
 
     def _record(self, form: Structure, tensors: list[torch.Tensor]) -> None:
-        device = next((one.device for one in tensors if one.device.type == "cuda"), None)
+        device = next((one.device for one in tensors if devices.has_graphs(one.device)), None)
         if device is None or any(one.device != device for one in tensors):
             self._refused = True
             return
         inputs = [one.clone(memory_format=torch.preserve_format) for one in tensors]
         args, kwargs = unflatten(form, inputs)
         try:
-            stream = torch.cuda.Stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_RUNS):
-                    self._run(*args, **kwargs)
-            torch.cuda.current_stream(device).wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            # other threads go on meanwhile
-            with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
-                result = self._run(*args, **kwargs)
+            graph, result = devices.recorded(device, lambda: self._run(*args, **kwargs), WARM_RUNS)
             self._form, self._inputs, self._result = form, inputs, flatten(result)
             self._graph = graph
         except Exception as error:  # whatever a model does that cannot be recorded
@@ -400,7 +392,7 @@ class CompiledTails:
             self._refuse(tail, tail.why or "no module behind the cut holds others: there is nothing to win")
             return
         for one in tail.compiled.values():
-            one.built(graphs=self._wrapped.device.type == "cuda")
+            one.built(graphs=devices.has_graphs(self._wrapped.device))
         if self._compared(tail, values) and tail.standing is Standing.COMPILING:
             tail.standing, tail.why = Standing.CHECKING, ""
             seconds = time.monotonic() - began
@@ -441,8 +433,7 @@ class CompiledTails:
         return True
 
     def _synchronize(self) -> None:
-        if self._wrapped.device.type == "cuda":
-            torch.cuda.synchronize(self._wrapped.device)
+        devices.synchronize(self._wrapped.device)
 
     def _refuse(self, tail: _Tail, why: str) -> None:
         tail.standing, tail.why, tail.compiled = Standing.REFUSED, why, {}

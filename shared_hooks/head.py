@@ -17,6 +17,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from shared_hooks import devices
 from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, generators
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Frame, HookExitException, Kind, Session, arguments_of, is_mapped, kind_of, name_of
@@ -230,7 +231,7 @@ class Banking:
         slot, capture = crossing.slots[number], self.cutting.captures[number]
         whole, origin = _storage_of(slot, capture, self.found[number].detach())
         views = [whole.as_strided(piece.shape, piece.stride, origin + piece.offset) for piece in slot.pieces]
-        start = 0 if whole.is_cuda else whole.data_ptr() % ALIGN
+        start = whole.data_ptr() % ALIGN if devices.is_host(whole.device) else 0
         return start, tuple(view.clone() if capture.copy else view for view in views)
 
 

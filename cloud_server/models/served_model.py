@@ -32,7 +32,7 @@ from cloud_server.models.engine import (
     room_for,
 )
 from cloud_server.models.weights_guard import WeightsGuard
-from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel
+from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel, devices
 from shared_hooks.batching import Batches
 from shared_hooks.codecs.basis import References, Ring
 from shared_hooks.compiling import CompiledTails
@@ -220,7 +220,7 @@ def bytes_of(model: nn.Module) -> int:
 
 def about(device: torch.device) -> dict[str, str]:
     """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
-    where = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
+    where = platform.machine() if devices.is_host(device) else devices.name_of(device)
     return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}
 
 

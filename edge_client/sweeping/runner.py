@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import torch
-
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
@@ -23,7 +21,7 @@ from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweeping.records import Records, Way, rotated
 from edge_client.sweeping.settings import Entry, Journal
 from edge_client.transport import Times, now_ns
-from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks import EarlyOutput, WrappedModel, devices
 from shared_hooks.errors import Disagreement, HookRefused, InputMismatch
 from shared_hooks.forward import run_plain
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
@@ -225,8 +223,7 @@ def _metrics(wrapped: WrappedModel) -> tuple[Sequence[LayerMetrics], ForwardMetr
 
 
 def _wait(wrapped: WrappedModel) -> None:
-    if wrapped.device.type == "cuda":  # else the device's time would count as what comes next
-        torch.cuda.synchronize(wrapped.device)
+    devices.synchronize(wrapped.device)  # else the device's time would count as what comes next
 
 
 Labels = tuple[str, ...] | None

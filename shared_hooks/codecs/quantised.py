@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shared_hooks import devices
 from shared_hooks.codecs import codec
 from shared_hooks.codecs.codec import Codec, Coded, Grain, Param
 from shared_hooks.codecs.lossless import joined, least, parted
@@ -82,7 +83,7 @@ def _parts(whole: torch.Tensor) -> Iterator[tuple[slice, ...]]:
     """Slices that make up ``whole``, along its first dimension of more than one."""
     axis = next((axis for axis, size in enumerate(whole.shape) if size > 1), 0)
     size = whole.shape[axis]
-    rows = size if whole.is_cuda else max(1, _CHUNK * size // max(1, whole.numel()))
+    rows = size if not devices.is_host(whole.device) else max(1, _CHUNK * size // max(1, whole.numel()))
     for start in range(0, size, rows):
         yield (slice(None),) * axis + (slice(start, start + rows),)
 

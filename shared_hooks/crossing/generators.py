@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from shared_hooks import devices
 from shared_hooks.errors import BadFrame
 
 _lock = threading.RLock()
@@ -126,8 +127,8 @@ def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
     found: dict[str, object] = {}
     if "torch" not in but:
         found["torch"] = _text(torch.get_rng_state())
-    if device.type == "cuda":
-        found[str(device)] = _text(torch.cuda.get_rng_state(device))
+    if not devices.is_host(device):
+        found[str(device)] = _text(devices.rng_state(device))
     if "python" not in but:
         found["python"] = random.getstate()
     if "numpy" not in but:

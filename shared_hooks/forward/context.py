@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.errors import BadFrame, Disagreement
 from shared_hooks.modules import ModuleInfo
 from shared_hooks.tensors import dtype_name, dtype_named, flatten_inputs
 
-_AUTOCAST_DEVICES = ("cpu", "cuda")
+_AUTOCAST_DEVICES = devices.AUTOCAST
 _NOTHING = contextlib.nullcontext()
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_SETTINGS = frozenset({"mkldnn", "cudnn", "attention_kernels"})
@@ -35,7 +36,7 @@ def ambient() -> dict[str, Any]:
 
 def restored(context: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
     """Autocast as it was around the head, whatever is around the tail."""
-    if not context.get("autocast") and not torch.is_autocast_enabled("cpu") and not torch.is_autocast_enabled("cuda"):
+    if not context.get("autocast") and not torch._C._is_any_autocast_enabled():
         return _NOTHING
     return _restored(context)
 
@@ -49,8 +50,8 @@ def _restored(context: dict[str, Any]) -> Iterator[None]:
     for name, dtype in wanted.items():
         if name not in _AUTOCAST_DEVICES or dtype not in _AUTOCAST_DTYPES:
             raise BadFrame(f"malformed description of a cut: autocast of {name!r:.20} to {dtype}")
-        if name == "cuda" and not torch.cuda.is_available():  # torch would go on without it
-            raise Disagreement("the head ran under autocast of CUDA, and this side has no CUDA")
+        if name != "cpu" and not devices.count(name):  # torch would go on without it
+            raise Disagreement(f"the head ran under autocast of {name}, and this side has no such device")
     with contextlib.ExitStack() as stack:
         for device in _AUTOCAST_DEVICES:
             if device in wanted:

@@ -17,6 +17,7 @@ from greenlet import GreenletExit, greenlet
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import devices
 from shared_hooks.errors import PlanMismatch
 from shared_hooks.forward import UNSEEN, Session, uninterrupted
 from shared_hooks.modules import Shim, attach, running
@@ -420,7 +421,7 @@ def _surroundings() -> tuple[Any, ...]:
         torch._C._len_torch_function_stack(),
         torch._C._len_torch_dispatch_stack(),
         torch._C._is_any_autocast_enabled(),
-        torch.cuda.current_stream() if torch.cuda.is_initialized() else None,
+        None if (device := devices.initialized()) is None else devices.current_stream(device),
     )
 
 

@@ -8,7 +8,7 @@ energy       meters, one file a backend
 May import modules, tensors, errors.
 """
 
-from shared_hooks.metrics.measurement import Allocated, CudaMemory, Measurement, gpu_of
+from shared_hooks.metrics.measurement import Measurement, gpu_of
 from shared_hooks.metrics.records import (
     FORWARD_READINGS,
     LAYER_READINGS,
@@ -29,8 +29,6 @@ __all__ = [
     "NOT_SAMPLED",
     "SEARCHING",
     "STATUSES",
-    "Allocated",
-    "CudaMemory",
     "ForwardMetrics",
     "LayerMetrics",
     "Measurement",

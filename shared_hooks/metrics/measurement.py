@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import math
 import time
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 
+from shared_hooks import devices
+from shared_hooks.devices import Allocated
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape, outputs_of
 from shared_hooks.metrics.sampler import Track, Window, sampler
@@ -31,7 +34,7 @@ class HostClock:
 
 
 class StreamClock:
-    """Marks are events on the current stream of a CUDA device, read after the forward: no layer waits for the device.
+    """Marks are events on the current stream of a device, read after the forward: no layer waits for the device.
 
     `settle` waits once, for the last mark; that is also where the events find their place on the host's clock.
     """
@@ -42,8 +45,8 @@ class StreamClock:
         self._zero = 0
 
     def mark(self) -> Any:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
+        event = devices.new_event(self._device, timing=True)
+        event.record(devices.current_stream(self._device))
         return event
 
     def settle(self, began: Any, ended: Any) -> None:
@@ -67,14 +70,7 @@ HOST = HostClock()
 
 def clock_for(device: torch.device) -> Clock:
     """The clock that sees the work of a device."""
-    return StreamClock(device) if device.type == "cuda" else HOST
-
-
-class Allocated(NamedTuple):
-    """Bytes in torch's CUDA allocator: held now, and the most since the process began or somebody reset it."""
-
-    held: int
-    peak: int
+    return StreamClock(device) if devices.has_timers(device) else HOST
 
 
 Outputs = tuple[tuple[torch.Size, torch.dtype], ...]
@@ -99,7 +95,7 @@ class Measurement:
         self.mark = self.clock.mark
         # one thread computes: its own time; several: nobody knows whose, so the process's
         self.cpu = time.thread_time_ns if torch.get_num_threads() == 1 else time.process_time_ns
-        self._memory = None if self.gpu is None else CudaMemory(device)
+        self._memory = partial(devices.allocated, device) if devices.counts_memory(device) else None
         self._layers: list[Marks] = []
         self._memory_before = None if self._memory is None else self._memory()
         self._cpu_began = self._cpu_ended = self.cpu()
@@ -187,26 +183,12 @@ class Measurement:
         )
 
 
-class CudaMemory:
-    """Called for what torch's allocator counts."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._index = torch.cuda.current_device() if device.index is None else device.index
-
-    def __call__(self) -> Allocated:
-        # torch.cuda.memory_allocated flattens and sorts some hundred numbers, for one of them
-        counts = torch.cuda.memory_stats_as_nested_dict(self._index)["allocated_bytes"]["all"]
-        return Allocated(counts["current"], counts["peak"])
-
-
 @functools.cache
 def gpu_of(device: torch.device) -> Gpu | None:
     """The GPU behind a device of torch; None for the processor."""
-    if device.type != "cuda":
+    if devices.is_host(device):
         return None
-    index = torch.cuda.current_device() if device.index is None else device.index
-    uuid = getattr(torch.cuda.get_device_properties(index), "uuid", None)
-    return Gpu(index, "" if uuid is None else f"GPU-{uuid}")
+    return Gpu(*devices.uuid_of(device)) if device.type == "cuda" else Gpu(device.index or 0, str(device))
 
 
 NO_TIME = Reading.unavailable("it took no time")

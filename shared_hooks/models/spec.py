@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.config import kind_of, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, TooLarge
 from shared_hooks.models import images
@@ -87,6 +88,12 @@ class ModelSpec:
             load_weights(model, self.weights, f"{self.origin}: weights")
         if chosen is not None:
             model = chosen.apply(model)
+        place = torch.device(device)
+        for name, one in model.state_dict().items():
+            if devices.refuses(place, one.dtype):
+                raise SpecError(
+                    f'{self.origin}: {name} is {one.dtype}, which {device} does not have; dtype = "float32"'
+                )
         return model.eval().to(device)
 
     def load_mapped(self) -> tuple[nn.Module, MappedWeights]:

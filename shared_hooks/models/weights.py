@@ -23,35 +23,21 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import devices
 from shared_hooks.errors import SpecError, near
 from shared_hooks.state.reach import Dice
 from shared_hooks.tensors import tensors_in
 
 log = logging.getLogger(__name__)
 
-# ``--device auto|cpu|cuda[:n]`` and ``--threads N``, the same on both sides.
+# ``--device auto|cpu|cuda[:n]|mps|xpu|...`` and ``--threads N``, the same on both sides.
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called ``name``; "auto" is the first CUDA device, or the CPU where there is none.
-
-    Raises SpecError for a name of another form, and for a CUDA device that this machine or this torch does not have.
+    """The device called ``name``: a kind that torch has ("cpu", "cuda", "xpu", "mps", a plug-in's), with a number where
+    there are several; "auto" is the first accelerator, or the CPU. Raises SpecError for one that there is not.
     """
-    if name == "cpu":
-        return torch.device("cpu")
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if name == "auto":
-        return torch.device("cuda", 0) if count else torch.device("cpu")
-    kind, colon, index = name.partition(":")
-    if kind != "cuda" or (colon and not (index.isascii() and index.isdigit())):
-        raise SpecError(f'device {name!r} is not known; expected "auto", "cpu", "cuda" or "cuda:N"')
-    if not count:
-        reason = "this torch is built without CUDA" if torch.version.cuda is None else "torch sees no CUDA device"
-        raise SpecError(f'device {name!r} is not available: {reason} (torch {torch.__version__}); use "cpu" or "auto"')
-    number = int(index) if colon else 0
-    if number >= count:
-        raise SpecError(f"device {name!r} is not available: this machine has {count} CUDA device(s), counted from 0")
-    return torch.device("cuda", number)
+    return devices.pick(name)
 
 
 MOST_THREADS = 1024

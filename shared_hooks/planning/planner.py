@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.forward import context, run_plain
@@ -282,8 +283,8 @@ class Planner:
         that find it there.
         """
         weight = self.weight()
-        devices = [weight.device] if weight is not None and weight.is_cuda else []
-        with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        generators = devices.fork_of(None if weight is None else weight.device)
+        with torch.no_grad(), torch.random.fork_rng(**generators):
             buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
             trial.left = self._left
             try:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import torch
 
+from shared_hooks import devices
 from shared_hooks.profiling.timers import Inputs
 from shared_hooks.version import __version__
 from shared_hooks.wrapped import WrappedModel
@@ -36,9 +37,9 @@ def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, An
     device = torch.device(device)
     cpu, cores = processor(root)
     board = _board(root)
-    gpus = [_gpu(index) for index in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    gpus = [_gpu(torch.device(one, at)) for one in devices.kinds() if one != "cpu" for at in range(devices.count(one))]
     serials = [text for text in (_text(root / name) for name in _SERIALS) if text]
-    used = gpus[device.index or 0]["name"] if device.type == "cuda" and gpus else device.type
+    used = device.type if devices.is_host(device) else devices.name_of(device)
     names = serials or [platform.node()]
     return {
         "id": hashlib.blake2b(
@@ -137,9 +138,11 @@ def _os(root: Path) -> str | None:
     return ", ".join(part for part in parts if part) or None
 
 
-def _gpu(index: int) -> dict[str, Any]:
-    about = torch.cuda.get_device_properties(index)
-    return {"name": about.name, "memory_bytes": about.total_memory, "capability": f"{about.major}.{about.minor}"}
+def _gpu(device: torch.device) -> dict[str, Any]:
+    about = devices.properties(device)
+    memory, major, minor = (getattr(about, name, None) for name in ("total_memory", "major", "minor"))
+    capability = None if major is None else f"{major}.{minor}"
+    return {"name": devices.name_of(device), "memory_bytes": memory, "capability": capability}
 
 
 def _text(path: Path) -> str | None:
@@ -158,7 +161,7 @@ def kind(device: torch.device) -> dict[str, str]:
     """``torch``, ``kind`` ("cpu", "cuda NVIDIA H100"), ``processor`` with the vector unit in use, ``threads``."""
     return {
         "torch": str(torch.__version__),
-        "kind": f"cuda {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type,
+        "kind": device.type if devices.is_host(device) else f"{device.type} {devices.name_of(device)}",
         "processor": _processor(),
         "threads": str(torch.get_num_threads()),
     }
@@ -169,7 +172,7 @@ def unlike(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
 
     A GPU's kernels are its own, whatever the processor beside it.
     """
-    names = ("torch", "kind") if mine["kind"].startswith("cuda") else ("torch", "kind", "processor", "threads")
+    names = ("torch", "kind", "processor", "threads") if mine["kind"] == "cpu" else ("torch", "kind")
     differ = [name for name in names if theirs.get(name, mine[name]) != mine[name]]
     return [f"{name} {mine[name]} here, {theirs[name]} there" for name in differ]
 

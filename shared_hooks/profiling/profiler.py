@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from shared_hooks import codecs
+from shared_hooks import codecs, devices
 from shared_hooks.codecs.basis import Basis, Book
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import CutRefused, IsthmusError, SpecError
@@ -369,7 +369,7 @@ class Cuts:
             value = float(self._timer.memory_peak(self._cut(number)))
         except Exception as error:  # the head has just run without the ledger: what fails is the looking
             return Reading.unavailable(f"{type(error).__name__} under inspection")
-        return Reading.measured(value, _CUDA if self._timer.inputs.device.type == "cuda" else NOTE)
+        return Reading.measured(value, _CUDA if devices.counts_memory(self._timer.inputs.device) else NOTE)
 
 
 def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:

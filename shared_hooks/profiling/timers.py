@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from shared_hooks import devices
 from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.crossing import Crossing, EarlyOutput, Parcel, decode
 from shared_hooks.errors import CutRefused
@@ -94,8 +95,7 @@ class Inputs:
 
 def wait_for(device: torch.device) -> None:
     """Until the device has done all that was queued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    devices.synchronize(device)
 
 
 def collect(wrapped: WrappedModel) -> None:
@@ -176,12 +176,12 @@ class HeadTimer:
     def memory_peak(self, cut: int | str) -> int:
         """The most bytes of tensors alive at a time: inputs included, weights not."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
-        if self.inputs.device.type == "cuda":
+        if devices.counts_memory(self.inputs.device):
             own = sum(tensor.numel() * tensor.itemsize for tensor in tensors_in((args, kwargs)))
-            before = torch.cuda.memory_allocated(self.inputs.device) - own
-            torch.cuda.reset_peak_memory_stats(self.inputs.device)
+            before = devices.allocated(self.inputs.device).held - own
+            devices.reset_peak(self.inputs.device)
             self.packed(self.wrapped.head(cut, *args, **kwargs))
-            return torch.cuda.max_memory_allocated(self.inputs.device) - before
+            return devices.allocated(self.inputs.device).peak - before
         model = self.wrapped.model
         with Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs)))) as ledger:
             self.packed(self.wrapped.head(cut, *args, **kwargs))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import devices
 from shared_hooks.forward import (
     FORM_ONLY,
     OVERWRITES,
@@ -336,9 +337,8 @@ def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tens
     generator = kwargs.get("generator")
     if generator is not None:
         return generator.get_state().clone()  # type: ignore[no-any-return]
-    if any(tensor.is_cuda for tensor in arguments_of((tensors,), {})):
-        return torch.cuda.get_rng_state()
-    return torch.get_rng_state()
+    away = next((one.device for one in arguments_of((tensors,), {}) if not devices.is_host(one.device)), None)
+    return torch.get_rng_state() if away is None else devices.rng_state(away)
 
 
 # The memory that outlives a model's forward, put back after runs that are nobody's.

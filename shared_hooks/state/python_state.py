@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.utils._device import DeviceContext
 
+from shared_hooks import devices
 from shared_hooks.state.places import MISSING, Change, ClassEntries, Container, Fetched, fetched_all
 from shared_hooks.state.reach import Reach
 from shared_hooks.state.walk import Walk
@@ -27,7 +28,7 @@ from shared_hooks.tensors import identical
 
 # The settings of the process and of the thread that a forward may change. Random numbers are `dice`'s.
 
-_DEVICES = ("cpu", "cuda")
+_DEVICES = devices.AUTOCAST
 
 
 def _device() -> torch.device | None:

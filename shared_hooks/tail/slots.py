@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shared_hooks import devices
 from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, PathDigest, Slot, TensorForm
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, PlaceholderRead, PlanMismatch
 from shared_hooks.forward import Placeholder
@@ -116,7 +117,7 @@ def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.de
     if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements and not _guarding:
         moved = to_device(pieces[0].reshape(-1), device)
         copied = moved.data_ptr() != pieces[0].data_ptr()  # reshaping alone gives another view of the same memory
-        if (may_use or copied) and (moved.is_cuda or moved.data_ptr() % ALIGN == start):
+        if (may_use or copied) and (not devices.is_host(moved.device) or moved.data_ptr() % ALIGN == start):
             return moved
     whole = _made(slot, start, device)
     for view, piece in zip(slot.pieces, pieces, strict=True):
@@ -128,7 +129,7 @@ def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
     """Zeros: what no piece covers must be nobody's memory."""
     if _guarding and device.type == "cpu":
         return _between_guards(slot, start)
-    front = 0 if device.type == "cuda" else start // slot.dtype.itemsize
+    front = start // slot.dtype.itemsize if devices.is_host(device) else 0
     return torch.zeros(front + slot.elements, dtype=slot.dtype, device=device)[front:]
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.tensors.trees import classes_of, flatten, is_namedtuple, unflatten
 from shared_hooks.tensors.views import View
 
@@ -185,7 +186,7 @@ def room(nbytes: int, device: torch.device) -> torch.Tensor:
     """So many bytes (uint8) of this side's memory, not initialised, from which a copy to ``device`` is fastest. Raises
     what torch raises without memory.
     """
-    made = PINNED.room(nbytes) if device.type == "cuda" else None
+    made = PINNED.room(nbytes) if devices.pins(device) else None
     return torch.empty(nbytes, dtype=torch.uint8) if made is None else made
 
 
@@ -193,27 +194,24 @@ def wait(device: torch.device) -> None:
     """Until the device has done what this thread's stream was given; other streams' work continues. Raises what went
     wrong there.
     """
-    if device.type == "cuda":
-        done = torch.cuda.Event()
-        done.record(torch.cuda.current_stream(device))
-        done.synchronize()
+    devices.wait_for_stream(device)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """On the CPU, complete; itself if it is there. Of the device's work it waits for this thread's stream alone."""
-    if not tensor.is_cuda:
+    if not devices.pins(tensor.device):
         return tensor.cpu()
     plain = tensor.resolve_conj().resolve_neg()
     made = PINNED.room(plain.nbytes) if plain.is_contiguous() else None
     if made is None:
         return tensor.cpu()
     found = made.view(plain.dtype).view(plain.shape)
-    side, made_here = _side(plain.device, "out"), torch.cuda.current_stream(plain.device)
+    side, made_here = _side(plain.device, "out"), devices.current_stream(plain.device)
     side.wait_stream(made_here)
-    with torch.cuda.stream(side):
+    with devices.on_stream(side, plain.device):
         found.copy_(plain, non_blocking=True)
         plain.record_stream(side)
-    done = torch.cuda.Event()
+    done = devices.new_event(plain.device)
     done.record(side)
     done.synchronize()
     return found
@@ -223,10 +221,11 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """On ``device``; itself if it is there. From pinned memory, which must not be written until this thread's stream
     has used the result, nobody waits: the stream does.
     """
-    if device.type != "cuda" or tensor.is_cuda or tensor.nbytes < LEAST_PINNED or not tensor.is_pinned():
+    is_there = tensor.device.type == device.type
+    if not devices.pins(device) or is_there or tensor.nbytes < LEAST_PINNED or not tensor.is_pinned():
         return tensor.to(device)
-    side, used_here = _side(device, "in"), torch.cuda.current_stream(device)
-    with torch.cuda.stream(side):
+    side, used_here = _side(device, "in"), devices.current_stream(device)
+    with devices.on_stream(side, device):
         moved = tensor.to(device, non_blocking=True)
     used_here.wait_stream(side)
     moved.record_stream(used_here)
@@ -235,8 +234,8 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def _side(device: torch.device, way: str) -> Any:
     """The stream of copies one way."""
-    device = torch.cuda.current_stream(device).device  # with its number
+    device = devices.current_stream(device).device  # with its number
     with _making:
         if (device, way) not in _streams:
-            _streams[device, way] = torch.cuda.Stream(device)
+            _streams[device, way] = devices.new_stream(device)
         return _streams[device, way]

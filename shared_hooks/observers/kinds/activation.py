@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.errors import InputMismatch
 from shared_hooks.forward import UNSEEN
 from shared_hooks.modules import running
@@ -223,7 +224,7 @@ class Custom(Observer):
         device = next((tensor.device for _, tensor in parts(output)), torch.device("cpu"))
         inputs = tuple(map(copy_of, inputs)) if self.copy else inputs
         output = copy_of(output) if self.copy else output
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with torch.random.fork_rng(**devices.fork_of(device)):
             try:
                 value = self._worker.run(lambda: self.function(call.module, inputs, output, name), self.timeout, device)
             except Blocked as error:
@@ -253,12 +254,12 @@ class Worker:
             return function()
         done = threading.Event()
         found: list[Any] = []
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        stream = devices.current_stream(device)
 
         def job() -> None:
             running.set(UNSEEN)
             try:
-                with torch.no_grad(), torch.cuda.stream(stream):
+                with torch.no_grad(), devices.on_stream(stream, device):
                     found.append((function(), None))
             except BaseException as error:
                 found.append((None, error))

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from shared_hooks import devices
 from shared_hooks.errors import InputMismatch, UnknownLayer
 from shared_hooks.modules import walk
 from shared_hooks.observers.base import Attachment, Observer, Record
@@ -280,8 +281,8 @@ def _of_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: 
     bound.arguments.update(need_weights=True, average_attn_weights=False)
     # dropout draws random numbers, and zeroes weights
     query = bound.arguments["query"]
-    devices = [query.device] if query.is_cuda else []
-    with torch.random.fork_rng(devices, enabled=module.training and module.dropout > 0):
+    drops = module.training and module.dropout > 0
+    with torch.random.fork_rng(enabled=drops, **devices.fork_of(query.device)):
         found: Any = nn.MultiheadAttention.forward(*bound.args, **bound.kwargs)
     weights: torch.Tensor = found[1]
     return weights

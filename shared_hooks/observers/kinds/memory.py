@@ -13,8 +13,10 @@ import psutil
 import torch
 from torch import nn
 
+from shared_hooks import devices
+from shared_hooks.devices import Allocated
 from shared_hooks.errors import InputMismatch, IsthmusError
-from shared_hooks.metrics import Allocated, CudaMemory, Reading, Track
+from shared_hooks.metrics import Reading, Track
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import ROOT
 from shared_hooks.observers.base import Observer, Record
@@ -118,7 +120,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def _cuda(device: torch.device) -> Allocated | None:
-    return CudaMemory(device)() if device.type == "cuda" else None
+    return devices.allocated(device) if devices.counts_memory(device) else None
 
 
 def _on_cuda(before: Allocated | None, after: Allocated) -> tuple[Reading, Reading, Reading]:

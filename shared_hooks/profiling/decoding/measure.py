@@ -12,6 +12,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from shared_hooks import devices
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling import machine
 from shared_hooks.profiling.decoding.looking import look
@@ -55,8 +56,7 @@ class StepTimer:
         return self._found
 
     def _now(self) -> int:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        devices.synchronize(self._device)
         return time.perf_counter_ns()
 
     def _begin(self, module: nn.Module, args: Any) -> None:

@@ -1,0 +1,247 @@
+"""Devices of any kind that torch has: names, streams, events, memory, random numbers.
+
+Every kind has a module of its own in torch (`torch.cuda`, `torch.xpu`, `torch.mps`, or one that a plug-in brings for
+PrivateUse1), with the same functions under the same names. What one does not have is left out here, by kind: a device
+without streams has one queue, and one without memory counts says nothing. What only CUDA has stands at the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final, NamedTuple
+
+import torch
+
+from shared_hooks.errors import SpecError, near
+
+HOST: Final = ("cpu", "meta")
+NO_FLOAT64: Final = ("mps",)
+"""Kinds without 64-bit floats."""
+
+
+def _has_autocast(kind: str) -> bool:
+    try:
+        torch.is_autocast_enabled(kind)
+        torch.get_autocast_dtype(kind)
+    except (RuntimeError, TypeError):
+        return False
+    return True
+
+
+AUTOCAST: Final = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if _has_autocast(kind))
+"""Kinds whose autocast this torch knows."""
+
+
+def is_host(device: torch.device) -> bool:
+    """Whether its memory is the processor's, and its work done when a call returns."""
+    return device.type in HOST
+
+
+def kinds() -> tuple[str, ...]:
+    """Kinds of devices that this torch and this machine have, the best first; "cpu" last."""
+    found = [kind for kind in ("cuda", "xpu", "mps", _private()) if kind and count(kind)]
+    return (*found, "cpu")
+
+
+def _private() -> str | None:
+    """The name that a plug-in has given to its own kind."""
+    name = torch._C._get_privateuse1_backend_name()
+    return name if hasattr(torch, name) else None
+
+
+def count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    module = getattr(torch, kind, None)
+    if module is None or not getattr(module, "is_available", lambda: False)():
+        return 0
+    return int(getattr(module, "device_count", lambda: 1)())
+
+
+def pick(name: str = "auto") -> torch.device:
+    """The device called ``name``: a kind, with a number after a colon where there are several; "auto": the first of the
+    best kind. Raises SpecError for one that this machine or this torch does not have, with those there are.
+    """
+    there = kinds()
+    if name == "auto":
+        name = there[0]
+    if name == "cpu":
+        return torch.device("cpu")
+    kind, colon, number = name.partition(":")
+    if kind not in there:
+        why = "this torch is built without CUDA" if kind == "cuda" and torch.version.cuda is None else "it is not here"
+        listed = f"there are auto, {', '.join(there)}{near(kind, there)}"
+        raise SpecError(f"device {name!r:.60} is not available: {why} (torch {torch.__version__}); {listed}")
+    if colon and not (number.isascii() and number.isdigit()):
+        raise SpecError(f'device {name!r:.60}: expected "{kind}" or "{kind}:N"')
+    if int(number or 0) >= count(kind):
+        raise SpecError(f"device {name!r} is not available: this machine has {count(kind)} of them, counted from 0")
+    return torch.device(kind, int(number or 0))
+
+
+def name_of(device: torch.device) -> str:
+    """What the maker calls it; the kind where torch does not say."""
+    named = getattr(_module(device), "get_device_name", None)
+    return str(named(device)) if named is not None else device.type
+
+
+def properties(device: torch.device) -> Any:
+    """What torch knows of it; None where it knows nothing."""
+    found = getattr(_module(device), "get_device_properties", None)
+    return None if found is None else found(_index(device))
+
+
+def refuses(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether it has no such numbers."""
+    return device.type in NO_FLOAT64 and dtype in (torch.float64, torch.complex128)
+
+
+# -- work that is queued
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until the device has done all that was queued; nothing on the host."""
+    if not is_host(device):
+        _module(device).synchronize(*(() if device.type == "mps" else (device,)))
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether it has several queues."""
+    return not is_host(device) and hasattr(_module(device), "current_stream")
+
+
+def current_stream(device: torch.device) -> Any:
+    """This thread's; None where there are none."""
+    return _module(device).current_stream(device) if has_streams(device) else None
+
+
+def new_stream(device: torch.device) -> Any:
+    return _module(device).Stream(device)
+
+
+def on_stream(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Work of this thread goes to ``stream`` meanwhile; None: as it does."""
+    return contextlib.nullcontext() if stream is None else _module(device).stream(stream)
+
+
+def new_event(device: torch.device, *, timing: bool = False) -> Any:
+    return _module(device).Event(enable_timing=timing)
+
+
+def has_timers(device: torch.device) -> bool:
+    """Whether its events tell the time between them."""
+    return has_streams(device) and hasattr(_module(device), "Event")
+
+
+def wait_for_stream(device: torch.device) -> None:
+    """Wait until the device has done what this thread's stream was given; others' work continues. Raises what went
+    wrong there.
+    """
+    if has_streams(device):
+        done = new_event(device)
+        done.record(current_stream(device))
+        done.synchronize()
+    else:
+        synchronize(device)
+
+
+# -- memory and random numbers
+
+
+class Allocated(NamedTuple):
+    """Bytes in torch's allocator: held now, and the most since the process began or somebody reset it."""
+
+    held: int
+    peak: int
+
+
+def counts_memory(device: torch.device) -> bool:
+    """Whether torch's allocator tells what is held and the most that was."""
+    return not is_host(device) and hasattr(_module(device), "max_memory_allocated")
+
+
+def allocated(device: torch.device) -> Allocated:
+    """Only of a device that `counts_memory`."""
+    module = _module(device)
+    if device.type == "cuda":  # memory_allocated flattens and sorts some hundred numbers, for one of them
+        counts = module.memory_stats_as_nested_dict(_index(device))["allocated_bytes"]["all"]
+        return Allocated(counts["current"], counts["peak"])
+    return Allocated(module.memory_allocated(device), module.max_memory_allocated(device))
+
+
+def reset_peak(device: torch.device) -> None:
+    """Only of a device that `counts_memory`."""
+    _module(device).reset_peak_memory_stats(device)
+
+
+def fork_of(device: torch.device | None) -> dict[str, Any]:
+    """Arguments of `torch.random.fork_rng`: the processor's generator and this device's are put back."""
+    if device is None or is_host(device):
+        return {"devices": []}
+    return {"devices": [_index(device)], "device_type": device.type}
+
+
+def rng_state(device: torch.device) -> torch.Tensor:
+    """The state of its generator, on the host; of "cpu" the processor's."""
+    if is_host(device):
+        return torch.get_rng_state()
+    found: torch.Tensor = _module(device).get_rng_state(*(() if device.type == "mps" else (device,)))
+    return found
+
+
+def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    if is_host(device):
+        torch.set_rng_state(state)
+    else:
+        _module(device).set_rng_state(state, *(() if device.type == "mps" else (device,)))
+
+
+def initialized() -> torch.device | None:
+    """The current device of the kind that this process has begun to use; None: the processor alone."""
+    for kind in ("cuda", "xpu", _private()):
+        module = getattr(torch, kind, None) if kind else None
+        if module is not None and getattr(module, "is_initialized", lambda: False)():
+            return torch.device(str(kind), module.current_device())
+    return None
+
+
+def _module(device: torch.device) -> Any:
+    return getattr(torch, device.type)
+
+
+def _index(device: torch.device) -> int:
+    index: int | None = device.index
+    return index if index is not None else int(getattr(_module(device), "current_device", lambda: 0)())
+
+
+# -- what only CUDA has: pinned pools, graphs, NVML's numbers
+
+
+def pins(device: torch.device) -> bool:
+    """Whether copies from pinned memory of the host are faster, and go on beside the thread."""
+    return device.type == "cuda"
+
+
+def has_graphs(device: torch.device) -> bool:
+    """Whether kernels can be recorded once and run again as one."""
+    return device.type == "cuda" and torch.cuda.is_available()
+
+
+def recorded(device: torch.device, run: Any, warm_runs: int) -> tuple[Any, Any]:
+    """A graph of what ``run`` does, and its result, whose memory each replay fills again. Raises what torch raises."""
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        for _ in range(warm_runs):
+            run()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    # other threads go on meanwhile
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        result = run()
+    return graph, result
+
+
+def uuid_of(device: torch.device) -> tuple[int, str]:
+    """NVML's number and name of a GPU."""
+    uuid = getattr(torch.cuda.get_device_properties(_index(device)), "uuid", None)
+    return _index(device), "" if uuid is None else f"GPU-{uuid}"
