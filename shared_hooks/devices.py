@@ -79,8 +79,8 @@ def pick(name: str = "auto") -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """What the maker calls it; the kind where torch does not say."""
-    named = getattr(_module(device), "get_device_name", None)
+    """What the maker calls it; the kind where torch does not say, or there is none."""
+    named = getattr(_module(device), "get_device_name", None) if count(device.type) else None
     return str(named(device)) if named is not None else device.type
 
 
