@@ -68,9 +68,10 @@ def pick(name: str = "auto") -> torch.device:
         return torch.device("cpu")
     kind, colon, number = name.partition(":")
     if kind not in there:
-        why = "this torch is built without CUDA" if kind == "cuda" and torch.version.cuda is None else "it is not here"
-        listed = f"there are auto, {', '.join(there)}{near(kind, there)}"
-        raise SpecError(f"device {name!r:.60} is not available: {why} (torch {torch.__version__}); {listed}")
+        why = "is built without CUDA" if kind == "cuda" and torch.version.cuda is None else "finds none here"
+        listed = f"expected auto, {', '.join(there)}"
+        why = f"torch {torch.__version__} {why}; {listed}"
+        raise SpecError(f"device {name!r:.60} is not available: {why}{'.' * bool(alike := near(kind, there))}{alike}")
     if colon and not (number.isascii() and number.isdigit()):
         raise SpecError(f'device {name!r:.60}: expected "{kind}" or "{kind}:N"')
     if int(number or 0) >= count(kind):

@@ -149,7 +149,7 @@ class Explanation:
         return [*rows, *_folded([f"  {step}" for step in self.steps], _STEPS, everything)]
 
 
-_GIVEN = "Told in it, because the other side cannot work it out without data"
+_GIVEN = "Added to it, because the other side cannot work it out without data"
 _GENERATORS = {
     "torch": "torch's random number generator, as it is at the cut",
     "python": "Python's random number generator, as the forward begins",

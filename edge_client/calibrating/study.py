@@ -126,7 +126,7 @@ class _Cut:
     books: dict[float, Books] | None = None
     """By step; None: nothing has been learnt yet."""
     digest: str | None = None
-    """Of the books."""
+    """Identifies the books."""
     seconds: float = 0.0
     """That its measurements took, of which there were ``runs``."""
     runs: int = 0
@@ -448,7 +448,7 @@ class Study:
                         one.restore(tally)
 
     def table(self) -> LossTable:
-        """Of what was measured so far."""
+        """What was measured so far, as a table of losses."""
         assert self.kind is not None
         right, rows = self._whole
         return LossTable(

@@ -162,8 +162,8 @@ def check_json_target(target: str | None) -> None:
 
 
 def folded(records: Sequence[LayerMetrics], depth: int | None) -> list[LayerMetrics]:
-    """Of layers more than ``depth`` levels deep, those in a row of one module at that depth as one: times and energies
-    added, the output of the last.
+    """Add up the layers that are more than ``depth`` levels deep: those in a row of one module at that depth are
+    one, with the sum of times and energies and the output of the last.
     """
     if depth is None:
         return list(records)

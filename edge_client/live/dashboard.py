@@ -219,7 +219,7 @@ LARGEST, LEAST, GROWTH = 256 << 10, 8 << 10, 4
 MEASURABLE_NS: Final = 20e6
 """A round that takes so much longer than one of nothing is large enough."""
 ROUNDS: Final = 3
-"""Of bytes, every `TRAIN_EVERY`; as many newest ones count as `KEPT`."""
+"""How often each size is sent, every `TRAIN_EVERY`; the newest `KEPT` count."""
 KEPT: Final = 9
 
 

@@ -56,7 +56,7 @@ class Correction:
     """
 
     samples: tuple[Sample, ...]
-    """Of cuts."""
+    """One for each cut that was asked."""
     overhead_ns: float
     alone_ns: float = 0.0
 
@@ -94,7 +94,7 @@ class Correction:
 
 
 def cuts_to_ask(names: Sequence[str]) -> list[str]:
-    """Of the names of cuts, in the order of the layers, `CUTS_ASKED` all over the model; fewer where there are not."""
+    """`CUTS_ASKED` of ``names`` (of cuts, in the order of the layers), evenly spread; all where there are fewer."""
     count = min(CUTS_ASKED, len(names))
     return [names[int((number + 0.5) * len(names) / count)] for number in range(count)]
 

@@ -40,7 +40,6 @@ from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
 from shared_hooks.planning import INPUT, Loads
-from shared_hooks.planning.needed import parameters_of_head
 from shared_hooks.tensors import classes_of, flatten, unflatten
 from shared_hooks.tensors.staging import to_host, wait
 
@@ -105,7 +104,7 @@ class OnlyHead(Loads):
             self.layer = INPUT if found is None else found.name  # on another path it has another id
             last = -1 if found is None else names.index(found.name)
             self._until.update(names[: last + 1])
-        self.weights.load(parameters_of_head(self._model, plan, names[last] if last >= 0 else INPUT))
+        self.weights.load(plan.parameters_before(names[last] if last >= 0 else INPUT, self._model))
         for name in names[last + 1 :]:
             plan.refuse(name, f"only the weights up to {self.layer} are loaded")
 

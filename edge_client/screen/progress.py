@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PLAIN_EVERY_SECONDS: Final = 5.0
 KNOWN_AFTER_SECONDS: Final = 1.0
-"""Of work, after which the time left is estimated."""
+"""The time left is estimated after this much work."""
 NOTEBOOK_EVERY_SECONDS: Final = 0.2
 NOTEBOOK_COLUMNS: Final = 90
 BAR: Final = 16

@@ -170,13 +170,13 @@ LEAST_PROBED: Final = 64 << 10
 """Bytes without which goodput is only noise: the slope between two sizes that hardly differ."""
 LONGEST_PAUSE: Final = 0.05
 CORRECTION_ROUNDS: Final = 3
-"""Of real requests, after one that does not count."""
+"""How often each cut is asked, after one request that does not count."""
 CORRECTION_SHARE: Final = 0.5
-"""Of the budget of a profile, for all of them."""
+"""The share of a profile's budget that all real requests may take."""
 SAID_SECONDS: Final = 15.0
 FILE_READINGS: Final = 5
 THREADS_SHARE: Final = 0.1
-"""Of the budget of a profile, for the choice of the number of threads."""
+"""The share of a profile's budget that the choice of the number of threads may take."""
 
 
 @short
@@ -233,7 +233,7 @@ class Gathered:
     warnings: tuple[str, ...] = field(default=())
     codecs: Codecs | None = None
     edge_speed: float = 1.0
-    """Of the device that is planned for, as a multiple of the one that was measured."""
+    """The speed of the device that is planned for, as a multiple of the one that was measured."""
 
     def candidates(
         self,
@@ -365,7 +365,7 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
 
 
 def _of_another_speed(edge: Profile) -> Profile:
-    """Of a device whose speed alone is known: not its joules."""
+    """The profile of a device whose speed alone is known: without joules."""
     unknown = Reading.unavailable("the device that is planned for is not the one that was measured")
     cuts = tuple(replace(cut, energy=unknown) for cut in edge.cuts)
     return replace(edge, whole_energy=unknown, idle_power=unknown, cuts=cuts)

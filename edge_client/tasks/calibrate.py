@@ -302,7 +302,7 @@ def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: flo
 FORMAT: Final = "isthmus calibration 1"
 KEPT_SECONDS: Final = 10.0
 KEPT_SHARE: Final = 0.05
-"""Of the time that has passed: the longer it takes, the more seldom is it written."""
+"""The share of the time that passed which may be spent on writing: a long calibration is written less often."""
 
 
 class _Kept:

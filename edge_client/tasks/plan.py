@@ -296,12 +296,12 @@ def plan(
     second, ``min_accuracy``. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
     profiles' files: not to measure. ``edge_speed``: the plan is for a device with so many times the speed of the one
     that is measured (0.2: five times slower), whose energy is then unknown. ``power``: watts of this machine, (active,
-    idle). ``correct``: a few real requests at two cuts say what every request takes beyond the profiles (None: where
-    both the link and this side are measured). ``repetitions`` and ``seconds`` bound each profile. ``codec="auto"``:
-    every codec at every cut is a candidate, of those with a loss the ones that ``calibration``
-    (`edge_client.calibrate`) shows to lose no more than ``max_loss``. Where the model's choice says no number of
-    threads, the fastest one is chosen first. ``say`` gets lines for people as they come up; warnings are in the
-    result, too.
+    idle). ``correct``: real requests at a few cuts, before and after, say what every request takes beyond the
+    profiles, and how far off predictions are (None: where both the link and this side are measured).
+    ``repetitions`` and ``seconds`` bound each profile. ``codec="auto"``: every codec at every cut is a candidate, of
+    those with a loss the ones that ``calibration`` (`edge_client.calibrate`) shows to lose no more than ``max_loss``.
+    Where the model's choice says no number of threads, the fastest one is chosen first. ``say`` gets lines for people
+    as they come up; warnings are in the result, too.
 
     Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.

@@ -29,7 +29,7 @@ from shared_hooks.observers.thumbnails import Texts, is_thumbnail
 from shared_hooks.wrapped import WrappedModel
 
 GROUP = "isthmus.observers"
-"""Of entry points: name -> what makes an `Observer` when it is called."""
+"""The group of entry points: name -> what makes an `Observer` when it is called."""
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
 MAX_IDS = 64

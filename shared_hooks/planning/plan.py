@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
-from shared_hooks.modules import ModuleInfo
+from shared_hooks.modules import ROOT, ModuleInfo
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
@@ -663,6 +663,29 @@ class Plan:
         names = self.trace.places.numbers
         shown = {number for name, number in names.items() if name.count(".") < depth}
         return Layers(info for info in self.cuts if names[info.name] in shown)
+
+    def parameters_before(self, cut: Cut, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of ``model`` that a run up to ``cut`` reads or may read: those that its operations were given,
+        and those of every module that it enters. Raises `UnknownLayer`.
+        """
+        if self.place(cut) < 0:
+            return []
+        trace, end = self.trace, self.position(cut)
+        touched = {value.storage for op in trace.ops if op.seq <= end for value in op.args}
+        for event in trace.events:
+            if event.seq <= end:
+                touched.update(storage for storage, _ in (*event.reads, *event.overwrites))
+                touched.update(event.writes, event.handed)
+        entered: set[int] = set()
+        for call in trace.calls:
+            if call.enter <= end:  # of a call that is not looked into, nobody sees which modules it runs
+                module = model if call.path == ROOT else model.get_submodule(call.path)
+                entered.update(map(id, module.parameters(recurse=call.opaque or not call.has_child)))
+        return [
+            parameter
+            for parameter, storage in zip(model.parameters(), trace.weights, strict=True)
+            if storage in touched or id(parameter) in entered
+        ]
 
     def _refused_because(self, cut: Cut) -> str:
         """Why there is no cut; nothing if there is one."""

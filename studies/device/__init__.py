@@ -46,6 +46,9 @@ def _module(made: Any) -> types.ModuleType:
     def of(device: Any = None) -> None:
         return None
 
+    def set_device(device: Any) -> None:
+        made.set_device(device if isinstance(device, int) else torch.device(device).index or 0)
+
     def rng_state(device: Any = NAME) -> torch.Tensor:
         return torch.get_rng_state()
 
@@ -59,7 +62,9 @@ def _module(made: Any) -> types.ModuleType:
         manual_seed_all=lambda seed: None,
         device_count=made.device_count,
         current_device=made.current_device,
-        set_device=lambda device: made.set_device(torch.device(device).index or 0 if isinstance(device, str) else device),
+        set_device=lambda device: made.set_device(
+            torch.device(device).index or 0 if isinstance(device, str) else device
+        ),
         synchronize=of,
         get_device_name=lambda device=None: "a device that is none",
         get_rng_state=rng_state,

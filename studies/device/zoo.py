@@ -3,9 +3,9 @@
     python -m studies.device                        # some minutes
     python -m studies.device --every --json docs/results/device.json
 
-A model whose own forward does not run there (it makes tensors on the host, or uses a kernel that the device lacks) is left
-out, and counted. A touch of the device's memory by the host ends the process that does it: it is counted as a fault of
-its model, and the others go on in another process.
+A model whose own forward does not run there (it makes tensors on the host, or uses a kernel that the device lacks) is
+left out, and counted. A touch of the device's memory by the host ends the process that does it: it is counted as a
+fault of its model, and the others run in another process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import argparse
 import json
 import multiprocessing
 import signal
-import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ SECONDS = 120.0
 """Of one model, before it counts as hung."""
 
 
-def judged(number: int, every: bool) -> dict[str, Any]:
-    """One model of the zoo. ``state``: "exact", "left out", "wrong", "error"; ``cuts``: how many were tried."""
+def judged(number: int, every: bool, ran: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """One model of the zoo. ``state``: "exact", "left out", "wrong", "error"; ``cuts``: how many were tried. ``ran`` is
+    called when the plain model has run on the device.
+    """
     import torch
 
     import studies.device as device
@@ -45,9 +47,13 @@ def judged(number: int, every: bool) -> dict[str, Any]:
         return to_device(case.inputs(), where)
 
     try:
-        expected = case.run(case.build().to(there), call(there))
+        model = case.build().to(there)
+        expected = case.run(model, call(there))
     except Exception as error:
         return found | {"state": "left out", "why": f"{type(error).__name__}: {error}"[:200]}
+    ran()
+    if not [*model.parameters(), *model.buffers()]:
+        return found | {"state": "left out", "why": "no weight says which device it is on"}
     args, kwargs = call(here)
     with WrappedModel(case.build().to(here)) as edge, WrappedModel(case.build().to(there)) as cloud:
         try:
@@ -73,12 +79,12 @@ def judged(number: int, every: bool) -> dict[str, Any]:
 
 def _work(numbers: list[int], every: bool, out: Any) -> None:
     for number in numbers:
-        out.send(judged(number, every))
+        out.send(judged(number, every, lambda: out.send(None)))
     out.close()
 
 
 def run(numbers: list[int], every: bool, say: Any) -> list[dict[str, Any]]:
-    """In processes of their own, one after the other: each goes on behind the model that ended the last."""
+    """In processes of their own, one after the other: each begins behind the model that ended the last."""
     from tests.zoo import CASES
 
     found: list[dict[str, Any]] = []
@@ -88,18 +94,22 @@ def run(numbers: list[int], every: bool, say: Any) -> list[dict[str, Any]]:
         process = context.Process(target=_work, args=(numbers[len(found) :], every, its), daemon=True)
         process.start()
         its.close()
+        ran = False
         try:
             while len(found) < len(numbers):
                 if not mine.poll(SECONDS):
                     process.kill()
                     raise EOFError
-                found.append(mine.recv())
-                say(found[-1])
+                ran = (one := mine.recv()) is None
+                if one is not None:
+                    found.append(one)
+                    say(one)
         except EOFError:
             process.join()
             code = process.exitcode or 0
             why = signal.Signals(-code).name if code < 0 else f"status {code}"
-            state = {"SIGSEGV": "fault", "SIGBUS": "fault", "SIGKILL": "hung"}.get(why, "died")
+            ends = {"SIGSEGV": "fault", "SIGBUS": "fault", "SIGKILL": "hung"}.get(why, "died")
+            state, why = (ends, why) if ran else ("left out", f"the plain model ends there, too: {why}")
             found.append({"name": CASES[numbers[len(found)]].name, "cuts": 0, "refused": 0, "state": state, "why": why})
             say(found[-1])
         process.join()
@@ -127,4 +137,3 @@ def main() -> int:
     if options.json:
         Path(options.json).write_text(json.dumps({"counts": counts, "cuts": cuts, "models": found}, indent=1) + "\n")
     return 0 if not counts.keys() - {"exact", "left out"} else 1
-

@@ -134,7 +134,6 @@ def test_configuration_file(start: Start, edge: WrappedModel, tmp_path: Path) ->
         (["--listen", "nowhere"], "HOST:PORT"),
         (["--device", "abacus"], "abacus"),
         (["--threads", "0"], "threads"),
-        (["--depth", "1"], "depth"),
         (["--weights", "missing.safetensors"], "missing.safetensors"),
         (["--weights", "other=missing.safetensors"], 'no model "other"'),
         (["--model=a=m:f", "--model=b=m:f", "--weights", "x.safetensors"], "say NAME=x.safetensors"),

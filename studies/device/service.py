@@ -1,0 +1,239 @@
+"""A real server and real clients on a device that is none: everything a service does, once.
+
+    python -m studies.device.service
+
+Each line is one thing that was done and compared bit for bit, or what went wrong. The server is in this process,
+because a device belongs to the process that has loaded it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import studies.device as device
+from cloud_server.config import ServerConfig, read_config
+from cloud_server.core import Core
+from cloud_server.fleet import Fleet, ThisProcess
+from cloud_server.transport import CloudServer
+from edge_client import EdgeClient, ModelChoice, SplitGenerator
+from edge_client.probing import fetch_profile
+from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.errors import IsthmusError
+from shared_hooks.models import load_spec
+from tests.shared_hooks.cutting import through_bytes
+
+SERVED = f"{device.NAME}:0"
+OTHER = f"{device.NAME}:1"
+
+
+@contextmanager
+def serving(on: str = SERVED, more: str = "") -> Iterator[tuple[str, Fleet]]:
+    """A server of the shipped model and a language model on ``on``: its address."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "server.toml"
+        llm = Path("examples/language_model.toml").resolve()
+        observers = '[observers]\nallow = ["activation", "memory", "debug"]\n'
+        file.write_text(f'device = "{on}"\n{observers}[models]\ndigits = "digits"\nlanguage-model = "{llm}"\n{more}')
+        config: ServerConfig = read_config(file)
+        fleet = Fleet(ThisProcess(config), config.models, lambda: read_config(file).models)
+        workers = config.workers * len(config.device.split(","))
+        server = CloudServer(Core(fleet, config.limits, workers, observers=config.observers), "127.0.0.1:0")
+        server.start()
+        try:
+            yield f"127.0.0.1:{server.port}", fleet
+        finally:
+            server.stop(grace=1)
+
+
+def choice(on: str, **more: Any) -> ModelChoice:
+    return ModelChoice("digits", device=on, **more)
+
+
+def image(number: int = 0) -> torch.Tensor:
+    return torch.rand(1, 1, 32, 32, generator=torch.Generator().manual_seed(number))
+
+
+def same(found: torch.Tensor, wanted: torch.Tensor) -> None:
+    if not torch.equal(found.cpu(), wanted.cpu()):
+        raise AssertionError(f"other bits, {(found.cpu() - wanted.cpu()).abs().max()} apart")
+
+
+def requests() -> str:
+    """From the processor and from another device, at cuts all over the model."""
+    count = 0
+    with serving() as (address, _):
+        for on in ("cpu", OTHER, SERVED):
+            with EdgeClient(address, choice(on), "input") as client:
+                client.infer(image())
+                for place in client.wrapped.cuts[::7]:
+                    answer = client.infer(image(count), split=place.name)
+                    same(answer.output, client.infer(image(count), split="edge-only").output)
+                    count += 1
+    return f"{count} requests from the processor and two devices"
+
+
+def many() -> str:
+    """Several under way, from several clients at once."""
+    errors: list[BaseException] = []
+    with serving() as (address, _):
+
+        def ask(number: int) -> None:
+            try:
+                with EdgeClient(address, choice(OTHER), "stage2.0.conv2") as client:
+                    images = [image(100 * number + one) for one in range(16)]
+                    for given, answer in zip(images, client.infer_many(images), strict=True):
+                        same(answer.output, client.infer(given, split="edge-only").output)
+            except BaseException as error:
+                errors.append(error)
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(3)]
+        for one in (*threads,):
+            one.start()
+        for one in threads:
+            one.join()
+    if errors:
+        raise errors[0]
+    return "48 requests of three clients, as many under way as fit"
+
+
+def batches() -> str:
+    """Requests that allow it are computed together."""
+    together = 0
+    with serving(more="[limits]\nmax_batch_size = 8\nmax_queue_delay_microseconds = 20000\n") as (address, _):
+        clients = [EdgeClient(address, choice(OTHER), "stage2.0.conv2", exact=False, metrics=False) for _ in range(4)]
+        for client, _ in itertools.product(clients, range(3)):
+            client.infer(image())
+        for _ in range(6):
+            pending = [client.submit(image(number)) for number, client in enumerate(clients)]
+            for number, one in enumerate(pending):
+                answer = one.result()
+                together = max(together, answer.company)
+                wanted = clients[0].infer(image(number), split="edge-only").output
+                torch.testing.assert_close(answer.output.cpu(), wanted.cpu())
+        for client in clients:
+            client.close()
+    return f"up to {together} requests computed as one"
+
+
+def looks() -> str:
+    """Layer metrics and observers of both sides."""
+    names = ["activation", "memory", "debug"]
+    with serving() as (address, _), EdgeClient(address, choice(OTHER), "stage2", observers=names) as client:
+        answer = client.infer(image())
+        same(answer.output, client.infer(image(), split="edge-only").output)
+    layers = len(answer.layers_edge) + len(answer.layers_cloud)
+    seen = sum(len(one["activation"]["records"]) for one in answer.observations.values())
+    failures = sum(found["failures"] for one in answer.observations.values() for found in one.values())
+    if failures or not layers or not seen:
+        raise AssertionError(f"{layers} layers, {seen} records, {failures} failures: {answer.observations}")
+    return f"{layers} layers measured, {seen} records of observers"
+
+
+def profiles() -> str:
+    """The server's own, by request."""
+    with serving() as (address, _):
+        data = fetch_profile(address, "digits", 1, 2, 3.0)
+    return f"{len(data['cuts'])} cuts measured on {data['machine']['device']}"
+
+
+def generation() -> str:
+    """Greedy and sampled, against the whole model on the same device."""
+    spec = load_spec("examples/language_model.toml")
+    words = torch.tensor([[5, 9, 2, 7]])
+    with (
+        serving() as (address, _),
+        EdgeClient(address, ModelChoice("examples/language_model.toml", device=OTHER)) as client,
+    ):
+        whole = spec.load_model(OTHER)
+        wanted = whole.generate(words.to(OTHER), max_new_tokens=8, do_sample=False)
+        with SplitGenerator(client, "model.layers.2", answer=("least",)) as generator:
+            found = generator.generate(words.to(OTHER), max_new_tokens=8, do_sample=False)
+    same(found, wanted)
+    return f"{found.shape[1] - 4} tokens, equal"
+
+
+def middles() -> str:
+    """Three parts on three devices."""
+    spec = load_spec("digits")
+    edge, relay, cloud = (WrappedModel(spec.load_model(on)) for on in (OTHER, SERVED, "cpu"))
+    early = through_bytes(edge.forward(image().to(OTHER), end="stage1.1"))
+    between = relay.forward(early, end="stage2.1")
+    same(cloud.forward(EarlyOutput.from_bytes(between.to_bytes())), edge.whole(image().to(OTHER)))
+    return "a chain over two devices and the processor"
+
+
+def replicas() -> str:
+    """A replica on each of two devices; unloaded and loaded again."""
+    both, cut = f"{SERVED},{OTHER}", "stage2.0.conv2"
+    with serving(both) as (address, fleet), EdgeClient(address, choice("cpu"), cut) as client:
+        wanted = client.infer(image(), split="edge-only").output
+        for _ in range(6):
+            same(client.infer(image()).output, wanted)
+        fleet.unload("digits")
+        fleet.load("digits")
+        same(client.infer(image()).output, wanted)
+    return "two replicas, unloaded and loaded"
+
+
+def memory_runs_out() -> str:
+    """The request fails by name, and the next one is answered."""
+    made = device.load()
+    with serving() as (address, _), EdgeClient(address, choice("cpu"), "stage2.0.conv2") as client:
+        wanted = client.infer(image(), split="edge-only").output
+        client.infer(image())
+        made.set_limit(made.memory_allocated())
+        try:
+            client.infer(image())
+            raise AssertionError("a request was answered without memory")
+        except IsthmusError as error:
+            said = f"{type(error).__name__}: {error}"
+        finally:
+            made.set_limit(1 << 40)
+        same(client.infer(image()).output, wanted)
+    return said[:90]
+
+
+CHECKS: dict[str, Callable[[], str]] = {
+    "requests": requests,
+    "many under way": many,
+    "batches": batches,
+    "metrics and observers": looks,
+    "profiles": profiles,
+    "generation": generation,
+    "middle parts": middles,
+    "replicas, unload, load": replicas,
+    "out of memory": memory_runs_out,
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=CHECKS, metavar="NAME")
+    parser.add_argument("--debug", action="store_true")
+    options = parser.parse_args()
+    device.load()
+    failed = 0
+    for name in options.only or CHECKS:
+        try:
+            print(f"{name}: {CHECKS[name]()}", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)
+            if options.debug:
+                traceback.print_exc()
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

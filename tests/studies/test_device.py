@@ -1,0 +1,37 @@
+"""The engine and the service on a device that is none, whose memory the host may not touch."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.docs.pages import ROOT
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("c++") and shutil.which("ninja")), reason="needs a C++ compiler and ninja to build the device"
+)
+MODELS = [
+    "residual",
+    "hf_bert",
+    "unet",
+    "inplace_relu",
+    "channels_last",
+    "transformer_encoder",
+    "masked_scatter",
+    "vit_like",
+]
+
+
+@needs_compiler
+def test_heads_and_tails_on_two_devices_and_a_service_between() -> None:
+    """One process after the other: the first one builds the device."""
+    for words in (["--only", *MODELS], ["--only", "requests", "metrics and observers", "generation", "out of memory"]):
+        module = "studies.device" if words[1] in MODELS else "studies.device.service"
+        done = subprocess.run(
+            [sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "exact" in done.stdout or "tokens, equal" in done.stdout
