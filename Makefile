@@ -79,7 +79,7 @@ help:
 	@echo "make generation  generate() of the models of transformers split, against the same in one process; an hour"
 	@echo "make compose the containers of deploy/docker-compose.yml, built, run, looked into and taken down (a Docker engine)"
 	@echo "make manifests  the files for Kubernetes, systemd and Compose, by kubectl, systemd-analyze and Compose"
-	@echo "make device  the zoo on a device that is none, built with a C++ compiler"
+	@echo "make device  the service and the zoo on a device that is none, built with a C++ compiler"
 	@echo "make docs    the site of the documentation: build/site/index.html"
 	@echo "make docs-update  what pages show of commands' outputs, as it comes out now"
 	@echo "make protos  regenerate the code of the wire"
@@ -135,6 +135,7 @@ ray: $(DEV)
 	$(PY) -m studies.ray $(RAY_FLAGS)
 
 device: $(DEV)
+	$(PY) -m studies.device.service
 	$(PY) -m studies.device $(DEVICE_FLAGS)
 
 cameras: $(DEV)

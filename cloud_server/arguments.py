@@ -75,7 +75,7 @@ def parser() -> Parser:
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
     made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
-    made.add_argument("--device", metavar="auto|cpu|cuda[:N][,...]", help="default auto; of several, each")
+    made.add_argument("--device", metavar="auto|cpu|KIND[:N][,...]", help="KIND: cuda, xpu, mps; of several, each")
     made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
     text = "weights in memory, on each device, such as 8GiB; models that are used least give way; default: no bound"
     made.add_argument("--memory-budget", type=_bytes, dest="max_model_bytes", metavar="SIZE", help=text)

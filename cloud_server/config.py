@@ -2,7 +2,7 @@
 
 listen = "127.0.0.1:50051"           # HOST:PORT; port 0 = any free one
 reuse_port = true                    # another server may listen there, too (docs/operations.md); absent = false
-device = "auto"                      # auto, cpu, cuda, cuda:N; "cuda:0,cuda:1": models are on each (docs/operations.md)
+device = "auto"                      # auto, cpu, cuda, xpu, mps, cuda:N; "cuda:0,cuda:1": each (docs/operations.md)
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
 workers = 1                          # tails computed at a time, on each device
 worker_processes = false             # each in a process of its own; absent = if there are several

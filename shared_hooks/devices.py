@@ -124,6 +124,11 @@ def on_stream(stream: Any, device: torch.device) -> contextlib.AbstractContextMa
     return contextlib.nullcontext() if stream is None else _module(device).stream(stream)
 
 
+def pins(device: torch.device) -> bool:
+    """Whether copies from pinned memory of the host are faster, and run beside the thread."""
+    return has_streams(device) and device.type in ("cuda", "xpu", _private())
+
+
 def new_event(device: torch.device, *, timing: bool = False) -> Any:
     return _module(device).Event(enable_timing=timing)
 
@@ -214,12 +219,7 @@ def _index(device: torch.device) -> int:
     return index if index is not None else int(getattr(_module(device), "current_device", lambda: 0)())
 
 
-# -- what only CUDA has: pinned pools, graphs, NVML's numbers
-
-
-def pins(device: torch.device) -> bool:
-    """Whether copies from pinned memory of the host are faster, and go on beside the thread."""
-    return device.type == "cuda"
+# -- what only CUDA has: graphs, NVML's numbers
 
 
 def has_graphs(device: torch.device) -> bool:

@@ -544,7 +544,7 @@ def make_parser() -> Parser:
         "module:callable; the same on both sides",
     )
     model.add_argument("--depth", type=_count, metavar="N", help="how many levels of modules to descend (default: all)")
-    model.add_argument("--device", default="auto", metavar="auto|cpu|cuda[:n]", help="(default: auto)")
+    model.add_argument("--device", default="auto", metavar="auto|cpu|KIND[:N]", help="cuda, xpu, mps (default: auto)")
     model.add_argument("--threads", type=_count, metavar="N", help="threads within one operation (default: torch's)")
     model.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
     model.add_argument("--no-progress", action="store_true", help="no progress on standard error")

@@ -1,11 +1,13 @@
 // A device that is none: memory of its own that the host may not touch, CPU kernels behind it, two devices of it.
 //
 // Every allocation lies in pages without access. They are opened while a copy or a kernel of this device runs, and closed
-// again: a read or write by the host in between ends the process. Kernels are torch's own for the CPU, on copies.
+// again: a read or write by the host in between ends the process. Kernels are torch's own for the CPU, on copies. What they
+// read and write is checked against streams, events and waits: order.h.
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_copy_from_and_resize.h>
 #include <ATen/ops/as_strided_native.h>
@@ -21,12 +23,9 @@
 #include <torch/extension.h>
 #include <torch/library.h>
 
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <atomic>
-#include <map>
-#include <mutex>
+
+#include "order.h"
 
 namespace {
 
@@ -39,10 +38,10 @@ std::atomic<int64_t> held{0}, peak{0}, limit{int64_t(1) << 40}, copies{0}, kerne
 
 struct Block {
   size_t nbytes;
+  order::Uses uses;
   int open = 0;
 };
 
-std::mutex lock;
 std::map<char*, Block> blocks;  // by where they begin
 
 size_t pages(size_t nbytes) {
@@ -50,20 +49,26 @@ size_t pages(size_t nbytes) {
   return ((nbytes ? nbytes : 1) + page - 1) / page * page;
 }
 
-// Opens the block that an address lies in, for as long as it lives.
+Block* block_of(const at::Tensor& tensor, char** begin) {
+  if (tensor.device().type() != KIND || !tensor.storage().nbytes()) return nullptr;
+  auto found = blocks.upper_bound(static_cast<char*>(tensor.storage().mutable_data()));
+  TORCH_CHECK(found != blocks.begin(), "memory that is not this device's");
+  *begin = (--found)->first;
+  return &found->second;
+}
+
+// Opens the memory of a tensor, for as long as it lives.
 class Open {
  public:
   explicit Open(const at::Tensor& tensor) {
-    if (tensor.device().type() != KIND || !tensor.storage().nbytes()) return;
-    std::lock_guard<std::mutex> held_lock(lock);
-    auto found = blocks.upper_bound(static_cast<char*>(tensor.storage().mutable_data()));
-    TORCH_CHECK(found != blocks.begin(), "memory that is not this device's");
-    begin_ = (--found)->first;
-    if (found->second.open++ == 0) mprotect(begin_, found->second.nbytes, PROT_READ | PROT_WRITE);
+    const order::Held now(order::lock);
+    Block* found = block_of(tensor, &begin_);
+    if (!found) return;
+    if (found->open++ == 0) mprotect(begin_, found->nbytes, PROT_READ | PROT_WRITE);
   }
   ~Open() {
     if (!begin_) return;
-    std::lock_guard<std::mutex> held_lock(lock);
+    const order::Held now(order::lock);
     auto& block = blocks.at(begin_);
     if (--block.open == 0) mprotect(begin_, block.nbytes, PROT_NONE);
   }
@@ -74,9 +79,10 @@ class Open {
 };
 
 void freed(void* address) {
-  std::lock_guard<std::mutex> held_lock(lock);
+  const order::Held now(order::lock);
   auto found = blocks.find(static_cast<char*>(address));
   if (found == blocks.end()) return;
+  order::freed(found->second.uses);
   held -= found->second.nbytes;
   munmap(address, found->second.nbytes);
   blocks.erase(found);
@@ -92,8 +98,8 @@ struct Memory final : c10::Allocator {
     TORCH_CHECK(made != MAP_FAILED, "mmap failed");
     memset(made, 0xA5, whole);  // never zeros by chance
     mprotect(made, whole, PROT_NONE);
-    std::lock_guard<std::mutex> held_lock(lock);
-    blocks[static_cast<char*>(made)] = Block{whole};
+    const order::Held now(order::lock);
+    blocks[static_cast<char*>(made)] = Block{whole, {order::current_queue(current)}};
     held += whole;
     if (held > peak) peak.store(held);
     return {made, made, &freed, device};
@@ -105,7 +111,48 @@ struct Memory final : c10::Allocator {
 Memory memory;
 REGISTER_ALLOCATOR(KIND, &memory);
 
-// -- which device is current; there is one queue, and what is asked for is done when the call returns
+struct Pinned final : c10::Allocator {
+  c10::DataPtr allocate(size_t nbytes) override {
+    const size_t whole = pages(nbytes);
+    void* made = mmap(nullptr, whole, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK(made != MAP_FAILED, "mmap failed");
+    const order::Held now(order::lock);
+    order::pinned[static_cast<char*>(made)] = {whole, false};
+    return {made, made, &unpinned, c10::Device(c10::DeviceType::CPU)};
+  }
+  static void unpinned(void* address) {
+    const order::Held now(order::lock);
+    const auto found = order::pinned.find(static_cast<char*>(address));
+    if (found == order::pinned.end()) return;
+    found->second.second = true;
+    order::unmap_unused(found->first);
+  }
+  c10::DeleterFnPtr raw_deleter() const override { return &unpinned; }
+  void copy_data(void* to, const void* from, std::size_t nbytes) const override { memcpy(to, from, nbytes); }
+};
+
+Pinned pinned;
+
+struct Hooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return COUNT; }
+  void setCurrentDevice(c10::DeviceIndex device) const override { current = device; }
+  c10::DeviceIndex getCurrentDevice() const override { return current; }
+  c10::DeviceIndex exchangeDevice(c10::DeviceIndex device) const override { return std::exchange(current, device); }
+  c10::DeviceIndex maybeExchangeDevice(c10::DeviceIndex device) const override { return std::exchange(current, device); }
+  bool isPinnedPtr(const void* data) const override {
+    const order::Held now(order::lock);
+    return order::pinned_at(data) != order::pinned.end();
+  }
+  c10::Allocator* getPinnedMemoryAllocator() const override { return &pinned; }
+};
+
+// -- which device and stream are current; events
+
+order::Queue queue_of(const c10::Stream& stream) { return {stream.device_index(), stream.id()}; }
+order::Event& event_of(void* event) { return *static_cast<order::Event*>(event); }
 
 struct Guard final : c10::impl::DeviceGuardImplInterface {
   static constexpr c10::DeviceType static_type = KIND;
@@ -121,8 +168,75 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     current = device.index() < 0 ? current : device.index();
   }
   void uncheckedSetDevice(c10::Device device) const noexcept override { current = device.index() < 0 ? current : device.index(); }
-  c10::Stream getStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return c10::Stream(c10::Stream::DEFAULT, stream.device()); }
+  c10::Stream getStream(c10::Device device) const override {
+    const c10::DeviceIndex index = device.index() < 0 ? current : device.index();
+    return c10::Stream(c10::Stream::UNSAFE, {KIND, index}, order::current[index]);
+  }
+  c10::Stream getDefaultStream(c10::Device device) const override { return c10::Stream(c10::Stream::DEFAULT, device); }
+  c10::Stream getNewStream(c10::Device device, int) const override {
+    static std::atomic<int64_t> made{0};
+    return c10::Stream(c10::Stream::UNSAFE, {KIND, device.index() < 0 ? current : device.index()}, ++made);
+  }
+  c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override { return getNewStream(device, 0); }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    const c10::Stream before = getStream(stream.device());
+    order::current[stream.device_index()] = stream.id();
+    return before;
+  }
+  void record(void** event, const c10::Stream& stream, c10::DeviceIndex, c10::EventFlag) const override {
+    const order::Held now(order::lock);
+    if (!*event) *event = new order::Event;
+    order::launch(queue_of(stream));
+    event_of(*event).clock = order::clocks[queue_of(stream)];
+    event_of(*event).asked = false;
+    event_of(*event).when = std::chrono::steady_clock::now();
+  }
+  void destroyEvent(void* event, c10::DeviceIndex) const noexcept override { delete static_cast<order::Event*>(event); }
+  void block(void* event, const c10::Stream& stream) const override {
+    const order::Held now(order::lock);
+    if (event) order::join(order::clocks[queue_of(stream)], event_of(event).clock);
+  }
+  bool queryEvent(void* event) const override {  // late: not done when it is asked for the first time
+    const order::Held now(order::lock);
+    if (!event) return true;
+    const auto& clock = event_of(event).clock;
+    const bool known = std::all_of(clock.begin(), clock.end(), [](const auto& one) {
+      return order::knows(order::host, one.first, one.second);
+    });
+    if (!known && !std::exchange(event_of(event).asked, true)) return false;
+    order::host_knows(event_of(event).clock);
+    return true;
+  }
+  void synchronizeEvent(void* event) const override {
+    const order::Held now(order::lock);
+    if (event) order::host_knows(event_of(event).clock);
+  }
+  bool queryStream(const c10::Stream& stream) const override {
+    synchronizeStream(stream);
+    return true;
+  }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    const order::Held now(order::lock);
+    order::host_knows(order::clocks[queue_of(stream)]);
+  }
+  void synchronizeDevice(c10::DeviceIndex device) const override {
+    const order::Held now(order::lock);
+    for (const auto& [queue, clock] : order::clocks)
+      if (queue.first == device) order::host_knows(order::Clock(clock));
+  }
+  void recordDataPtrOnStream(const c10::DataPtr& data, const c10::Stream& stream) const override {
+    const order::Held now(order::lock);
+    const auto found = blocks.find(static_cast<char*>(data.get()));
+    if (found != blocks.end()) found->second.uses.recorded.insert(queue_of(stream));
+  }
+  double elapsedTime(void* from, void* to, c10::DeviceIndex) const override {
+    const order::Held now(order::lock);
+    TORCH_CHECK(from && to, "an event that was not recorded");
+    for (void* event : {from, to})
+      for (const auto& [queue, at] : event_of(event).clock)
+        TORCH_CHECK(order::knows(order::host, queue, at), "an event that nobody has waited for has no time");
+    return std::chrono::duration<double, std::milli>(event_of(to).when - event_of(from).when).count();
+  }
   c10::DeviceIndex deviceCount() const noexcept override { return COUNT; }
 };
 C10_REGISTER_GUARD_IMPL(PrivateUse1, Guard);
@@ -154,11 +268,54 @@ at::Tensor seen(const at::Tensor& tensor) {
   return found;
 }
 
-at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool) {
+int index_of(const at::Tensor& tensor) { return tensor.device().index() < 0 ? current : tensor.device().index(); }
+
+void used(const at::Tensor& tensor, const order::Queue& queue, uint64_t at, bool written) {
+  char* begin = nullptr;
+  Block* found = block_of(tensor, &begin);
+  if (!found) return;
+  written ? order::write(found->uses, queue, at) : order::read(found->uses, queue, at);
+}
+
+at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   ++copies;
+  const bool in = self.device().type() != KIND, out = dst.device().type() != KIND;
+  const order::Queue queue = order::current_queue(index_of(in ? dst : self));
+  const bool across = !in && !out && index_of(self) != index_of(dst);
+  const order::Queue other = order::current_queue(index_of(dst));
+  uint64_t at = 0;
+  {  // never held where a tensor may wait for Python's lock
+    const order::Held now(order::lock);
+    if (across) order::join(order::clocks[queue], order::clocks[other]);  // as torch does between two of CUDA's
+    at = order::launch(queue);
+    used(self, queue, at, false);
+    used(dst, queue, at, true);
+    if (across) order::join(order::clocks[other], order::clocks[queue]);
+  }
   const Open from(self), to(dst);
+  const bool late = non_blocking && !order::inside && (in || out);
+  if (late && out && dst.is_contiguous()) {
+    auto found = seen(self).contiguous().to(dst.scalar_type());
+    const char* data = static_cast<const char*>(found.const_data_ptr());
+    char* target = static_cast<char*>(dst.mutable_data_ptr());
+    {
+      const order::Held now(order::lock);
+      order::pending.push_back({queue, at, target, std::vector<char>(data, data + found.nbytes()), true});
+    }
+    memset(target, 0xA5, found.nbytes());
+    return dst;
+  }
   auto target = seen(dst);
   target.copy_(seen(self));
+  if (order::inside) return dst;
+  const order::Held now(order::lock);
+  if (late && in) {  // ordinary memory was read before the call returned
+    const char* data = static_cast<const char*>(self.const_data_ptr());
+    if (order::pinned_at(data) != order::pinned.end() && self.is_contiguous())
+      order::pending.push_back({queue, at, const_cast<char*>(data), std::vector<char>(data, data + self.nbytes()), false});
+  } else if (in || out) {
+    order::host_knows(order::Clock(order::clocks[queue]));
+  }
   return dst;
 }
 
@@ -210,17 +367,30 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage source) {
   return set_source(self, std::move(source), 0, {size}, {});
 }
 
+struct Inside {  // its copies are part of a kernel, which waits for nobody
+  Inside() { ++order::inside; }
+  ~Inside() { --order::inside; }
+};
+
 at::Tensor convolution(const at::Tensor& input, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        c10::SymIntArrayRef stride, c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
                        c10::SymIntArrayRef output_padding, c10::SymInt groups) {
   ++kernels;
+  const Inside kernel;
   const std::optional<at::Tensor> added = bias && bias->defined() ? std::optional<at::Tensor>(bias->cpu()) : std::nullopt;
   return at::convolution_symint(input.cpu(), weight.cpu(), added, stride, padding, dilation, transposed, output_padding, groups)
       .to(input.device());
 }
 
+void record_stream(at::Tensor& self, c10::Stream stream) {
+  const order::Held now(order::lock);
+  char* begin = nullptr;
+  if (Block* found = block_of(self, &begin)) found->uses.recorded.insert(queue_of(stream));
+}
+
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   ++kernels;
+  const Inside kernel;
   at::native::cpu_fallback(op, stack);
 }
 
@@ -234,6 +404,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("set_.source_Storage_storage_offset", &set_source);
   m.impl("set_.source_Storage", &set_storage);
   m.impl("convolution_overrideable", &convolution);
+  m.impl("record_stream", &record_stream);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("unfold", at::native::unfold);
@@ -249,6 +420,14 @@ TORCH_LIBRARY_IMPL(_, PrivateUse1, m) {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
+  at::RegisterPrivateUse1HooksInterface(new Hooks);
+  m.def("current_stream", [](int device) { return order::current[device]; });
+  m.def("set_stream", [](int device, int64_t stream) { order::current[device] = stream; });
+  m.def("synchronize", [](int device) { Guard().synchronizeDevice(device); });
+  m.def("races", [] {
+    const order::Held now(order::lock);
+    return std::exchange(order::races, {});
+  });
   m.def("device_count", [] { return int(COUNT); });
   m.def("current_device", [] { return int(current); });
   m.def("set_device", [](int index) {

@@ -31,6 +31,7 @@ from edge_client.probing import fetch_profile
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
 from shared_hooks.models import load_spec
+from shared_hooks.observers import Custom
 from tests.shared_hooks.cutting import through_bytes
 
 SERVED = f"{device.NAME}:0"
@@ -75,6 +76,8 @@ def requests() -> str:
     with serving() as (address, _):
         for on in ("cpu", OTHER, SERVED):
             with EdgeClient(address, choice(on), "input") as client:
+                if client.device != torch.device(on):
+                    raise AssertionError(f"{client.device} instead of {on}")
                 client.infer(image())
                 for place in client.wrapped.cuts[::7]:
                     answer = client.infer(image(count), split=place.name)
@@ -126,6 +129,28 @@ def batches() -> str:
     return f"up to {together} requests computed as one"
 
 
+def staging() -> str:
+    """Values that are large enough for pinned memory and streams of their own, with more than one codec."""
+    dice = torch.Generator().manual_seed(1)
+    given = [torch.rand(48, 1, 32, 32, generator=dice) for _ in range(4)]
+    given[1][0, 0, 3, 4] = 1e4  # values that a quantiser keeps apart
+    known: dict[Any, torch.Tensor] = {}
+    count = 0
+    with serving() as (address, _):
+        for on, codec in itertools.product(("cpu", OTHER, SERVED), ("raw", "lz4", "int4")):
+            with EdgeClient(address, choice(on), "stem", codec=codec) as client:
+                wanted = [client.infer(one, split="edge-only").output for one in given]
+                for place in ("stem", "stage2.0.conv1", "stage3.0.relu"):
+                    pending = [client.submit(one, split=place) for one in given]
+                    for number, one in enumerate(pending):
+                        answer = one.result().output
+                        same(answer, known.setdefault((codec, place, number), answer))  # the first is the processor's
+                        if codec != "int4":
+                            same(answer, wanted[number])
+                        count += 1
+    return f"{count} requests of up to 3 MB, by pinned memory"
+
+
 def looks() -> str:
     """Layer metrics and observers of both sides."""
     names = ["activation", "memory", "debug"]
@@ -137,6 +162,25 @@ def looks() -> str:
     failures = sum(found["failures"] for one in answer.observations.values() for found in one.values())
     if failures or not layers or not seen:
         raise AssertionError(f"{layers} layers, {seen} records, {failures} failures: {answer.observations}")
+    with EdgeClient(None, choice("cpu"), "edge-only", observers=names) as client:  # the same on the processor
+        known = client.infer(image()).observations
+
+    def records(found: Any) -> dict[Any, Any]:
+        rows = [row for one in found.values() for row in one["activation"]["records"]]
+        return {(row["name"], row["step"], row["part"]): row["mean"] for row in rows}
+
+    mine, theirs = records(answer.observations), records(known)
+    if mine.keys() != theirs.keys() or any(abs(mine[key] - theirs[key]) > 1e-5 for key in mine):
+        raise AssertionError("observers saw other values than on the processor")
+
+    def means(on: str) -> list[float]:
+        model = load_spec("digits").load_model(on)
+        with Custom(lambda module, inputs, output, name: float(output.mean())).attach(model) as custom:
+            model(image().to(on))
+        return [record.value for record in custom.records]
+
+    if means(OTHER) != means("cpu"):
+        raise AssertionError("a function of one's own saw other values than on the processor")
     return f"{layers} layers measured, {seen} records of observers"
 
 
@@ -148,19 +192,22 @@ def profiles() -> str:
 
 
 def generation() -> str:
-    """Greedy and sampled, against the whole model on the same device."""
+    """Against the whole model on the same device; with a codec against an edge on the processor."""
     spec = load_spec("examples/language_model.toml")
-    words = torch.tensor([[5, 9, 2, 7]])
-    with (
-        serving() as (address, _),
-        EdgeClient(address, ModelChoice("examples/language_model.toml", device=OTHER)) as client,
-    ):
-        whole = spec.load_model(OTHER)
-        wanted = whole.generate(words.to(OTHER), max_new_tokens=8, do_sample=False)
-        with SplitGenerator(client, "model.layers.2", answer=("least",)) as generator:
-            found = generator.generate(words.to(OTHER), max_new_tokens=8, do_sample=False)
-    same(found, wanted)
-    return f"{found.shape[1] - 4} tokens, equal"
+    words = torch.randint(3, 40, (1, 48), generator=torch.Generator().manual_seed(2))
+
+    def generated(address: str, on: str, codec: str | None) -> torch.Tensor:
+        with (
+            EdgeClient(address, ModelChoice("examples/language_model.toml", device=on)) as client,
+            SplitGenerator(client, "model.layers.2", answer=("least",), codec=codec) as generator,
+        ):
+            return torch.as_tensor(generator.generate(words.to(on), max_new_tokens=8, do_sample=False))
+
+    with serving() as (address, _):
+        wanted = spec.load_model(OTHER).generate(words.to(OTHER), max_new_tokens=8, do_sample=False)
+        same(generated(address, OTHER, None), wanted)
+        same(generated(address, OTHER, "int8"), generated(address, "cpu", "int8"))
+    return "8 tokens, equal, without and with a codec"
 
 
 def middles() -> str:
@@ -208,6 +255,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "requests": requests,
     "many under way": many,
     "batches": batches,
+    "staging": staging,
     "metrics and observers": looks,
     "profiles": profiles,
     "generation": generation,
@@ -226,7 +274,10 @@ def main() -> int:
     failed = 0
     for name in options.only or CHECKS:
         try:
-            print(f"{name}: {CHECKS[name]()}", flush=True)
+            said = CHECKS[name]()
+            if raced := device.races():
+                raise AssertionError(f"{len(raced)} races, as: {raced[0]}")
+            print(f"{name}: {said}", flush=True)
         except Exception as error:
             failed += 1
             print(f"{name}: FAILED: {type(error).__name__}: {error}", flush=True)

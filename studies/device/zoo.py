@@ -74,6 +74,8 @@ def judged(number: int, every: bool, ran: Callable[[], None] = lambda: None) -> 
         except Exception as error:
             loud = case.loud and isinstance(error, IsthmusError)
             return found | {"state": "left out" if loud else "error", "why": f"{type(error).__name__}: {error}"[:300]}
+    if raced := device.races():
+        return found | {"state": "race", "why": raced[0]}
     return found | {"state": "exact"}
 
 

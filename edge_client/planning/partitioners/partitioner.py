@@ -55,6 +55,7 @@ class Cycle:
         self._turn = 0
 
     def decide(self, situation: Situation) -> Decision:
+        situation = _with_unsteady(situation)
         decision = ByObjective().decide(situation)
         allowed = [one for one in situation.candidates if one.key not in decision.rejected]
         pick = allowed[self._turn % len(allowed)]
@@ -71,6 +72,7 @@ class Fixed:
         wanted = situation.option
         if wanted is None:
             raise SpecError(f"partitioner fixed: name the candidate with {option('partitioner_option')}")
+        situation = _with_unsteady(situation)
         meant = [
             [one for one in situation.candidates if wanted == word(one)]
             for word in (lambda one: one.key, lambda one: one.name, lambda one: str(one.layer_id))
@@ -84,6 +86,11 @@ class Fixed:
         if pick is None:
             raise SpecError(f"partitioner fixed: {found[0].key} is not allowed: {decision.rejected[found[0].key]}")
         return chosen(decision, pick, "fixed")
+
+
+def _with_unsteady(situation: Situation) -> Situation:
+    """The situation for a choice that is not by predictions: what could not be measured steadily counts, too."""
+    return replace(situation, candidates=[replace(one, unsteady="") for one in situation.candidates])
 
 
 def chosen(decision: Decision, winner: Candidate, by: str) -> Decision:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -161,3 +162,13 @@ def test_regression_predicts_a_model_it_was_not_fitted_on(tmp_path: Path) -> Non
         assert one.layer_id is None or one.stages_ns["tail"] >= 0.1 * MS, "decoding and encoding are no layers"
     with pytest.raises(SpecError, match="no profile|none of the files|of the edge|cloud"):
         find_partitioner("regression").decide(situation(paths[0]))
+
+
+def test_what_is_unsteady_is_not_ranked_but_may_be_asked_for() -> None:
+    given = situation("3")
+    candidates = [replace(one, unsteady="varies") if one.name == "layer3" else one for one in given.candidates]
+    given = replace(given, candidates=candidates)
+    assert find_partitioner("latency").decide(given).rejected == {"layer3": "varies"}
+    assert find_partitioner("fixed").decide(given).winner.name == "layer3"
+    cycle = find_partitioner("cycle")
+    assert [cycle.decide(given).winner.name for _ in candidates] == [one.name for one in candidates]
