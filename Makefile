@@ -13,6 +13,7 @@
 #   FOOTPRINT_FLAGS=  for what an edge takes, e.g. "imports --tries 9 --json docs/results/footprint.json"
 #   MATRIX_FLAGS=   for the matrix, e.g. "--models digits bert --json matrix.json"; another machine: docs/agreement.md
 #   DEVICE_FLAGS=   for the test device, e.g. "--every --json docs/results/device.json"
+#   GPU_PYTHON=     the Python that has torch for the accelerator, default python3; GPU_FLAGS= "--resume", "--wheels DIR"
 #   DOORS_FLAGS=    for the doors, e.g. "--json docs/results/doors.json"
 #   CLAIMS_FLAGS=   for the claims, e.g. "--only chaos soak" or "--show"
 #   MUTATION_FLAGS= for the mutants, e.g. "--faults 50 --seed 2 --covered build/covered"
@@ -43,6 +44,8 @@ SIEGE_FLAGS ?=
 SOAK_FLAGS ?=
 DOORS_FLAGS ?=
 DEVICE_FLAGS ?=
+GPU_PYTHON ?= python3
+GPU_FLAGS ?=
 CLAIMS_FLAGS ?=
 MUTATION_FLAGS ?= --covered build/covered --json docs/results/mutation.json
 WHEEL_FLAGS ?=
@@ -53,7 +56,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help device demo certs test lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
+.PHONY: help device gpu demo certs test lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -79,6 +82,7 @@ help:
 	@echo "make generation  generate() of the models of transformers split, against the same in one process; an hour"
 	@echo "make compose the containers of deploy/docker-compose.yml, built, run, looked into and taken down (a Docker engine)"
 	@echo "make manifests  the files for Kubernetes, systemd and Compose, by kubectl, systemd-analyze and Compose"
+	@echo "make gpu     whether all runs on this box's accelerator, is exact, and how fast; ten minutes at most, no network"
 	@echo "make device  the service and the zoo on a device that is none, built with a C++ compiler"
 	@echo "make docs    the site of the documentation: build/site/index.html"
 	@echo "make docs-update  what pages show of commands' outputs, as it comes out now"
@@ -133,6 +137,9 @@ mutation: $(DEV)
 ray: $(DEV)
 	$(PY) -m pip install $(PIP_FLAGS) -q -c constraints.txt -e ".[ray]"
 	$(PY) -m studies.ray $(RAY_FLAGS)
+
+gpu:
+	$(GPU_PYTHON) -m studies.gpu $(GPU_FLAGS)
 
 device: $(DEV)
 	$(PY) -m studies.device.service

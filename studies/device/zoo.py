@@ -14,6 +14,7 @@ import argparse
 import json
 import multiprocessing
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -24,9 +25,11 @@ SECONDS = 120.0
 """Of one model, before it counts as hung."""
 
 
-def judged(number: int, every: bool, ran: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def judged(
+    number: int, every: bool, on: tuple[str, str] | None, ran: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
     """One model of the zoo. ``state``: "exact", "left out", "wrong", "error"; ``cuts``: how many were tried. ``ran`` is
-    called when the plain model has run on the device.
+    called when the plain model has run on the device. ``on``: the devices of head and tail; None: both test devices.
     """
     import torch
 
@@ -38,9 +41,10 @@ def judged(number: int, every: bool, ran: Callable[[], None] = lambda: None) -> 
     from tests.zoo import CASES
     from tests.zoo.compare import differences
 
-    device.load()
+    if on is None or device.NAME in on[0]:
+        device.load()
     case = CASES[number]
-    here, there = torch.device(device.NAME, 0), torch.device(device.NAME, 1)
+    here, there = map(torch.device, on or (f"{device.NAME}:0", f"{device.NAME}:1"))
     found: dict[str, Any] = {"name": case.name, "cuts": 0, "refused": 0}
 
     def call(where: torch.device) -> Any:
@@ -74,31 +78,36 @@ def judged(number: int, every: bool, ran: Callable[[], None] = lambda: None) -> 
         except Exception as error:
             loud = case.loud and isinstance(error, IsthmusError)
             return found | {"state": "left out" if loud else "error", "why": f"{type(error).__name__}: {error}"[:300]}
-    if raced := device.races():
+    if here.type == device.NAME and (raced := device.races()):
         return found | {"state": "race", "why": raced[0]}
     return found | {"state": "exact"}
 
 
-def _work(numbers: list[int], every: bool, out: Any) -> None:
+def _work(numbers: list[int], every: bool, on: tuple[str, str] | None, out: Any) -> None:
     for number in numbers:
-        out.send(judged(number, every, lambda: out.send(None)))
+        out.send(judged(number, every, on, lambda: out.send(None)))
     out.close()
 
 
-def run(numbers: list[int], every: bool, say: Any) -> list[dict[str, Any]]:
-    """In processes of their own, one after the other: each begins behind the model that ended the last."""
+def run(
+    numbers: list[int], every: bool, say: Any, on: tuple[str, str] | None = None, seconds: float = float("inf")
+) -> list[dict[str, Any]]:
+    """In processes of their own, one after the other: each begins behind the model that ended the last. ``seconds``:
+    after which no further model is tried.
+    """
     from tests.zoo import CASES
 
     found: list[dict[str, Any]] = []
     context = multiprocessing.get_context("spawn")
-    while len(found) < len(numbers):
+    until = time.monotonic() + seconds
+    while len(found) < len(numbers) and time.monotonic() < until:
         mine, its = context.Pipe(duplex=False)
-        process = context.Process(target=_work, args=(numbers[len(found) :], every, its), daemon=True)
+        process = context.Process(target=_work, args=(numbers[len(found) :], every, on, its), daemon=True)
         process.start()
         its.close()
         ran = False
         try:
-            while len(found) < len(numbers):
+            while len(found) < len(numbers) and time.monotonic() < until:
                 if not mine.poll(SECONDS):
                     process.kill()
                     raise EOFError
@@ -106,6 +115,7 @@ def run(numbers: list[int], every: bool, say: Any) -> list[dict[str, Any]]:
                 if one is not None:
                     found.append(one)
                     say(one)
+            process.kill()
         except EOFError:
             process.join()
             code = process.exitcode or 0
