@@ -12,17 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from studies.footprint import heads, imports, installed, starts
+from studies.footprint import heads, imports, installed, limits, starts
 
 MIB = 2**20
 SERVER = "cloud-server"
-PARTS = ("imports", "starts", "installed", "heads")
+PARTS = ("imports", "starts", "installed", "heads", "limits")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.footprint", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", default=PARTS, metavar="imports|starts|installed|heads", help="(default: all)"
+        "parts", nargs="*", default=PARTS, metavar="imports|starts|installed|heads|limits", help="(default: all)"
     )
     parser.add_argument(
         "--python", default=sys.executable, help="of imports: another one, such as 'chroot DIR env ... python3'"
@@ -43,6 +43,8 @@ def main() -> int:
         reported["installed"] = _installed()
     if "heads" in options.parts:
         reported["heads"] = _heads(options.side, options.tries)
+    if "limits" in options.parts:
+        reported["limits"] = _limits()
     if options.json:
         command = " ".join(["python -m studies.footprint", *map(shlex.quote, sys.argv[1:])])
         about = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": platform.machine()}
@@ -99,6 +101,18 @@ def _heads(side: int, tries: int) -> list[dict[str, Any]]:
         figures = (row.weights, row.head, row.whole, row.base, row.only_head, row.only_head - row.base, row.ratio)
         print(f"{row.cut:<16}" + "".join(f"{value:12.2f}" for value in (*figures, row.peak_whole, row.peak_only_head)))
     return [{**asdict(row), "base": row.base, "ratio": row.ratio} for row in rows]
+
+
+def _limits() -> list[dict[str, Any]]:
+    try:
+        rows = limits.measured()
+    except limits.NoGroups as error:
+        print(f"\nlimits: not measured: {error}")
+        return []
+    print(f"\n{'an edge with a bound':<26} {'bound MiB':>9} {'peak MiB':>9}")
+    for row in rows:
+        print(f"{row.what:<26} {row.bound_mib:9} {row.peak_mib:9.1f}  {row.trouble or 'exact'}")
+    return [asdict(row) for row in rows]
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ _EDGE = """
 import ctypes, hashlib, json, sys
 import torch
 from edge_client import EdgeClient, ModelChoice
-server, spec, cut, only_head, side, requests = sys.argv[1:]
+server, spec, cut, only_head, channels, side, requests = sys.argv[1:]
 choice = ModelChoice(spec, only_head=only_head or None, device="cpu", threads=1)
-picture = torch.rand(1, 3, int(side), int(side), generator=torch.Generator().manual_seed(0))
+picture = torch.rand(1, int(channels), int(side), int(side), generator=torch.Generator().manual_seed(0))
 with EdgeClient(server, choice, cut, metrics=False) as client:
     answers = [client.infer(picture).output for _ in range(int(requests))]
     ctypes.CDLL(None).malloc_trim(0)  # what is freed is nobody's
@@ -77,7 +77,7 @@ def measured(side: int, tries: int) -> list[Heads]:
         save_model(model, str(Path(folder) / "weights.safetensors"))
         spec = Path(folder) / "resnet50.toml"
         spec.write_text(SPEC.format(side=side))
-        with _server(spec) as address:
+        with serving(str(spec)) as address:
             return [_of(model, cut, address, spec, side, tries) for cut in CUTS]
 
 
@@ -99,26 +99,36 @@ def _of(model: ResNet50, cut: str, address: str, spec: Path, side: int, tries: i
 
 def _edge(address: str, spec: Path, cut: str, only_head: str, side: int) -> tuple[dict[str, float], str]:
     """What it took, and the digest of its answers."""
-    words = [address, str(spec), cut, only_head, str(side), str(REQUESTS)]
     done = subprocess.run(
-        [sys.executable, "-c", _EDGE, *words],
+        [sys.executable, *words(address, str(spec), cut, only_head, side)],
         cwd=ROOT,
-        env=_environment(),
+        env=environment(),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
     )
-    mib, digest = json.loads(done.stdout.splitlines()[-1])
+    return printed(done.stdout)
+
+
+def words(address: str, model: str, cut: str, only_head: str, side: int) -> list[str]:
+    """Arguments of Python for an edge that makes `REQUESTS` of one picture."""
+    channels = "1" if model == "digits" else "3"
+    return ["-c", _EDGE, address, model, cut, only_head, channels, str(side), str(REQUESTS)]
+
+
+def printed(output: str) -> tuple[dict[str, float], str]:
+    """What an edge printed: its memory in MiB, and a digest of its answers."""
+    mib, digest = json.loads(output.splitlines()[-1])
     return mib, digest
 
 
 @contextmanager
-def _server(spec: Path) -> Iterator[str]:
-    words = ["--listen", "127.0.0.1:0", "--model", str(spec), "--device", "cpu", "--threads", "1"]
+def serving(model: str) -> Iterator[str]:
+    options = ["--listen", "127.0.0.1:0", "--model", model, "--device", "cpu", "--threads", "1"]
     process = subprocess.Popen(
-        [sys.executable, "-m", "cloud_server", *words],
+        [sys.executable, "-m", "cloud_server", *options],
         cwd=ROOT,
-        env=_environment(),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
@@ -135,5 +145,5 @@ def _server(spec: Path) -> Iterator[str]:
         process.stdout.close()
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -32,14 +32,14 @@ def test_heads_and_tails_on_two_devices_and_a_service_between() -> None:
     """One process after the other: the first one builds the device."""
     for words in (
         ["--only", *MODELS],
-        ["--only", "requests", "staging", "metrics and observers", "generation", "out of memory"],
+        ["--only", "staging", "metrics and observers", "out of memory"],
     ):
         module = "studies.device" if words[1] in MODELS else "studies.device.service"
         done = subprocess.run(
             [sys.executable, "-m", module, *words], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        assert "exact" in done.stdout or "tokens, equal" in done.stdout
+        assert "exact" in done.stdout or "by pinned memory" in done.stdout
 
 
 def test_the_page_has_the_kept_figures() -> None:
