@@ -72,7 +72,7 @@ EVERYTHING = Policy()
 
 
 def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
-    """Those of ``there`` that a policy's list allows, in order of their names. A name is all its versions."""
+    """The models of ``there`` that a policy's list allows, sorted. A name without a version allows all its versions."""
     return sorted(one for one in there if allowed is None or one in allowed or one.partition(":")[0] in allowed)
 
 

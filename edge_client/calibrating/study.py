@@ -186,7 +186,7 @@ class Study:
     _places: list[_Cut] = field(default_factory=list, init=False)
     _labelled: int = field(default=0, init=False)
     _whole: list[int] = field(default_factory=lambda: [0, 0], init=False)
-    """Rows that the whole model gets right by their labels, of so many."""
+    """Labelled rows that the whole model gets right, and all labelled rows."""
     _compare: Compare | None = field(default=None, init=False)
 
     @cached_property

@@ -416,7 +416,7 @@ class Report:
         }
 
     def as_text(self, layers: bool, depth: int | None = None) -> str:
-        """Summary, times and, if asked for, layers, of modules so many levels deep."""
+        """Summary, times and, with ``layers``, a table of layers down to ``depth`` levels of modules (None: all)."""
         parts = [self._summary()]
         answers = self._answers
         if answers:

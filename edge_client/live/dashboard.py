@@ -217,7 +217,7 @@ SECONDS: Final = 1.5
 LARGEST, LEAST, GROWTH = 256 << 10, 8 << 10, 4
 """Bytes of a round."""
 MEASURABLE_NS: Final = 20e6
-"""A round that takes so much longer than one of nothing is large enough."""
+"""Bytes are sent in larger rounds until one takes this much longer than an empty round."""
 ROUNDS: Final = 3
 """How often each size is sent, every `TRAIN_EVERY`; the newest `KEPT` count."""
 KEPT: Final = 9

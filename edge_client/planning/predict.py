@@ -29,8 +29,8 @@ from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, 
 
 CUTS_ASKED: Final = 9
 BATCHES: Final = 2
-"""Real requests at so many cuts, all over the model, before and after everything else is measured: so what changes from
-one minute to the next shows, too."""
+"""A plan sends real requests at `CUTS_ASKED` cuts, in `BATCHES`: before and after all else is measured, so that a
+machine that drifts is seen."""
 
 
 @dataclass(frozen=True, slots=True)

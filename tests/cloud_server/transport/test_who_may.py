@@ -375,7 +375,9 @@ probe = false
     def address(self, tmp_path: Path) -> Iterator[str]:
         path = tmp_path / "identities.toml"
         path.write_text(self.TEXT)
-        core = Core([FakeEngine(), FakeEngine(model_id="secret")], observers=["activation", "debug"])
+        core = Core(
+            [FakeEngine(), FakeEngine(model_id="secret")], observers=["activation", "debug", "activation:Other"]
+        )
         server = CloudServer(core, "127.0.0.1:0", None, path)
         server.start()
         yield f"127.0.0.1:{server.port}"
@@ -422,11 +424,13 @@ probe = false
             failed = alice.answer(1).failed
             assert failed is not None and failed.error == "AccessRefused" and not failed.retry
             assert failed.message == 'identity "alice" may not use the cut "secret layer"; it may use: layer'
-            alice.send(header(2, mine, hooks=["debug"]), chunk(2, 0, b"abc"))
-            failed = alice.answer(2).failed
-            assert failed is not None and failed.error == "ObserverRefused" and "allowed: activation" in failed.message
-            alice.send(header(3, mine), chunk(3, 0, b"abc"))
-            assert bytes(alice.answer(3).data) == b"cba"
+            for number, hook in ((2, "debug"), (3, "activation:Other")):  # a class is no version of an observer
+                alice.send(header(number, mine, hooks=[hook]), chunk(number, 0, b"abc"))
+                failed = alice.answer(number).failed
+                assert failed is not None and failed.error == "ObserverRefused"
+                assert "allowed: activation. " in failed.message
+            alice.send(header(4, mine), chunk(4, 0, b"abc"))
+            assert bytes(alice.answer(4).data) == b"cba"
 
     def test_nobody_gets_or_cancels_anothers_request(self, tmp_path: Path) -> None:
         running, go_on = threading.Event(), threading.Event()
