@@ -28,8 +28,8 @@ from cloud_server.telemetry import MetricsPage, measured, traced
 from cloud_server.transport import CloudServer, check_free
 from shared_hooks.errors import IsthmusError, SpecError, UnknownModel
 from shared_hooks.lifecycle import Stage
-from shared_hooks.lifecycle.listing import is_default, lines
 from shared_hooks.lifecycle.log import LogBounds, show
+from shared_hooks.lifecycle.registry import is_default, lines
 from shared_hooks.models import set_threads
 
 log = logging.getLogger("cloud_server")

@@ -54,6 +54,7 @@ def all_of(options: argparse.Namespace) -> Iterator[Finding]:
     for entry in config.models:
         yield from contained("model", _model(entry, config))
     yield from contained("energy", checks.sensors())
+    yield from contained("throttling", checks.held_back())
     yield from contained("clock", checks.clock())
 
 

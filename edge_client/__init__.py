@@ -15,6 +15,7 @@ model_choice  which model, on what device
 dial          the one place that opens a channel, and why one does not open
 journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
+service_manager  ready and alive, for systemd
 inference     a tail for who speaks the Open Inference Protocol
 intervention  activations changed on purpose
 credentials   what this side shows a server

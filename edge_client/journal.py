@@ -2,7 +2,7 @@
 
 A line that an interruption cut off is dropped when the file is read again, a full disk is reported and leaves no half
 line, and two processes cannot write to one file. A sweep (`edge_client.sweeping.journal`) and a run
-(`edge_client.commands.run_journal`) say what the lines are.
+(`edge_client.commands.run_files`) say what the lines are.
 """
 
 from __future__ import annotations

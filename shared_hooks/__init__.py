@@ -6,6 +6,7 @@ sharing       who of many is evicted at a bound
 devices       devices of any kind that torch has
 tensors       values and memory
 config        what users write
+files         written whole or not at all
 command_line  the parser of both commands
 modules       the model as it stands
 codecs        how a tensor's bytes travel

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle.log import one_line
-from shared_hooks.metrics.energy import find_meters
+from shared_hooks.metrics.energy import Machine, find_meters
+from shared_hooks.metrics.throttling import throttling
 from shared_hooks.version import __version__
 
 if TYPE_CHECKING:
@@ -325,6 +326,21 @@ def sensors() -> Iterator[Finding]:
     if not meters.found and not meters.missing:
         names = ", ".join(name for name, _ in meters.absent)
         yield ok("energy", f"this machine has no sensor that is known here ({names}); energy is unavailable")
+
+
+def held_back(machine: Machine | None = None) -> Iterator[Finding]:
+    """Whether heat, the power supply or a limit of current slows this machine."""
+    found = throttling(machine)
+    hottest = (
+        f"hottest: {found.hottest[0]}, {found.hottest[1]:.0f} degrees" if found.hottest else "no temperature shown"
+    )
+    mend = "cooling, or a stronger power supply; a profile that is made meanwhile holds for a slow machine"
+    if found.now:
+        yield warning("throttling", f"{', '.join(found.now)}; {hottest}", mend)
+    elif happened := [reason for reason, count in found.counts.items() if count]:
+        yield warning("throttling", f"not now, but since boot: {', '.join(happened)}; {hottest}", mend)
+    else:
+        yield ok("throttling", f"none; {hottest}")
 
 
 def clock() -> Iterator[Finding]:

@@ -32,7 +32,8 @@ from cloud_server.models import Identity
 from cloud_server.options import composed, parser
 from cloud_server.processes.worker import die_with
 from shared_hooks import WrappedModel
-from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed
+from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, SpecError
+from shared_hooks.files import write_json
 from shared_hooks.planning import INPUT
 from shared_hooks.verification import DIFFERS, EXACT, REFUSED
 from shared_hooks.version import __version__
@@ -244,12 +245,10 @@ class Trials:
             return {}
 
     def _write(self, digest: str, found: dict[str, str]) -> None:
-        file = self._folder / f"{digest}.json"
-        with contextlib.suppress(OSError):  # a folder that cannot be written to costs a trial at the next start
+        # a folder that cannot be written to costs a trial at the next start
+        with contextlib.suppress(OSError, SpecError):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            partly = file.with_suffix(f".{os.getpid()}")
-            partly.write_text(json.dumps(found, indent=1))
-            partly.replace(file)
+            write_json(self._folder / f"{digest}.json", found)
 
 
 def _cache() -> Path:

@@ -7,10 +7,9 @@ arguments        the commands and their options; loads nothing, so that ``--help
 common           options that several commands have
 feed             inputs, models and cuts from words; the pace of a run
 report           what became of inputs, printed and written
-run_journal      run with --journal and --output
+run_files        run with --journal, --output and --heat-maps
 auto             run with --split auto
 looking          run with --dashboard, --sink
 witnesses        run with --witness
 speaking         generate and chat: the model and how it writes, from them
-heat_maps        run with --heat-maps
 """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from edge_client.benching import results as benches
@@ -16,6 +15,7 @@ from edge_client.screen.text import milliseconds, one_line, printable
 from edge_client.sweeping import settings
 from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read, render
 from shared_hooks.errors import SpecError
+from shared_hooks.files import write_text
 
 
 def main(options: argparse.Namespace) -> int:
@@ -33,15 +33,8 @@ def main(options: argparse.Namespace) -> int:
     if options.json:
         write_json(known, options.json, options.stdout)
     if options.report:
-        _write_page(known, options.report)
+        write_text(options.report, render(known), "--report")
     return common.OK
-
-
-def _write_page(known: dict[str, Any], file: str) -> None:
-    try:
-        Path(file).write_text(render(known), encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--report: {file} cannot be written: {error.strerror}") from error
 
 
 def text(known: dict[str, Any], compared: Sequence[Compared], stages: bool) -> str:

@@ -41,6 +41,7 @@ def looks(server: str, credentials: Credentials, choice: ModelChoice) -> Iterato
     yield checks.versions(PROTOCOL_VERSION)
     yield from contained("machine", _machine(choice))
     yield from contained("energy", checks.sensors())
+    yield from contained("throttling", checks.held_back())
     yield from contained("clock", checks.clock())
     further = True
     yield from contained("credentials", doctor.own(credentials))

@@ -25,9 +25,8 @@ from edge_client.transport import ConnectionOptions
 from shared_hooks.config import Table
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, Stage
-from shared_hooks.lifecycle.listing import lines
 from shared_hooks.lifecycle.log import show
-from shared_hooks.lifecycle.registry import read
+from shared_hooks.lifecycle.registry import lines, read
 from shared_hooks.tracing import endpoint_of, exporting
 
 

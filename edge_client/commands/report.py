@@ -24,6 +24,7 @@ from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import Times
 from shared_hooks import ForwardMetrics, LayerMetrics
 from shared_hooks.errors import SpecError
+from shared_hooks.files import write_text
 from shared_hooks.metrics import Reading
 from shared_hooks.models import FrameId, Prediction
 
@@ -136,10 +137,7 @@ def write_json(value: Any, target: str, stdout: TextIO) -> None:
         stdout.write(text)
         stdout.flush()
         return
-    try:
-        Path(target).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"--json: {target} cannot be written: {error.strerror}") from error
+    write_text(target, text, "--json")
 
 
 def check_json_target(target: str | None) -> None:

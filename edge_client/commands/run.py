@@ -17,20 +17,22 @@ from edge_client.commands.feed import Feed, Named, Pace, choice_of, cut_for, fee
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.looking import Looking
 from edge_client.commands.report import Outcome, Report, check_json_target, write_json
-from edge_client.commands.run_journal import Kept, RunJournal
+from edge_client.commands.run_files import Kept, RunJournal
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.screen.progress import progress
-from edge_client.screen.text import one_line, printable
+from edge_client.screen.text import milliseconds, one_line, printable
+from edge_client.service_manager import ServiceManager
 from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions, now_ns
 from shared_hooks.errors import IsthmusError, SpecError
-from shared_hooks.lifecycle.listing import is_default, lines
+from shared_hooks.lifecycle.registry import is_default, lines
+from shared_hooks.metrics.throttling import throttling
 from shared_hooks.models import InputItem, ModelSpec
 
 if TYPE_CHECKING:
     from edge_client.adaptive import AutoClient
     from edge_client.commands.auto import Choosing
-    from edge_client.commands.heat_maps import HeatMaps
+    from edge_client.commands.run_files import HeatMaps
 
 AUTO: Final = "auto"
 
@@ -89,6 +91,7 @@ def _run(
             credentials=credentials_of(options),
         ),
     )
+    manager, before_run = ServiceManager(), throttling()
     decisions: list[dict[str, Any]] | None = None
     journal: RunJournal | None = None
     before: list[dict[str, Any]] = []
@@ -123,7 +126,7 @@ def _run(
                         _warm_up(chooser, spec, feed, options.warmup)
                         looking.count(client)
                         report.start()
-                        _send(chooser, spec, feed, report, maps, kept, journal, show=not options.no_progress)
+                        _send(chooser, spec, feed, report, maps, kept, journal, manager, show=not options.no_progress)
                 finally:  # once nobody decides any more
                     decisions = chosen[0].decisions.all if chosen else []
             else:
@@ -131,7 +134,7 @@ def _run(
                 _warm_up(client, spec, feed, options.warmup)
                 looking.count(client)
                 report.start()
-                _send(client, spec, feed, report, maps, kept, journal, show=not options.no_progress)
+                _send(client, spec, feed, report, maps, kept, journal, manager, show=not options.no_progress)
         except JournalFull as error:
             stopped = True
             say(f"{_one_line(error)}", "error")
@@ -148,7 +151,10 @@ def _run(
             say(f"--input: {one_line(str(broken))}", "error")
         feed.tally.stop()
         report.finish(client.refused, client.unlike)
+        if reasons := throttling().since(before_run):
+            say(f"this machine was held back ({', '.join(reasons)}): these are not its usual times")
     finally:
+        manager.stopping()
         client.close()
         if journal is not None:
             journal.close()
@@ -193,6 +199,7 @@ def _send(
     maps: HeatMaps | None,
     kept: Kept | None,
     journal: RunJournal | None,
+    manager: ServiceManager,
     *,
     show: bool,
 ) -> None:
@@ -217,6 +224,7 @@ def _send(
                 feed.tally.add()
             advance(feed.tally.line() if feed.items is None else printable(item.name))
             if outcome.error is None:
+                manager.answered(f"{report.answered} answered, the last in {milliseconds(outcome.measured_ns)} ms")
                 print(report.line(outcome, width), flush=True)
                 if maps is not None and outcome.answer is not None:
                     maps.write(number, item.name, outcome.answer.observations)
@@ -246,7 +254,7 @@ def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
     """Where --heat-maps go. SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
-    from edge_client.commands.heat_maps import HeatMaps
+    from edge_client.commands.run_files import HeatMaps
 
     return HeatMaps(folder)
 

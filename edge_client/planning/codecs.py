@@ -15,6 +15,7 @@ from shared_hooks import codecs
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.errors import BadFrame, SpecError
+from shared_hooks.files import write_json
 from shared_hooks.profiling.profile import Fields, ModelIdentity
 from shared_hooks.showing import short
 
@@ -139,10 +140,7 @@ def read(path: str | Path) -> LossTable:
 
 def write(table: LossTable, path: str | Path) -> None:
     """As a file. Raises SpecError where it cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(table.as_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}") from error
+    write_json(path, table.as_dict())
 
 
 def from_json(data: object, origin: str) -> LossTable:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import json
-import os
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +14,7 @@ from edge_client.sweeping import report, runner, summary
 from edge_client.sweeping.outcome import Summary
 from edge_client.sweeping.records import PREDICTED, REQUESTS, ROWS, Columns, Kind, Way
 from edge_client.sweeping.settings import Entry, Journal, installed
-from shared_hooks.errors import SpecError
+from shared_hooks.files import write_json, write_text, write_whole
 
 if TYPE_CHECKING:
     import polars as pl
@@ -68,19 +66,8 @@ def _predicted(candidate: Mapping[str, Any]) -> dict[str, Any]:
 def write_tables(folder: Path, requests: pl.DataFrame, rows: pl.DataFrame) -> None:
     """requests.csv, requests.parquet, rows.csv, rows.parquet, each whole or not at all. Raises SpecError."""
     for name, frame in (("requests", requests), ("rows", rows)):
-        whole_file(folder / f"{name}.csv", frame.write_csv)
-        whole_file(folder / f"{name}.parquet", frame.write_parquet)
-
-
-def whole_file(path: Path, fill: Callable[[Path], Any]) -> None:
-    """``fill`` writes a file beside it, which then takes its place. Raises SpecError for what the disk says."""
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        fill(beside)
-        os.replace(beside, path)
-    except OSError as error:
-        beside.unlink(missing_ok=True)
-        raise SpecError(f"{option('output')}: {path} cannot be written: {error.strerror or error}") from error
+        write_whole(folder / f"{name}.csv", frame.write_csv, option("output"))
+        write_whole(folder / f"{name}.parquet", frame.write_parquet, option("output"))
 
 
 def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> Summary:
@@ -126,12 +113,10 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
         observed=watched,
     )
     if watched:
-        whole_file(journal.folder / runner.FILE, lambda path: _write_lines(path, journal))
+        write_whole(journal.folder / runner.FILE, lambda path: _write_lines(path, journal), option("output"))
     known = found.as_dict()
-    text = json.dumps(known, indent=1, allow_nan=False)
-    whole_file(journal.folder / "summary.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
-    page = report.render(known)
-    whole_file(journal.folder / "report.html", lambda path: path.write_text(page, encoding="utf-8"))
+    write_json(journal.folder / "summary.json", known, option("output"))
+    write_text(journal.folder / "report.html", report.render(known), option("output"))
     return found
 
 

@@ -39,6 +39,7 @@ from edge_client.tasks.subject import Model, Row, Tabular, subject_of
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
+from shared_hooks.files import write_text
 
 # What a calibration of codecs returns: the table, and where it was written.
 
@@ -351,7 +352,7 @@ class _Kept:
         self._file.write({"state": state})
         write(found.table, self.folder / "calibration.json")
         text = page.render(found.table, found.max_loss, found.warnings)
-        (self.folder / "report.html").write_text(text, encoding="utf-8")
+        write_text(self.folder / "report.html", text)
         self._last = time.monotonic()
 
 

@@ -36,6 +36,7 @@ from edge_client.tasks.plan import given_link
 from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
+from shared_hooks.files import write_text
 
 # What a plan of a generation says: every cut, the decision, and what both are made of.
 
@@ -242,11 +243,10 @@ CONTENTS: Final = (
 def write_page(found: PlannedGeneration, path: str | Path) -> None:
     """Raises SpecError where it cannot be written, or jinja2 is missing."""
     try:
-        Path(path).write_text(render(found), encoding="utf-8")
+        page = render(found)
     except ImportError as error:
         raise SpecError('a report needs jinja2: pip install "isthmus[sweep]"') from error
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}") from error
+    write_text(path, page)
 
 
 def render(found: PlannedGeneration) -> str:

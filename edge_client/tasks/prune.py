@@ -22,6 +22,7 @@ from edge_client.spoken import either, option
 from edge_client.survey.loading import cut_of
 from edge_client.tasks.subject import Model, Row, Subject, Tabular, subject_of
 from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.files import write_text
 from shared_hooks.models import ModelSpec, pick_device
 from shared_hooks.selection import Sample, write_mask, write_pruned
 from shared_hooks.selection.capture import read_boxes
@@ -208,7 +209,7 @@ def prune(
         files=() if folder is None else tuple(str(way.selection) for way in ways if way.selection is not None),
     )
     if folder is not None:
-        (folder / "report.html").write_text(page.render(report), encoding="utf-8")
+        write_text(folder / "report.html", page.render(report))
     return Pruned(report, folder)
 
 

@@ -1,9 +1,8 @@
 """The life of the two processes as stages, where you can add hooks without editing our code.
 
 stages    `Stage`: where hooks are called, when, and with what
-registry  `Lifecycle`: registers, removes, loads, lists, and dispatches
+registry  `Lifecycle`: registers, removes, loads, lists (as text, too), and dispatches
 log       the default hook: what happens, in the log, within bounds
-listing   the hooks as lines of text
 """
 
 from shared_hooks.lifecycle.log import on_behalf_of as on_behalf_of

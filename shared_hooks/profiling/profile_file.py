@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from shared_hooks.errors import Disagreement, SpecError
+from shared_hooks.files import write_json
 from shared_hooks.metrics import Reading, TensorShape
 from shared_hooks.profiling.profile import (
     CodecProfile,
@@ -96,10 +97,7 @@ def read(path: str | Path, side: Side | None = None) -> Profile:
 
 def write(profile: Profile, path: str | Path) -> None:
     """As a file. Raises SpecError where it cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}") from error
+    write_json(path, to_json(profile))
 
 
 def check(profile: Profile, identity: ModelIdentity, machine: Mapping[str, Any] | str | None = None) -> list[str]:

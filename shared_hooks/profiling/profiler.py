@@ -21,6 +21,7 @@ from shared_hooks.codecs.basis import Basis, Book
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import CutRefused, IsthmusError, SpecError
 from shared_hooks.metrics import Reading
+from shared_hooks.metrics.throttling import throttling
 from shared_hooks.planning import Plan
 from shared_hooks.profiling import machine
 from shared_hooks.profiling.inspection import NOTE, Inspection, inspect, weights_bytes
@@ -491,6 +492,7 @@ class _Profiler:
         answer = self._answer()
         around = Around(answer, files[0] if files else None, prepare) if self.side == "edge" else None
         cuts = Cuts(plan, timer, options, deadline, around)
+        cool = throttling()
         first = self._warm(forwards)
         slowed: tuple[str, ...] = ()
         if self.side == "edge":
@@ -499,6 +501,8 @@ class _Profiler:
         whole = forwards.take()
         whole_energy = self.power.repeat(forwards.run_bare, "whole forwards")
         inspected = self._inspect(plan)
+        if reasons := throttling().since(cool):
+            slowed += (f"measured while the machine was held back: {', '.join(reasons)}",)
         return Profile(
             side=self.side,
             model=whose,

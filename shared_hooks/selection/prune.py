@@ -18,6 +18,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.files import write_whole
 from shared_hooks.modules import structure_digest, weights_hash
 from shared_hooks.selection.capture import Sample, run
 from shared_hooks.selection.channels import CONVOLUTIONS, Space, trace
@@ -378,8 +379,12 @@ def write_pruned(path: Path | str, model: nn.Module, smaller: nn.Module, layer: 
 def _write(path: Path | str, model: nn.Module, about: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
     ours = {"structure": structure_digest(model, None), "weights": weights_hash(model)}
     text = json.dumps({"format": FORMAT, "version": VERSION, **about, **ours})
+
+    def fill(file: Path) -> None:
+        save_file(tensors, file, metadata={_KEY: text})
+        os.chmod(file, 0o644)  # safetensors leaves it to the owner alone
+
     try:
-        save_file(tensors, path, metadata={_KEY: text})
-        os.chmod(path, 0o644)  # safetensors leaves it to the owner alone
-    except (OSError, SafetensorError) as error:
+        write_whole(path, fill)
+    except SafetensorError as error:
         raise SpecError(f"{path} cannot be written: {error}") from error

@@ -4,7 +4,6 @@ server      a thread with uvicorn in it
 connections HTTP connections, each bounded while it waits for its client
 application  what each path answers
 messages     JSON, and tensors behind it as bytes
-encryption   certificates for HTTP, read again when they change
 
 May import inference, access, streams, transport's waiting, guests and credentials.
 """

@@ -11,6 +11,7 @@ from functools import partial
 from cloud_server.access import Tls
 from cloud_server.inference import Inference
 from cloud_server.transport.active_calls import ActiveCalls, WaitingCalls
+from cloud_server.transport.credentials import server_context
 from shared_hooks.errors import SpecError
 
 LEAST_BYTES, MOST_BYTES = 1 << 10, 32 << 10
@@ -49,7 +50,6 @@ class RestServer:
                 SWEEP_SECONDS,
                 Connection,
             )
-            from cloud_server.transport.rest.encryption import server_context
         except ImportError as error:
             text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
             raise SpecError(text) from error

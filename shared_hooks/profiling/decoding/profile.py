@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, SpecError
+from shared_hooks.files import write_json
 from shared_hooks.profiling.decoding.prompts import Prompt, generated
 from shared_hooks.profiling.profile import Fields, Side
 from shared_hooks.showing import duration, short, size, summary_of
@@ -269,10 +270,7 @@ def read(path: str | Path) -> DecodingProfile:
 
 def write(profile: DecodingProfile, path: str | Path) -> None:
     """As a file. Raises SpecError where it cannot be written."""
-    try:
-        Path(path).write_text(json.dumps(to_json(profile), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise SpecError(f"{path} cannot be written: {error.strerror}") from error
+    write_json(path, to_json(profile))
 
 
 def _part(part: Part) -> dict[str, Any]:

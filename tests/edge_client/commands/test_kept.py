@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from edge_client.__main__ import main
-from edge_client.commands.run_journal import Kept
+from edge_client.commands.run_files import Kept
 from shared_hooks.errors import SpecError
 from shared_hooks.models import InputItem, load_spec
 from tests.edge_client.commands.test_commands import Captured

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from edge_client.__main__ import main
-from edge_client.commands.run_journal import RunJournal
+from edge_client.commands.run_files import RunJournal
 from shared_hooks.errors import InputMismatch, ServerUnavailable, SpecError
 from shared_hooks.models import InputItem
 from tests.edge_client.commands.test_commands import Captured

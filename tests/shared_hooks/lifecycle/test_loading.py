@@ -11,8 +11,7 @@ import pytest
 from cloud_server.config import read_config
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Lifecycle, registry
-from shared_hooks.lifecycle.listing import is_default
-from shared_hooks.lifecycle.registry import default, read
+from shared_hooks.lifecycle.registry import default, is_default, read
 from tests.shared_hooks.lifecycle.left import Watchdog
 
 HERE = "tests.shared_hooks.lifecycle.left"

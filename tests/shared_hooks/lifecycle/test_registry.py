@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.lifecycle import About, Event, Lifecycle, Priority, Stage, on
-from shared_hooks.lifecycle.listing import HEADERS, lines
+from shared_hooks.lifecycle.registry import HEADERS, lines
 from tests.waiting import PATIENCE
 
 

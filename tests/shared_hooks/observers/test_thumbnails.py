@@ -19,7 +19,7 @@ from PIL import Image
 
 from edge_client import EdgeClient
 from edge_client.__main__ import main
-from edge_client.commands.heat_maps import HeatMaps, file_name
+from edge_client.commands.run_files import HeatMaps, file_name
 from shared_hooks.errors import BadFrame, SpecError
 from shared_hooks.observers import AttentionCapture, named
 from shared_hooks.observers.thumbnails import MAX_TEXT, SIDE, decoded, encoded, is_thumbnail, shrunk

@@ -1,13 +1,15 @@
-"""``edge-client run --journal FILE``: what became of each input, on the disk before it is shown.
+"""What ``edge-client run`` leaves in files: its journal, outputs, pictures of attention.
 
-The first line says what is run, every other one is an input with its outcome. The same command continues where the last
-one ended: an input is not run again if its path, size and time of change are in the file. Failures that are no input's
-fault (no server, too late) are not written.
+The journal (``--journal``) holds what became of each input, on the disk before it is shown. The first line says what
+is run, every other one is an input with its outcome. The same command continues where the last one ended: an input is
+not run again if its path, size and time of change are in the file. Failures that are no input's fault (no server, too
+late) are not written.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,12 +19,14 @@ import torch
 from safetensors.torch import save_file
 
 from edge_client.commands.feed import Named
-from edge_client.commands.heat_maps import file_name
 from edge_client.journal import JournalFile
 from edge_client.request import NOT_SERVED
 from edge_client.screen.text import finite, one_line
-from shared_hooks.errors import Cancelled, DeadlineExceeded, IsthmusError, SpecError
+from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, SpecError
+from shared_hooks.files import write_text, write_whole
 from shared_hooks.models import InputItem, ModelSpec, Prediction
+from shared_hooks.observers.pictures import coloured
+from shared_hooks.observers.thumbnails import decoded
 
 FORMAT: Final = "isthmus run 1"
 MAY_PASS: Final = (*NOT_SERVED, DeadlineExceeded, Cancelled)
@@ -142,14 +146,14 @@ class Kept:
         try:
             if tensors:
                 reported["tensors"] = f"{stem}.safetensors"
-                save_file(tensors, self.folder / f"{stem}.safetensors")
+                write_whole(self.folder / f"{stem}.safetensors", lambda file: save_file(tensors, file))
             text = json.dumps(finite(reported), indent=1, allow_nan=False) + "\n"
-            (self.folder / f"{stem}.json").write_text(text, encoding="utf-8")
+            write_text(self.folder / f"{stem}.json", text)
             self.saved += 1
             if self.spec.draws:
                 self._draw(stem, item, output)
-        except OSError as error:
-            self._problem = f"--output: {self.folder / stem} cannot be written: {error.strerror or error}"
+        except SpecError as error:
+            self._problem = f"--output: {error}"
 
     def summary(self) -> str:
         """What was written. Raises SpecError where something could not be."""
@@ -164,10 +168,11 @@ class Kept:
             self._undrawn = "frames are not kept until their answers come; draw on files"
             return
         try:
-            self.spec.draw(item, output).save(self.folder / f"{stem}.drawn.png", "PNG")
+            picture = self.spec.draw(item, output)
         except IsthmusError as error:  # such as an input that is no image
             self._undrawn = f"{item.name}: {error}"
         else:
+            write_whole(self.folder / f"{stem}.drawn.png", lambda file: picture.save(file, "PNG"))
             self.drawn += 1
 
 
@@ -195,3 +200,63 @@ def _told(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return one_line(repr(value))[:200]
+
+
+# Attention as PNG files: of every input a folder, in it one picture for each record, named by side and module.
+
+
+LONGEST: Final = 80
+"""Characters of a name that go into a file's."""
+
+
+class HeatMaps:
+    """Writes into a folder, which is made; SpecError for one that cannot be. A disk that takes no more ends no run: it
+    is said at the end.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = Path(folder)
+        self.written = 0
+        self.damaged = 0
+        self._problem: SpecError | None = None
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"--heat-maps: {folder} cannot be a folder: {error.strerror}") from error
+
+    def write(self, number: int, name: str, observations: Mapping[str, Mapping[str, Any]]) -> None:
+        """The pictures of input ``number`` (from 1), called ``name``; ``observations``: side -> hook -> found."""
+        folder = self.folder / f"{number:04d}_{file_name(name)}"
+        for side, by_hook in observations.items():
+            for place, record in enumerate(by_hook.get("attention", {}).get("records", [])):
+                if record.get("picture") and self._problem is None:
+                    self._one(folder, f"{side}_{place:03d}_{file_name(record['name'])}.png", record["picture"])
+
+    def _one(self, folder: Path, name: str, picture: str) -> None:
+        try:
+            image = coloured(decoded(picture))
+        except BadFrame:  # a server's; the others are good
+            self.damaged += 1
+            return
+        try:
+            folder.mkdir(exist_ok=True)
+            write_whole(folder / name, lambda file: image.save(file, "PNG"), "--heat-maps")
+        except OSError as error:
+            self._problem = SpecError(f"--heat-maps: {folder} cannot be written: {error.strerror or error}")
+            return
+        except SpecError as error:
+            self._problem = error
+            return
+        self.written += 1
+
+    def summary(self) -> str:
+        """What was written. Raises SpecError where something could not be."""
+        if self._problem is not None:
+            raise self._problem
+        damaged = f"; {self.damaged} that came were damaged" if self.damaged else ""
+        return f"heat maps: {self.written} in {self.folder}{damaged}"
+
+
+def file_name(text: str) -> str:
+    """``text`` as a part of a file's name on any system: letters, digits, dots, dashes and underscores."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:LONGEST].strip(".") or "_"
