@@ -4,8 +4,8 @@
     python -m studies.gpu --json gpu.json --resume        # what is not in the file yet
     python -m studies.gpu --device isolated --only exact  # on the test device of studies/device
 
-Uses the Python and the PyTorch that are there, and no network. The file is written after each section. Without an
-accelerator it says what it would do.
+Uses the Python and the PyTorch that are there, and no network. The file is written after each section, and
+a page beside it (gpu.md). Without an accelerator it says what it would do.
 """
 
 from __future__ import annotations
@@ -180,8 +180,32 @@ def tails(run: Run) -> Found:
                 places = [one.name for one in wrapped.cuts if one.can_split]
                 early = wrapped.forward(given, end=places[0])
                 row[f"tail after {places[0]}"] = run.median_ms(partial(wrapped.forward, early))
+                row["the same, compiled"] = _compiled(run, wrapped, places[0], given)
         found[name] = row
     return found
+
+
+def _compiled(run: Run, wrapped: Any, place: str, given: Any) -> float | str:
+    """Milliseconds of a tail whose modules are compiled (`shared_hooks.compiling`), or why it is not."""
+    from shared_hooks.compiling import CompiledTails, Standing
+
+    compiled = CompiledTails(wrapped, rounding=True, wins=lambda *_: True)
+    try:
+        compiled.add(wrapped.head(place, given))
+        until = time.monotonic() + (20 if run.quick else 60)
+        while time.monotonic() < until:
+            ((standing, why),) = compiled.standings().values()
+            if standing == Standing.REFUSED.value:
+                return f"refused: {why}"[:160]
+            early = wrapped.head(place, run.torch.rand_like(given))
+            parcel = early.pack("raw")
+            found = compiled.of(early.crossing, parcel.header, memoryview(b"".join(map(bytes, parcel.buffers))))
+            if found is not None:
+                return run.median_ms(partial(wrapped.tail, early, substitutes=found))
+            time.sleep(0.05)
+        return "not in time"
+    finally:
+        compiled.close()
 
 
 def _small(run: Run) -> Any:
@@ -297,24 +321,83 @@ def generation(run: Run) -> Found:
     return found
 
 
-def memory(run: Run) -> Found:
-    """Bytes in the device's allocator after 200 requests and after 2,000 (quick: 20 and 200): what grows leaks."""
-    from shared_hooks import EarlyOutput, WrappedModel
+def onnx_heads(run: Run) -> Found:
+    """A head as an ONNX file in onnxruntime's CUDA provider: milliseconds, and how far from torch's on the device."""
+    from edge_client import hierarchy
+    from shared_hooks import WrappedModel
 
-    if not run.devices.counts_memory(run.device):
-        return {"not run": f"{run.device.type} does not count its memory"}
-    given = run.torch.rand(1, 1, 32, 32).to(run.device)
-    held = []
-    with WrappedModel(_small(run)) as wrapped:
-        wrapped.plan(given)
-        data = wrapped.forward(given, end="stem").to_bytes()
-        first = 20 if run.quick else 200
+    if importlib.util.find_spec("onnxruntime") is None or importlib.util.find_spec("onnxscript") is None:
+        return {"not run": "onnxruntime or onnxscript is not installed"}
+    import onnxruntime
+
+    wanted = {"cuda": "CUDAExecutionProvider"}.get(run.device.type, "CPUExecutionProvider")
+    if wanted not in onnxruntime.get_available_providers():
+        return {"not run": f"this onnxruntime has no {wanted}"}
+    given = run.torch.rand(1, 1, 32, 32)
+    with tempfile.TemporaryDirectory() as folder, WrappedModel(_small(run)) as wrapped:
+        file = str(Path(folder) / "head.onnx")
+        hierarchy("digits", split="stem", head_onnx=file)
+        session = onnxruntime.InferenceSession(file, providers=[wanted])
+        (name,) = [one.name for one in session.get_inputs()]
+        there = given.to(run.device)
+        early = wrapped.head("stem", there)
+        (ours,) = [one.cpu() for one in early.tensors]
+        theirs = run.torch.from_numpy(session.run(None, {name: given.numpy()})[0]).flatten()
+        return {
+            "provider": session.get_providers()[0],
+            "onnxruntime ms": run.median_ms(partial(session.run, None, {name: given.numpy()})),
+            "torch ms": run.median_ms(partial(wrapped.head, "stem", there)),
+            "largest difference": float((ours - theirs).abs().max()),
+        }
+
+
+def energy(run: Run) -> Found:
+    """Joules of two seconds of forwards by the meters of this project, and by NVML's own counter read around them."""
+    if run.device.type != "cuda":
+        return {"not run": f"NVML has no counter of {run.device.type}"}
+    import pynvml
+
+    from shared_hooks import WrappedModel
+    from shared_hooks.metrics.energy import Gpu, find_meters
+
+    index, uuid = run.devices.uuid_of(run.device)
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else pynvml.nvmlDeviceGetHandleByIndex(index)
+    meter = find_meters().total(Gpu(index, uuid))[-1]
+    given = run.torch.rand(256, 1, 32, 32).to(run.device)
+    with WrappedModel(_small(run), metrics=True) as wrapped:
+        wrapped.whole(given)
+        before, ours = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, meter.read()
+        began = time.perf_counter()
+        while time.perf_counter() - began < 2.0:
+            wrapped.whole(given)
+        run.devices.synchronize(run.device)
+        after, then = pynvml.nvmlDeviceGetTotalEnergyConsumption(handle) / 1e3, meter.read()
+    return {"meter": meter.name, "its joules": round(then - ours, 3), "NVML's joules": round(after - before, 3)}
+
+
+def memory(run: Run) -> Found:
+    """Bytes in use after a tenth of 2,000 requests to a server (quick: 200), and at their end: what grows leaks."""
+    from edge_client import EdgeClient, ModelChoice
+
+    device, torch = run.device, run.torch
+    if run.devices.counts_memory(device) and device.type != "cuda":  # the server is in this process
+        used: Callable[[], int] = lambda: run.devices.allocated(device).held  # noqa: E731
+    elif device.type == "cuda":  # it is in another: all that the device holds
+        used = lambda: (lambda free, total: total - free)(*torch.cuda.mem_get_info(device))  # noqa: E731
+    else:
+        return {"not run": f"{device.type} does not count its memory"}
+    held, first = [], 20 if run.quick else 200
+    with (
+        run.serving("digits") as address,
+        EdgeClient(address, ModelChoice("digits", device="cpu"), "stem", metrics=False) as client,
+    ):
         for number in range(1, 10 * first + 1):
-            wrapped.forward(EarlyOutput.from_bytes(data))
+            client.infer(torch.rand(1, 1, 32, 32))
             if number in (first, 10 * first):
-                run.devices.synchronize(run.device)
-                held.append(run.devices.allocated(run.device).held)
-    return {"after the first tenth": held[0], "at the end": held[1], "ok": held[1] <= held[0]}
+                run.devices.synchronize(device)
+                held.append(used())
+    return {"requests": 10 * first, "after a tenth": held[0], "at the end": held[1], "ok": held[1] <= held[0]}
 
 
 SECTIONS: dict[str, Callable[[Run], Found]] = {
@@ -327,8 +410,27 @@ SECTIONS: dict[str, Callable[[Run], Found]] = {
     "codecs": codecs,
     "requests": requests,
     "generation": generation,
+    "onnx": onnx_heads,
+    "energy": energy,
     "memory": memory,
 }
+
+
+def page(found: Found) -> str:
+    """The file's content for people: a heading and a table for each section."""
+    lines = [
+        f"# {found.get('machine', {}).get('device', 'A device')}",
+        "",
+        f"`python -m studies.gpu`, {found['when']}.",
+    ]
+    for name, section in SECTIONS.items():
+        if name not in found:
+            continue
+        lines += ["", f"## {name}", f"{(section.__doc__ or '').strip()}", "", "| what | found |", "|---|---|"]
+        for key, value in found[name].items():
+            for inner, one in value.items() if isinstance(value, dict) else ((None, value),):
+                lines.append(f"| {key if inner is None else f'{key}: {inner}'} | {one} |")
+    return "\n".join(lines) + "\n"
 
 
 def missing() -> list[str]:
@@ -407,6 +509,7 @@ def main() -> int:
         failed += "error" in found[name] or found[name].get("ok") is False
         found["when"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
         file.write_text(json.dumps(found, indent=1) + "\n")
+        file.with_suffix(".md").write_text(page(found))
         print(f"{name}: {json.dumps(found[name])[:600]}", flush=True)
     return 1 if failed else 0
 

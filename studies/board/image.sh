@@ -19,8 +19,11 @@ root=$dir/root
 if [ ! -e "$dir/vmlinuz" ]; then
   mirror=$(awk '/^URIs:/ { print $2; exit }' /etc/apt/sources.list.d/*.sources 2>/dev/null || true)
   debootstrap --arch=arm64 --variant=minbase \
-    --include=systemd-sysv,udev,dbus,kmod,procps,iproute2,python3,python3-venv,libgomp1,ca-certificates,linux-image-arm64 \
+    --include=systemd-sysv,udev,dbus,kmod,procps,iproute2,python3,python3-venv,libgomp1,ca-certificates,initramfs-tools \
     bookworm "$root" ${mirror:+"$mirror"} > "$dir/debootstrap.log"
+  echo MODULES=list > "$root/etc/initramfs-tools/conf.d/few"  # with all of them its making is emulated for many minutes
+  printf 'virtio_pci\nvirtio_blk\next4\n' >> "$root/etc/initramfs-tools/modules"
+  chroot "$root" apt-get install -y -qq --no-install-recommends linux-image-arm64 >> "$dir/debootstrap.log"
   cp "$root"/boot/vmlinuz-* "$dir/vmlinuz"
   cp "$root"/boot/initrd.img-* "$dir/initrd.img"
   rm -rf "$root"/var/cache/apt/archives/*.deb "$root"/var/lib/apt/lists/*
@@ -35,13 +38,16 @@ fetch() { # wheels for the board, by pip's own rules
 [ -n "$(find "$packages" -name 'torch-*')" ] || fetch --no-deps "torch==$torch"
 [ -n "$(find "$packages" -name 'grpcio-*')" ] || fetch -c "$project/constraints.txt" grpcio grpcio-health-checking protobuf \
   numpy psutil nvidia-ml-py lz4 zstandard safetensors pillow xxhash rich av sympy networkx jinja2 fsspec filelock typing-extensions
-rm -f "$packages"/isthmus-*
+rm -rf "$packages"/isthmus-* "$packages/pictures"
 source=$(mktemp -d)
 git -C "$project" ls-files -z | tar -C "$project" -c --null -T - | tar -x -C "$source"
 for version in 0.2.0 0.2.1; do
   sed -i "s/^__version__ = .*/__version__ = \"$version\"/" "$source/shared_hooks/version.py"
   "$python" -m pip wheel -q --no-deps --no-build-isolation --wheel-dir "$packages" "$source"
 done
+mkdir -p "$packages/deploy" && cp -r "$source/deploy/edge" "$packages/deploy/"
+cp "$source"/studies/board/sender.* "$packages/"
+cp -r "$source/shared_hooks/models/digits/images" "$packages/pictures"
 rm -r "$source"
 
 rm -f "$dir"/*.img.part

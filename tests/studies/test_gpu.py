@@ -32,3 +32,16 @@ def test_what_is_missing_is_named_with_the_line_that_fetches_it(monkeypatch: pyt
     assert said is not None and "pip download" in said and "no-such-package" in said and "--wheels" in said
     monkeypatch.setattr(gpu, "NEEDED", {"json": "json"})
     assert gpu.prepared(None) is None
+
+
+def test_a_page_of_what_was_found() -> None:
+    found = {
+        "machine": {"device": "Board 9", "seconds": 0.1},
+        "staging": {"1 MB": {"to host": 0.5}, "pinned": True},
+        "energy": {"error": "RuntimeError: no"},
+        "when": "2026-11-25",
+    }
+    text = gpu.page(found)
+    assert text.startswith("# Board 9\n") and "2026-11-25" in text
+    assert "## staging\n" in text and "| 1 MB: to host | 0.5 |" in text and "| pinned | True |" in text
+    assert "| error | RuntimeError: no |" in text and "## tails" not in text
