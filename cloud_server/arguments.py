@@ -71,6 +71,7 @@ def parser() -> Parser:
             "[NAME=]INPUT",
             "the input both sides plan on, if not the spec's: 1,3,224,224[:dtype], a file, module:callable",
         ),
+        ("--tails", "[NAME=]CUT,CUT|all", "tails of a --model for heads that are not torch's, each as NAME@CUT"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")

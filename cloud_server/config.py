@@ -115,6 +115,9 @@ class ModelEntry:
     "rounding" where these are within `shared_hooks.compiling.TOLERANCE`. Empty: they are not.
     """
 
+    tails: tuple[str, ...] = ()
+    """Cuts behind which the tail is a model of its own in the Open Inference Protocol, ``NAME@CUT``; ("all",): each."""
+
     def __post_init__(self) -> None:
         if self.compile not in ("", *COMPILED):
             raise SpecError(f'compile: expected "{COMPILED[0]}" or "{COMPILED[1]}", found "{self.compile}"')
@@ -135,12 +138,14 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
                     raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
         elif isinstance(value, dict):
             inner = Table(value, table.origin, table.name(name))
-            tails = inner.take("decoding", str)
-            decoding = None if tails is None else resolve(tails, folder, f"{table.origin}: {inner.name('decoding')}")
+            decodes = inner.take("decoding", str)
+            where = f"{table.origin}: {inner.name('decoding')}"
+            decoding = None if decodes is None else resolve(decodes, folder, where)
+            tails = tuple(inner.take_list("tails", str, "a list of layers' names") or ())
             device, warm_up = inner.take("device", str) or "", _warm_up(inner.table("warm_up"))
             compiled = inner.take_any("compile")
             spec = spec_from_table(inner, folder, model_id=name)
-            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled)))
+            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled), tails))
         else:
             table.fail(
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"

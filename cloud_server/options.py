@@ -39,10 +39,12 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     ids = [load_spec(reference).model_id for reference in references]
     weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
     selections = _by_model("--selection", options.selection, ids)
+    tails = _by_model("--tails", options.tails, ids)
     models = []
     for id, reference in zip(ids, references, strict=True):
         of = {"weights": weights.get(id), "selection": selections.get(id), "example": examples.get(id)}
-        models.append(ModelEntry(load_spec(reference, **of)))
+        cuts = tuple(one.strip() for one in tails[id].split(",")) if id in tails else ()
+        models.append(ModelEntry(load_spec(reference, **of), tails=cuts))
     return dataclasses.replace(config, models=(*config.models, *models))
 
 

@@ -22,9 +22,21 @@ from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, Parcel
-from shared_hooks.crossing import INPUTS, Mark, Slot, TensorForm, decode, digest_of, generators, parts
+from shared_hooks.crossing import (
+    INPUTS,
+    Mark,
+    NamedTensor,
+    Slot,
+    TensorForm,
+    decode,
+    digest_of,
+    early_of,
+    generators,
+    named_tensors,
+    parts,
+)
 from shared_hooks.crossing.parcel import borrowed
-from shared_hooks.errors import BadFrame, CutRefused, InputMismatch, TooLarge
+from shared_hooks.errors import BadFrame, CutRefused, Disagreement, InputMismatch, TooLarge, UnknownModel, near
 from shared_hooks.tensors import View, dtype_named
 
 # The protocol's datatypes: names, and elements as bytes (little endian, row-major).
@@ -158,6 +170,8 @@ FRONTIER = "isthmus_frontier"
 """The input that brings what crosses a cut."""
 HELLO = "isthmus_hello"
 """The parameter that says which model the head was of: a greeting (`split.proto`) in base64."""
+WEIGHTS = "isthmus_weights"
+"""The parameter that says which weights the head has; another's are refused."""
 SPLIT = "isthmus_split"
 """The parameter that names the cut; may be missing."""
 
@@ -176,8 +190,17 @@ class Sending:
     """The name that the cut must have, as the client says; None where it says none."""
 
 
-def sending(query: Query, identity: Identity, max_bytes: int) -> Sending:
-    """What is sent for a request of the model that ``identity`` names. Raises an IsthmusError that names the input."""
+def sending(query: Query, identity: Identity, max_bytes: int, cut: str | None = None) -> Sending:
+    """What is sent for a request of the model that ``identity`` names; ``cut``: for the tail behind it, with what
+    crosses by name. Raises an IsthmusError that names the input.
+    """
+    weights = query.parameters.get(WEIGHTS)
+    if weights is not None and weights != identity.weights_hash:
+        raise Disagreement(
+            f"the head has other weights than the server's model: {str(weights)[:80]}, not {identity.weights_hash}"
+        )
+    if cut is not None:
+        return _named_tail(query, identity, cut, max_bytes)
     if any(one.name == FRONTIER for one in query.inputs) or HELLO in query.parameters:
         return _tail(query, identity, max_bytes)
     return _whole(query, identity, max_bytes)
@@ -185,10 +208,44 @@ def sending(query: Query, identity: Identity, max_bytes: int) -> Sending:
 
 def _whole(query: Query, identity: Identity, max_bytes: int) -> Sending:
     form = described(identity)
-    tensors, forms = [], []
-    given = _by_name(query, [name for name, _, _ in form["inputs"]])
+    tensors = _tensors(query, form["inputs"], max_bytes)
+    forms = [TensorForm(tuple(one.shape), _contiguous(one.shape), one.dtype) for one in tensors]
+    crossing = _crossing(form["cut"], tuple(forms))
+    parcel = Parcel.of_tensors(crossing.digest, [*tensors, *generators.fresh(crossing.generators)])
+    return _as_if_from(identity, crossing, parcel)
+
+
+def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> Sending:
+    form = described(identity, cut)
+    tensors = _tensors(query, form["inputs"], max_bytes)
+    for (name, _, shape), tensor in zip(form["inputs"], tensors, strict=True):
+        if list(tensor.shape) != shape:
+            raise InputMismatch(f'input "{name}": the shape {list(tensor.shape)} came; this tail takes {shape}')
+    crossing, named = _cut_described(form["cut"], tuple(name for name, _, _ in identity.form["inputs"]))
+    early = early_of(crossing, named, dict(zip((one.name for one in named), tensors, strict=True)))
+    return _as_if_from(identity, crossing, early.pack())
+
+
+def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sending:
+    """As an edge with this very model would send it."""
+    hello = split_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        model_id=identity.model_id,
+        weights_hash=identity.weights_hash,
+        structure_digest=identity.structure_digest,
+        plan_digest=identity.plan_digest,
+        environment=identity.environment,
+        about=identity.about,
+    )
+    return Sending(hello, crossing.to_bytes(), crossing.digest, parcel.header, parcel.buffers, parcel.nbytes)
+
+
+def _tensors(query: Query, inputs: list[list[Any]], max_bytes: int) -> list[torch.Tensor]:
+    """The inputs of a request in the order of ``inputs``: [name, dtype, shape] of each, whose sizes may be others."""
+    tensors = []
+    given = _by_name(query, [name for name, _, _ in inputs])
     total = 0
-    for name, dtype, shape in form["inputs"]:
+    for name, dtype, shape in inputs:
         one, where = given[name], f'input "{name}"'
         kind, wanted = dtype_of(one.datatype, where), dtype_named(dtype)
         if kind is not wanted:
@@ -207,27 +264,25 @@ def _whole(query: Query, identity: Identity, max_bytes: int) -> Sending:
         if kind is torch.bool and nbytes and int(tensor.view(torch.uint8).max()) > 1:
             raise BadFrame(f"{where}: bytes other than 0 and 1 in truth values")
         tensors.append(tensor)
-        forms.append(TensorForm(one.shape, _contiguous(one.shape), kind))
-    crossing = _crossing(form["cut"], tuple(forms))
-    parcel = Parcel.of_tensors(crossing.digest, [*tensors, *generators.fresh(crossing.generators)])
-    hello = split_pb2.Hello(
-        protocol_version=PROTOCOL_VERSION,
-        model_id=identity.model_id,
-        weights_hash=identity.weights_hash,
-        structure_digest=identity.structure_digest,
-        plan_digest=identity.plan_digest,
-        environment=identity.environment,
-        about=identity.about,
-    )
-    return Sending(hello, crossing.to_bytes(), crossing.digest, parcel.header, parcel.buffers, parcel.nbytes)
+    return tensors
 
 
-def described(identity: Identity) -> Mapping[str, Any]:
-    """The names of a model's inputs and outputs. Raises CutRefused, saying why, for one without."""
+def described(identity: Identity, cut: str | None = None) -> Mapping[str, Any]:
+    """The names of a model's inputs and outputs, or of those of the tail behind a cut. Raises CutRefused, saying why,
+    for one without, and UnknownModel for a tail that is not served.
+    """
     why = identity.form.get("refused", "its spec has no example input, so its inputs have no names")
     if "inputs" not in identity.form:
         raise CutRefused(f'model "{identity.model_id}" cannot be asked as a whole: {why}')
-    return identity.form
+    if cut is None:
+        return identity.form
+    tails: Mapping[str, Any] = identity.form.get("tails", {})
+    if cut not in tails:
+        there = "" if tails else ": none is (`tails` in its entry of the server's file, or --tails)"
+        raise UnknownModel(f'no tail behind "{cut[:128]}" of "{identity.name}" is served here{there}{near(cut, tails)}')
+    if "refused" in tails[cut]:
+        raise CutRefused(tails[cut]["refused"])
+    return {**tails[cut], "outputs": identity.form["outputs"]}
 
 
 def fits(query: Query, identity: Identity) -> bool:
@@ -278,6 +333,12 @@ def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
     )
     # of other forms no plan was made here
     return replace(made, plan_digest=known.plan_digest, cache={}) if made.signature == known.signature else made
+
+
+@lru_cache(256)
+def _cut_described(description: str, inputs: tuple[str, ...]) -> tuple[Crossing, tuple[NamedTensor, ...]]:
+    crossing = decode(description.encode())
+    return crossing, named_tensors(crossing, inputs)
 
 
 def _tail(query: Query, identity: Identity, max_bytes: int) -> Sending:

@@ -16,7 +16,18 @@ import torch
 from cloud_server.access import Caller, granted
 from cloud_server.core import Core
 from cloud_server.fleet import Fleet
-from cloud_server.inference.sending import NAMES, Named, Query, Result, Sending, Value, described, fits, sending
+from cloud_server.inference.sending import (
+    NAMES,
+    WEIGHTS,
+    Named,
+    Query,
+    Result,
+    Sending,
+    Value,
+    described,
+    fits,
+    sending,
+)
 from cloud_server.models import Engine, leaves, newest_first, version_of
 from cloud_server.streams import InFrame
 from protos.frames import ChunkFrame, HeadedReply, HeadedRequest
@@ -375,6 +386,9 @@ class Inference:
             state, reason = states[name] if self.ready else ("UNAVAILABLE", "")
             one = {"name": name.partition(":")[0], "version": name.partition(":")[2] or "1", "state": state}
             found.append(one | ({"reason": reason} if reason else {}))
+            served = self.core.engines.get(name)
+            tails = {} if served is None else served.identity.form.get("tails", {})
+            found += [{**one, "name": f"{one['name']}@{cut}"} for cut, form in tails.items() if "refused" not in form]
         return found
 
     def statistics(self, caller: Caller, name: str = "", version: str = "") -> list[dict[str, Any]]:
@@ -413,6 +427,7 @@ class Inference:
     def engine(self, caller: Caller, name: str, version: str = "", weights_hash: str = "") -> Engine:
         """Without a version the newest one, or the one with these weights. Raises UnknownModel."""
         known = self.core.engines_for(caller)
+        name, _ = self._tail_of(name)
         newest = version_of(known, name, weights_hash)
         if newest is None:
             raise UnknownModel(f'no model "{name[:128]}" is served here; there is: {", ".join(known) or "none"}')
@@ -426,10 +441,17 @@ class Inference:
     def describe(self, caller: Caller, name: str, version: str = "") -> ModelInfo:
         """Raises UnknownModel, and CutRefused for a model that cannot be asked by names."""
         identity = self.engine(caller, name, version).identity
-        form = described(identity)
+        cut = self._tail_of(name)[1]
+        form = described(identity, cut)
         known = self.core.engines_for(caller)
         versions = tuple(known[one].identity.version for one in newest_first(known, identity.name))
-        return ModelInfo(identity.name, versions, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
+        shown = identity.name if cut is None else f"{identity.name}@{cut}"
+        return ModelInfo(shown, versions, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
+
+    def _tail_of(self, name: str) -> tuple[str, str | None]:
+        """``NAME@CUT``: the model, and the cut behind which its tail is asked for; a model may have an @ in its name."""
+        base, at, cut = name.partition("@")
+        return (name, None) if not at or name in self.core.engines else (base, cut)
 
     def asking(self, caller: Caller, on_drop: Callable[[], object]) -> Asking:
         """A place for one request. Raises ServerUnavailable."""
@@ -442,13 +464,15 @@ class Inference:
         for wanted in (query.outputs, [one.name for one in query.inputs]):
             if len(set(wanted)) < len(wanted):  # an answer has each output once, so its size is the model's doing
                 raise InputMismatch("two inputs or two outputs have one name")
-        identity = self.engine(asking.caller, query.model, query.version).identity
+        weights = str(query.parameters.get(WEIGHTS, ""))
+        identity = self.engine(asking.caller, query.model, query.version, weights).identity
+        cut = self._tail_of(query.model)[1]
         limit = asking.caller.max_request_bytes(self.core.limits)
-        made = asking.read(lambda: sending(query, identity, limit))
+        made = asking.read(lambda: sending(query, identity, limit, cut))
         try:
             reply, payload = asking.answer(made, _shorter(deadline_seconds, query.parameters.get("timeout")))
         except ModelFailed as error:
-            if fits(query, identity):
+            if cut is not None or fits(query, identity):
                 raise
             raise InputMismatch(f"the model does not take these shapes: {error}") from error
         version = self.engine(asking.caller, made.hello.model_id, "", made.hello.weights_hash).identity.version

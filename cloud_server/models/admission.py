@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import nn
 from cloud_server.models.engine import Identity
 from shared_hooks import Crossing, Plan
 from shared_hooks.codecs import Bound
-from shared_hooks.crossing import ALIGN, Parcel, Section, read_header
+from shared_hooks.crossing import ALIGN, Parcel, Section, named_tensors, read_header
+from shared_hooks.crossing.named import described
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, InputMismatch, TooLarge
 from shared_hooks.models.images import check_suffix, libraries
 from shared_hooks.state import PythonState
@@ -34,12 +35,39 @@ OUTPUT = "output"
 
 Form = dict[str, Any]
 """JSON-able. ``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
-example. Or ``refused`` alone: why the model cannot be asked by names.
+example. Or ``refused`` alone: why the model cannot be asked by names. ``tails``: by the name of a cut, ``inputs`` and
+``cut`` of the tail behind it, or ``refused``.
 """
+ALL = "all"
+"""As the only name of ``tails``: every cut that there is."""
 
 
-def form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
-    """The form of a model's example, on which ``plan`` was made. Runs the model."""
+def form_of(
+    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tails: Sequence[str] = ()
+) -> Form:
+    """The form of a model's example, on which ``plan`` was made; of the ``tails`` behind these cuts, too. Runs the
+    model. Raises UnknownLayer for a cut that is none.
+    """
+    form = _form_of(plan, model, args, kwargs)
+    if not tails or "refused" in form:
+        return form
+    names = [one.name for one in plan.cuts if one.can_split] if tuple(tails) == (ALL,) else list(tails)
+    inputs = [name for name, _, _ in form["inputs"]]
+    return {**form, "tails": {name: _tail_form(plan, name, inputs, refuses=tails[0] == ALL) for name in names}}
+
+
+def _tail_form(plan: Plan, name: str, inputs: Sequence[str], *, refuses: bool) -> Form:
+    """Raises CutRefused unless it ``refuses`` by its entry."""
+    try:
+        crossing = plan.cutting(name)[1]
+        return {"inputs": described(named_tensors(crossing, inputs)), "cut": crossing.to_bytes().decode()}
+    except CutRefused as error:
+        if refuses:
+            return {"refused": str(error)}
+        raise
+
+
+def _form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Form:
     try:
         crossing = plan.cutting("input")[1]
         structure, tensors = flatten((args, kwargs))

@@ -299,15 +299,15 @@ class ServedModel:
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
         example = entry.spec.example(self._device)
         if example is None:
-            if entry.warm_up != WarmUp() or entry.compile:
-                wanted = "compile" if entry.compile else "warm_up"
+            if entry.warm_up != WarmUp() or entry.compile or entry.tails:
+                wanted = "compile" if entry.compile else "tails" if entry.tails else "warm_up"
                 raise SpecError(f"{entry.spec.origin}: {entry.spec.model_id}: {wanted}: its spec has no example to run")
             return None
         args, kwargs = example
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
             plan = self._wrapped.plan(*args, **kwargs)
-            self._form = form_of(plan, self._wrapped.model, args, kwargs)
+            self._form = form_of(plan, self._wrapped.model, args, kwargs, entry.tails)
             where = f"{entry.spec.origin}: {entry.spec.model_id}"
             self._heads = warm_up(self._wrapped, plan, example, entry.warm_up, where)
             return plan

@@ -4,6 +4,7 @@ description  what describes a cut: inputs, slots, marks, a digest of the path
 format       ... read from untrusted bytes
 early        the values that cross, with their description and what was learnt of them
 parcel       tensors <-> header and payload
+named        what crosses as tensors with names, for heads that are not torch's
 generators   states of random generators that cross
 
 May import tensors, errors.
@@ -28,6 +29,7 @@ from shared_hooks.crossing.description import (
 from shared_hooks.crossing.early import EarlyOutput, books_of, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
+from shared_hooks.crossing.named import NamedTensor, early_of, named_tensors
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Packing, Parcel, Section, read_header
 
 __all__ = [
@@ -41,6 +43,7 @@ __all__ = [
     "Given",
     "Layout",
     "Mark",
+    "NamedTensor",
     "Packing",
     "Parcel",
     "PathDigest",
@@ -53,7 +56,9 @@ __all__ = [
     "decode",
     "decoded_bytes",
     "digest_of",
+    "early_of",
     "mixes_truth",
+    "named_tensors",
     "parts",
     "read_header",
     "torch_generator",

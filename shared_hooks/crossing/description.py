@@ -251,7 +251,7 @@ class Crossing:
         shapes: dict[int, View] = {}
         for mark in self.marks:
             known = len(shapes[mark.slot].shape) if mark.slot in shapes else 0
-            if len(mark.view.shape) > known and self._is_all_of_its_slot(mark):
+            if len(mark.view.shape) > known and self.covers_its_slot(mark):
                 shapes[mark.slot] = mark.view
         found = []
         for number, slot in enumerate(self.slots):
@@ -260,7 +260,7 @@ class Crossing:
                 found.append(Grain.of(own.shape, own.stride))
         return tuple(found)
 
-    def _is_all_of_its_slot(self, mark: Mark) -> bool:
+    def covers_its_slot(self, mark: Mark) -> bool:
         """Whether the mark's view is every element of a storage, as they lie there."""
         if not 0 <= mark.slot < len(self.slots):
             return False

@@ -126,7 +126,10 @@ def follow(one: Following, cuts: int, seed: int) -> None:
     one.step("log", lambda: one.block("log"))
 
     def flooded() -> str:
-        board.type("head -c 24M /dev/urandom | base64 -w 120 | systemd-cat --namespace=isthmus", timeout=1200)
+        board.type(
+            "systemd-run --quiet --wait -p LogNamespace=isthmus sh -c 'head -c 24M /dev/urandom | base64 -w 120'",
+            timeout=1200,
+        )
         shown = board.type("journalctl --namespace=isthmus --disk-usage")
         assert float(re.findall(r"([\d.]+)M", shown)[0]) <= 8.0, shown
         return shown

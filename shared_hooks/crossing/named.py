@@ -1,0 +1,89 @@
+"""What crosses a cut as tensors with names: for heads that are not torch's, such as an ONNX file.
+
+A name is that of the module call in which the tensor first appears (``stage1.1``); a second one there has a number
+after ``#``. An input that is read behind the cut keeps its own name. Both sides work names out from the description.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from shared_hooks.crossing.description import INPUTS, Crossing
+from shared_hooks.crossing.early import EarlyOutput
+from shared_hooks.errors import CutRefused
+from shared_hooks.tensors import View, dtype_name
+
+
+@dataclass(frozen=True)
+class NamedTensor:
+    """One tensor of a cut: all of slot ``slot``, seen through ``view``."""
+
+    name: str
+    slot: int
+    view: View
+    dtype: torch.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.view.shape
+
+    def storage_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elements as they lie in the slot: flat."""
+        if self.view.stride == _row_major(self.shape):
+            return tensor.contiguous().reshape(-1)
+        flat = torch.empty(self.view.numel, dtype=self.dtype, device=tensor.device)
+        flat.as_strided(self.view.shape, self.view.stride).copy_(tensor)
+        return flat
+
+    def tensor_of(self, piece: torch.Tensor) -> torch.Tensor:
+        """The reverse: the tensor that a slot's only piece holds."""
+        return piece.as_strided(self.view.shape, self.view.stride)
+
+
+def named_tensors(crossing: Crossing, inputs: Sequence[str] = ()) -> tuple[NamedTensor, ...]:
+    """In the order of the slots. ``inputs``: names of the model's inputs, by their number.
+
+    Raises CutRefused where tensors alone do not make a request: a number that Python read from data crosses, too, or
+    the state of a random generator, or only a part of a storage.
+    """
+    where = f"the cut after {crossing.layer_name}"
+    if crossing.reads or crossing.given:
+        raise CutRefused(f"{where} needs values that the model's Python read from data: tensors alone are not enough")
+    if crossing.generators:
+        raise CutRefused(f"{where} needs the state of random generators: tensors alone are not enough")
+    found: list[NamedTensor] = []
+    taken: dict[str, int] = {}
+    for number, slot in enumerate(crossing.slots):
+        marks = [
+            one for one in crossing.marks if one.slot == number and not one.flags and crossing.covers_its_slot(one)
+        ]
+        if not marks or len(slot.pieces) != 1 or slot.pieces[0].numel != slot.elements:
+            raise CutRefused(f"{where}: only a part of a tensor's memory crosses, which has no name")
+        mark = max(marks, key=lambda one: len(one.view.shape))
+        base = mark.place.path or "model"
+        if mark.place == INPUTS:
+            base = inputs[mark.leaf] if mark.leaf < len(inputs) else f"input.{mark.leaf}"
+        taken[base] = taken.get(base, 0) + 1
+        name = base if taken[base] == 1 else f"{base}#{taken[base]}"
+        found.append(NamedTensor(name, number, mark.view, mark.dtype))
+    if not found:
+        raise CutRefused(f"{where}: no tensor crosses")
+    return tuple(found)
+
+
+def early_of(crossing: Crossing, named: Sequence[NamedTensor], tensors: Mapping[str, torch.Tensor]) -> EarlyOutput:
+    """A head's result made of tensors by name, whose shapes and dtypes are those of ``named``."""
+    return EarlyOutput(crossing, tuple(one.storage_of(tensors[one.name]) for one in named), ())
+
+
+def described(named: Sequence[NamedTensor]) -> list[list[object]]:
+    """[name, dtype, shape] of each, for JSON."""
+    return [[one.name, dtype_name(one.dtype), list(one.shape)] for one in named]
+
+
+def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
+    return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
