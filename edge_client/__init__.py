@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from edge_client.request import Pending
     from edge_client.tasks.bench import bench
     from edge_client.tasks.calibrate import calibrate
+    from edge_client.tasks.export import export
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
     from edge_client.tasks.plan import plan
@@ -93,6 +94,7 @@ _HOME = {
     "Witness": "witness",
     "bench": "tasks.bench",
     "calibrate": "tasks.calibrate",
+    "export": "tasks.export",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
     "local_server": "process",
@@ -126,6 +128,7 @@ __all__ = [
     "aio",
     "bench",
     "calibrate",
+    "export",
     "hierarchy",
     "layers",
     "local_server",

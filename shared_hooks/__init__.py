@@ -35,6 +35,7 @@ compiling     tails whose modules torch.compile has made faster
 observers     looks at modules on either side
 batching      requests of several callers as one batch
 profiling     layers and cuts measured
+picture       image files decoded in a process with limits of memory and time
 showing       what objects say of themselves: a line, a table, a small picture
 version       of all three packages
 sinks         where numbers of observers and metrics go

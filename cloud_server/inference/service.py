@@ -28,11 +28,12 @@ from cloud_server.inference.sending import (
     fits,
     sending,
 )
-from cloud_server.models import Engine, leaves, newest_first, version_of
+from cloud_server.models import Engine, newest_first, version_of
 from cloud_server.streams import InFrame
 from protos.frames import ChunkFrame, HeadedReply, HeadedRequest
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
+from shared_hooks.crossing import leaves
 from shared_hooks.errors import (
     AccessRefused,
     Cancelled,
@@ -449,7 +450,7 @@ class Inference:
         return ModelInfo(shown, versions, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
 
     def _tail_of(self, name: str) -> tuple[str, str | None]:
-        """``NAME@CUT``: the model, and the cut behind which its tail is asked for; a model may have an @ in its name."""
+        """``NAME@CUT``: the model, and the cut whose tail is asked for; a model may have an @ in its own name."""
         base, at, cut = name.partition("@")
         return (name, None) if not at or name in self.core.engines else (base, cut)
 

@@ -11,7 +11,7 @@ profiles       the tail of every cut, measured on request
 May import entries, limits.
 """
 
-from cloud_server.models.admission import check_open, leaves
+from cloud_server.models.admission import check_open
 from cloud_server.models.engine import (
     FILE,
     Batching,
@@ -52,7 +52,6 @@ __all__ = [
     "ServedModel",
     "check_open",
     "inexact",
-    "leaves",
     "newest_first",
     "room_for",
     "version_of",

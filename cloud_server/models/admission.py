@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,8 +13,16 @@ from torch import nn
 from cloud_server.models.engine import Identity
 from shared_hooks import Crossing, Plan
 from shared_hooks.codecs import Bound
-from shared_hooks.crossing import ALIGN, Parcel, Section, named_tensors, read_header
-from shared_hooks.crossing.named import described
+from shared_hooks.crossing import (
+    ALIGN,
+    Parcel,
+    Section,
+    by_parameter,
+    described,
+    leaves,
+    named_tensors,
+    read_header,
+)
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, InputMismatch, TooLarge
 from shared_hooks.models.images import check_suffix, libraries
 from shared_hooks.state import PythonState
@@ -31,7 +38,6 @@ from shared_hooks.tensors import Structure, dtype_name, flatten, unflatten
 
 TRIALS_SECONDS = 1.0
 """No further size is tried beyond this; what was not tried is said to be fixed."""
-OUTPUT = "output"
 
 Form = dict[str, Any]
 """JSON-able. ``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
@@ -51,7 +57,11 @@ def form_of(
     form = _form_of(plan, model, args, kwargs)
     if not tails or "refused" in form:
         return form
-    names = [one.name for one in plan.cuts if one.can_split] if tuple(tails) == (ALL,) else list(tails)
+    if tuple(tails) == (ALL,):
+        names = [one.name for one in plan.cuts if one.can_split]
+    else:
+        found = [plan.resolve(name) for name in tails]
+        names = ["input" if one is None else one.name for one in found]
     inputs = [name for name, _, _ in form["inputs"]]
     return {**form, "tails": {name: _tail_form(plan, name, inputs, refuses=tails[0] == ALL) for name in names}}
 
@@ -71,7 +81,7 @@ def _form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     try:
         crossing = plan.cutting("input")[1]
         structure, tensors = flatten((args, kwargs))
-        names = dict(leaves(_by_parameter(model, structure), ""))
+        names = dict(leaves(by_parameter(model, structure), ""))
         if [node[1] for node in names.values() if node[0] == "t"] != list(range(len(tensors))):
             raise InputMismatch("two of the inputs of its example are one tensor, or have one name")
         shapes, outputs = _tried(model, structure, tensors)
@@ -82,40 +92,6 @@ def _form_of(plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[s
     named = [name for name, node in names.items() if node[0] == "t"]
     inputs = [[name, dtype_name(one.dtype), shape] for name, one, shape in zip(named, tensors, shapes, strict=True)]
     return {"inputs": inputs, "outputs": outputs, "cut": crossing.to_bytes().decode()}
-
-
-def leaves(structure: Structure, root: str = OUTPUT) -> Iterator[tuple[str, Structure]]:
-    """The leaves of a structure (`shared_hooks.tensors.trees`), tensors and literals, each with its name."""
-    kind = structure[0]
-    if kind in ("t", "v", "x", "enum"):
-        yield root, structure
-    elif kind in ("list", "tuple"):
-        yield from _numbered(structure[1], root)
-    elif kind == "named":
-        yield from _numbered(structure[2], root)
-    else:
-        entries = structure[1] if kind == "dict" else [(["v", key], item) for key, item in structure[2]]
-        inner = "" if root in ("", OUTPUT) else f"{root}."
-        for key, item in entries:
-            yield from leaves(item, f"{inner}{key[1]}")
-
-
-def _numbered(items: list[Structure], root: str) -> Iterator[tuple[str, Structure]]:
-    for number, item in enumerate(items):
-        yield from leaves(item, f"{root}.{number}" if root else str(number))
-
-
-def _by_parameter(model: nn.Module, structure: Structure) -> Structure:
-    """The structure of (args, kwargs) as one dictionary, by the parameters of the model's forward."""
-    _, ((_, args), (_, kwargs)) = structure
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    entries: list[list[Any]] = []
-    for number, item in enumerate(args):
-        known = parameters[number] if number < len(parameters) else parameters[-1]
-        rest = known.kind is known.VAR_POSITIONAL or number >= len(parameters)
-        first = next((at for at, one in enumerate(parameters) if one.kind is one.VAR_POSITIONAL), 0)
-        entries.append([["v", f"{known.name}.{number - first}" if rest else known.name], item])
-    return ["dict", entries + kwargs]
 
 
 def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) -> tuple[list[Any], list[list[Any]]]:

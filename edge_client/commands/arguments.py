@@ -18,6 +18,7 @@ from edge_client.commands.common import (
     add_server,
     add_sink,
     count,
+    names,
     number,
     rate,
     seconds,
@@ -207,6 +208,16 @@ def add_calibrate(commands: Commands, model: Parser) -> None:
         "--output", metavar="DIR", help="calibration.json and report.html, as they grow; the same command continues"
     )
     study.add_argument("--fresh", action="store_true", help="measure all of it again")
+
+
+def add_export(commands: Commands, model: Parser) -> None:
+    export = commands.add_parser("export", parents=[model], help="heads as ONNX files, for devices without PyTorch")
+    export.add_argument("--split", required=True, type=names, metavar="CUT,CUT|all", help="the cuts at which heads end")
+    export.add_argument("--output", required=True, metavar="DIR", help="folder for the heads and their manifest")
+    export.add_argument(
+        "--input", action="extend", nargs="+", metavar="PATH", help="compare answers on these (default: the example)"
+    )
+    export.add_argument("--whole", action="store_true", help="the whole model, too, for when the server is gone")
 
 
 def add_bench(commands: Commands, model: Parser) -> None:
@@ -485,6 +496,7 @@ BASIC = {
         "sweep": "--cuts --every --repetitions --seconds --codec",
         "prune": "--split --choose-by --keep --structural",
         "calibrate": "--labels --max-loss --codecs --cuts --seconds",
+        "export": "--split --whole",
         "bench": "--split --rate --seconds --in-flight",
         "generate": "--cut --prompt --max-new-tokens --sample --codec",
         "chat": "--cut --system --max-new-tokens --sample --codec",
@@ -573,6 +585,7 @@ def make_parser() -> Parser:
     add_sweep(commands, model)
     add_prune(commands, model)
     add_calibrate(commands, model)
+    add_export(commands, model)
     add_bench(commands, model)
     add_plan(commands, model)
     add_profile(commands, [model, planned])

@@ -29,7 +29,7 @@ from shared_hooks.crossing.description import (
 from shared_hooks.crossing.early import EarlyOutput, books_of, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
-from shared_hooks.crossing.named import NamedTensor, early_of, named_tensors
+from shared_hooks.crossing.named import NamedTensor, by_parameter, described, early_of, leaves, named_tensors
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Packing, Parcel, Section, read_header
 
 __all__ = [
@@ -53,10 +53,13 @@ __all__ = [
     "Slot",
     "TensorForm",
     "books_of",
+    "by_parameter",
     "decode",
     "decoded_bytes",
+    "described",
     "digest_of",
     "early_of",
+    "leaves",
     "mixes_truth",
     "named_tensors",
     "parts",

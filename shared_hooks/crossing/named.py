@@ -6,16 +6,19 @@ after ``#``. An input that is read behind the cut keeps its own name. Both sides
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch import nn
 
 from shared_hooks.crossing.description import INPUTS, Crossing
 from shared_hooks.crossing.early import EarlyOutput
 from shared_hooks.errors import CutRefused
-from shared_hooks.tensors import View, dtype_name
+from shared_hooks.tensors import Structure, View, dtype_name
 
 
 @dataclass(frozen=True)
@@ -87,3 +90,44 @@ def described(named: Sequence[NamedTensor]) -> list[list[object]]:
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(math.prod(shape[at + 1 :]) for at in range(len(shape)))
+
+
+# Names of what goes into a model and comes out: parameters of its ``forward``, keys and attributes of what it returns.
+# A tensor within a list or tuple has its number after a point (``states.0``); an output without a name is ``output``.
+
+
+OUTPUT = "output"
+
+
+def leaves(structure: Structure, root: str = OUTPUT) -> Iterator[tuple[str, Structure]]:
+    """The leaves of a structure (`shared_hooks.tensors.trees`), tensors and literals, each with its name."""
+    kind = structure[0]
+    if kind in ("t", "v", "x", "enum"):
+        yield root, structure
+    elif kind in ("list", "tuple"):
+        yield from _numbered(structure[1], root)
+    elif kind == "named":
+        yield from _numbered(structure[2], root)
+    else:
+        entries = structure[1] if kind == "dict" else [(["v", key], item) for key, item in structure[2]]
+        inner = "" if root in ("", OUTPUT) else f"{root}."
+        for key, item in entries:
+            yield from leaves(item, f"{inner}{key[1]}")
+
+
+def _numbered(items: list[Structure], root: str) -> Iterator[tuple[str, Structure]]:
+    for number, item in enumerate(items):
+        yield from leaves(item, f"{root}.{number}" if root else str(number))
+
+
+def by_parameter(model: nn.Module, structure: Structure) -> Structure:
+    """The structure of (args, kwargs) as one dictionary, by the parameters of the model's forward."""
+    _, ((_, args), (_, kwargs)) = structure
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    entries: list[list[Any]] = []
+    for number, item in enumerate(args):
+        known = parameters[number] if number < len(parameters) else parameters[-1]
+        rest = known.kind is known.VAR_POSITIONAL or number >= len(parameters)
+        first = next((at for at, one in enumerate(parameters) if one.kind is one.VAR_POSITIONAL), 0)
+        entries.append([["v", f"{known.name}.{number - first}" if rest else known.name], item])
+    return ["dict", entries + kwargs]

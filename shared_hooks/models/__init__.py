@@ -4,7 +4,6 @@ named        `load_spec`: from a name or a file to a spec; the TOML format of do
 spec         `ModelSpec`: a model is built, fed and read
 inputs       input files and their true labels; the input that both sides plan on
 images       image file -> tensor; pictures of videos; files that a client sends
-picture      decoded in a process with limits of memory and time
 drawing      boxes and masks drawn on what a model saw, as a spec says
 predictions  output -> `Prediction`; the tokenizer that a spec names
 weights      safetensors, .pt, .pth -> model, strictly, on a device, all or a part

@@ -19,11 +19,11 @@ import numpy.typing as npt
 import safetensors
 import torch
 
+from shared_hooks import picture
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, TooLarge
-from shared_hooks.models import picture
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
-from shared_hooks.models.picture import MAX_PIXELS as MAX_PIXELS
+from shared_hooks.picture import MAX_PIXELS as MAX_PIXELS
 
 if TYPE_CHECKING:
     from PIL import Image

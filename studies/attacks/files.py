@@ -36,7 +36,7 @@ from edge_client import EdgeClient
 from edge_client.model_choice import ModelChoice
 from shared_hooks.errors import IsthmusError
 from shared_hooks.models import load_spec
-from shared_hooks.models.picture import BYTES_A_PIXEL, MAX_OWN_PIXELS, SPARE_BYTES
+from shared_hooks.picture import BYTES_A_PIXEL, MAX_OWN_PIXELS, SPARE_BYTES
 from shared_hooks.tensors import identical
 from studies.attacks.pressure import DECODER_MIB, KEPT_MIB, LIMITS, MIB, inflating
 from studies.siege.hostile import through

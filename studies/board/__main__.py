@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"<!-- not run: studies/board [^>]*\((\w+)\) -->\n```sh\n(.*?)```", re.DOTALL)
 CPUS = {"raspberry-pi": "cortex-a72", "jetson": "cortex-a76"}
 """A Raspberry Pi 4's, and what is nearest to an Orin's Cortex-A78AE among those that qemu 7.2 has."""
+PICTURES = 40
 CHECK = """
 import json, pathlib
 lines = [json.loads(line) for line in open("journal")][1:]
@@ -141,10 +142,11 @@ def follow(one: Following, cuts: int, seed: int) -> None:
 
         def cut() -> list[object]:
             seen: list[object] = []
-            for _ in range(cuts):
+            for number in range(1, cuts + 1):
                 board.type("cat > /tmp/block.sh <<'END-OF-BLOCK'\n" + one.blocks["power"] + "\nEND-OF-BLOCK")
-                board.begin("systemctl stop edge-client; bash /tmp/block.sh > /tmp/said 2>&1; cat /tmp/said")
-                time.sleep(draw.uniform(12, 45))
+                board.type("systemctl stop edge-client; nohup bash /tmp/block.sh > /tmp/said 2>&1 &", timeout=180)
+                answered(board, at_least=number * PICTURES // (cuts + 2))
+                time.sleep(draw.uniform(0, 1))
                 board.unplug()
                 board.on()
                 seen.append(checked(board))
@@ -154,6 +156,7 @@ def follow(one: Following, cuts: int, seed: int) -> None:
             board.type("systemctl stop edge-client\n" + one.blocks["power"], timeout=1200)
             shown = checked(board)
             assert shown["missing"] == shown["twice"] == shown["result"] == 0 and not shown["empty files"], shown
+            assert shown["answered"] == shown["outputs"] == PICTURES, shown
             return shown
 
         one.step(f"the power is cut {cuts} times while pictures are answered", cut)
@@ -173,6 +176,15 @@ def follow(one: Following, cuts: int, seed: int) -> None:
         one.step("update", lambda: one.block("update", "0.2.1", timeout=3600))
         one.step("after the update", lambda: f"{one.answering()}; {version(board)}")
         one.step("and after a restart", lambda: f"{one.restart()}; {version(board)}; / is {root_is(board)}")
+
+
+def answered(board: Board, at_least: int, seconds: float = 300.0) -> None:
+    """Wait until the journal has so many pictures. Raises AssertionError where that takes longer."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if int(board.type("cat /var/lib/isthmus/journal 2> /dev/null | wc -l").split()[-1]) > at_least:
+            return
+    raise AssertionError(f"{at_least} pictures are not answered after {seconds:g} s")
 
 
 def checked(board: Board) -> dict[str, Any]:

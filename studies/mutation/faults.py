@@ -18,7 +18,7 @@ GUARDS: Final = (
     # memory
     "shared_hooks/generation/remote_tensor.py",
     "shared_hooks/models/inputs.py",
-    "shared_hooks/models/picture.py",
+    "shared_hooks/picture.py",
     "cloud_server/requests/*.py",
     "cloud_server/scheduling/*.py",
     "cloud_server/fleet/room.py",

@@ -21,8 +21,8 @@ from cloud_server.models.served_model import ServedModel
 from protos.frames import cut
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel, WrappedModel
+from shared_hooks import picture as pictures
 from shared_hooks.models import load_spec
-from shared_hooks.models import picture as pictures
 from tests.cloud_server.fakes import CoreClient, Result
 from tests.cloud_server.real import greet
 from tests.waiting import PATIENCE, eventually

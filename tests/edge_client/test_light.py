@@ -87,5 +87,5 @@ def test_the_process_that_decodes_images_loads_pillow_and_nothing_large() -> Non
     steps = (
         "import json, sys, runpy; runpy.run_path(sys.argv[1]); import PIL.Image; print(json.dumps(sorted(sys.modules)))"
     )
-    (found,) = python(steps, "shared_hooks/models/picture.py")
+    (found,) = python(steps, "shared_hooks/picture.py")
     assert of(("torch", "numpy", "shared_hooks"), found) == []

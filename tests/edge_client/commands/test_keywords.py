@@ -14,6 +14,7 @@ from edge_client.commands.arguments import make_parser
 TASKS = {
     "bench": "bench",
     "calibrate": "calibrate",
+    "export": "export",
     "hierarchy": "hierarchy",
     "plan": "plan",
     "plan_generation": "plan",
@@ -47,6 +48,8 @@ def test_every_keyword_has_an_option(task: str) -> None:
 
 UNLIKE = {
     ("sweep", "output"),
+    ("export", "output"),
+    ("export", "split"),
     ("sweep", "observers"),
     ("calibrate", "max_loss"),
     ("prune", "serve"),

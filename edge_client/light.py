@@ -1,0 +1,499 @@
+"""An edge without PyTorch: heads as ONNX files (`edge_client.export`), their tails on a server.
+
+Needs numpy, grpcio, protobuf, onnxruntime, and Pillow for pictures; torch is neither needed nor loaded. What crosses
+goes by the Open Inference Protocol to the model ``NAME@CUT`` of the server (docs/edge-without-pytorch.md).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import grpc
+import numpy as np
+import numpy.typing as npt
+
+from edge_client.credentials import Credentials
+from edge_client.dial import check_address, dial
+from protos.inference import inference_pb2
+from shared_hooks import picture
+from shared_hooks.errors import (
+    Disagreement,
+    InputMismatch,
+    IsthmusError,
+    ServerUnavailable,
+    SpecError,
+    UnknownLayer,
+    by_name,
+    near,
+)
+
+Array = npt.NDArray[Any]
+AUTO: Final = "auto"
+EDGE: Final = "edge"
+DATATYPES: Final = {
+    "bool": "BOOL",
+    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
+}
+"""numpy's names of dtypes, and the protocol's."""
+PROVIDERS: Final = {
+    "cpu": "CPUExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+    "tensorrt": "TensorrtExecutionProvider",
+    "openvino": "OpenVINOExecutionProvider",
+    "xnnpack": "XnnpackExecutionProvider",
+    "coreml": "CoreMLExecutionProvider",
+    "directml": "DmlExecutionProvider",
+    "qnn": "QNNExecutionProvider",
+}
+"""onnxruntime's execution providers by their short names; its own are taken, too."""
+TRIES: Final = 3
+"""Requests through each cut before ``split="auto"`` chooses."""
+_GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One answer: its class, the class' label and its score; ``row`` counts the inputs of a batch."""
+
+    label: str
+    index: int
+    score: float
+    row: int = 0
+
+
+@dataclass(frozen=True)
+class LightAnswer:
+    """``outputs``: the model's, by name. Times in nanoseconds: of the head here, of the request for the tail, of both.
+
+    The head was not torch's: the answer is within what the manifest says of this cut (``difference``), not bit for bit.
+    """
+
+    outputs: Mapping[str, Array]
+    split: str
+    head_ns: int
+    request_ns: int
+    end_to_end_ns: int
+    bytes_up: int
+    difference: float
+    fallback: str = ""
+    """Why the whole model ran here; empty where the server answered."""
+    predictions: tuple[Prediction, ...] = ()
+
+    @property
+    def output(self) -> Array:
+        """The only output. Raises InputMismatch where there are several."""
+        if len(self.outputs) != 1:
+            raise InputMismatch(f"the model has several outputs: {', '.join(self.outputs)}")
+        return next(iter(self.outputs.values()))
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor's name, dtype (numpy's word) and shape."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    def check(self, array: Any) -> Array:
+        """The array itself, contiguous. Raises InputMismatch."""
+        found = np.ascontiguousarray(array)
+        if found.dtype.name != self.dtype or found.shape != self.shape:
+            raise InputMismatch(
+                f'"{self.name}": {found.dtype.name} of shape {list(found.shape)} came; expected {self.dtype} of shape '
+                f"{list(self.shape)}"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Head:
+    """One cut: its file, what crosses, how far answers are from the whole model's (largest difference)."""
+
+    cut: str
+    file: str
+    crossing: tuple[Tensor, ...]
+    difference: float
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that cross."""
+        return sum(int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize for one in self.crossing)
+
+
+class Heads:
+    """A folder of `edge_client.export`. Raises SpecError for one that is none, or whose files are not its own."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        file = self.folder / "manifest.json"
+        try:
+            known = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(f"{file} cannot be read: {error.strerror}; edge-client export writes it") from error
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"{file} is not JSON: {error}") from error
+        try:
+            if known["format"] != "isthmus-heads" or known["version"] != 1:
+                raise ValueError(f"format {known['format']!r}, version {known['version']!r}")
+            self.model, self.weights = str(known["model"]), str(known["weights"])
+            self.inputs = _tensors(known["inputs"])
+            self.outputs = tuple(map(str, known["outputs"]))
+            self.labels = tuple(map(str, known["labels"]))
+            self.whole = None if known["whole"] is None else str(known["whole"])
+            self._pictures, self._ranks = known["preprocess"], known["postprocess"]
+            self.heads = {
+                str(one["cut"]): Head(
+                    str(one["cut"]), str(one["file"]), _tensors(one["crossing"]), float(one["difference"])
+                )
+                for one in known["heads"]
+            }
+            self.refused = {str(cut): str(why) for cut, why in known["refused"].items()}
+            digests = {str(name): str(digest) for name, digest in known["sha256"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SpecError(f"{file} is no manifest of heads: {type(error).__name__}: {error}") from error
+        files = {*(one.file for one in self.heads.values()), *([self.whole] if self.whole else [])}
+        for name in files | digests.keys():
+            self._check(name, digests.get(name, ""))
+
+    @property
+    def cuts(self) -> list[str]:
+        """Cuts with a head, in the order of the manifest."""
+        return list(self.heads)
+
+    def head(self, cut: str) -> Head:
+        """Raises UnknownLayer, with the reason where its export was refused."""
+        if cut in self.heads:
+            return self.heads[cut]
+        if cut in self.refused:
+            raise UnknownLayer(f"{cut} was not exported: {self.refused[cut]}")
+        raise UnknownLayer(
+            f"no head of {cut!r} in {self.folder}; there is: {', '.join(self.cuts)}{near(cut, self.cuts)}"
+        )
+
+    def read(self, path: str | Path) -> tuple[Array, ...]:
+        """A picture or a .npy file as the model's inputs, by the spec's [preprocess]. Raises InputMismatch."""
+        file = Path(path)
+        if file.suffix.lower() == ".npy":
+            try:
+                return (np.load(file, allow_pickle=False),)
+            except (OSError, ValueError) as error:
+                raise InputMismatch(f"{file} cannot be read: {error}") from error
+        if self._pictures is None:
+            raise InputMismatch(f"{file}: {self.model} says nothing about pictures that can be done without its code")
+        return (_as_array(file, self._pictures),)
+
+    def rank(self, outputs: Mapping[str, Array]) -> tuple[Prediction, ...]:
+        """The best classes, where the spec ranks class scores; else none."""
+        ranks, known = self._ranks, list(outputs)
+        if ranks is None or not known:
+            return ()
+        wanted = ranks["output"] if isinstance(ranks["output"], str) else "logits"
+        scores = outputs.get(wanted, outputs[known[0]])
+        if scores.ndim not in (1, 2) or not scores.size or scores.dtype.kind not in "fiu":
+            return ()
+        rows = scores.reshape(-1, scores.shape[-1]).astype(np.float32)
+        if ranks["softmax"]:
+            rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+            rows /= rows.sum(axis=1, keepdims=True)
+        return tuple(
+            Prediction(self.labels[at] if at < len(self.labels) else str(at), int(at), float(row[at]), number)
+            for number, row in enumerate(rows)
+            for at in np.argsort(-row, kind="stable")[: int(ranks["top_k"])]
+        )
+
+    def _check(self, name: str, digest: str) -> None:
+        if Path(name).name != name:
+            raise SpecError(f"{self.folder}: the manifest names {name!r}, which is outside of the folder")
+        try:
+            with (self.folder / name).open("rb") as file:
+                found = (
+                    hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
+                )
+        except OSError as error:
+            raise SpecError(f"{self.folder / name} cannot be read: {error.strerror}") from error
+        if found != digest:
+            raise SpecError(f"{self.folder / name} is not the file that was exported: its digest is another")
+
+
+class LightClient:
+    """Answers by a head here and its tail on ``server`` (HOST:PORT). Any thread may call; `close` it, or use ``with``.
+
+        with LightClient("10.0.0.2:50051", "heads/", split="stage2.0.conv2") as client:
+            print(client.infer(image).output)
+
+    ``heads``: a folder of `edge_client.export`, or `Heads`. ``split``: a cut that it has; "auto": the fastest of them,
+    by `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
+    ``threads`` within one operation. ``deadline``: seconds for a request. ``fallback="edge"``: the whole model runs
+    here where the server does not answer; the folder needs it (``export(whole=True)``).
+
+    Raises SpecError (for a provider that this onnxruntime lacks, too) and UnknownLayer.
+    """
+
+    def __init__(
+        self,
+        server: str,
+        heads: str | Path | Heads,
+        split: str | None = None,
+        *,
+        provider: str = "cpu",
+        threads: int | None = None,
+        credentials: Credentials | None = None,
+        deadline: float = 60.0,
+        fallback: str | None = None,
+    ) -> None:
+        self.heads = heads if isinstance(heads, Heads) else Heads(heads)
+        self.server = check_address(server)
+        if split is None and len(self.heads.heads) != 1:
+            raise SpecError(f"split: there are several heads: {', '.join(self.heads.cuts)}")
+        if fallback not in (None, EDGE):
+            raise SpecError(f'fallback={fallback!r}: expected None or "{EDGE}"')
+        if fallback == EDGE and self.heads.whole is None:
+            raise SpecError(f"fallback: the whole model is not in {self.heads.folder}: export it with whole=True")
+        self.split = self.heads.cuts[0] if split is None else split
+        self._fallback, self._deadline = fallback, deadline
+        self._provider, self._threads = provider_of(provider), threads
+        self._sessions: dict[str, Any] = {}
+        if self.split != AUTO:
+            self._session(self.heads.head(self.split).file)
+        self._channel = dial(self.server, credentials=credentials)
+        self._infer: Any = self._channel.unary_unary(
+            "/inference.GRPCInferenceService/ModelInfer",  # our file's package is another: Triton's client has this
+            request_serializer=inference_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=inference_pb2.ModelInferResponse.FromString,
+        )
+
+    def __enter__(self) -> LightClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Requests under way fail. May be repeated."""
+        self._channel.close()
+
+    def infer(self, *args: Array, split: str | None = None, **kwargs: Array) -> LightAnswer:
+        """One answer. Arrays in the order of the model's inputs, or by their names.
+
+        Raises InputMismatch, ServerUnavailable without an answer in time, Disagreement for a server with other weights,
+        and what else the server refuses by.
+        """
+        began = time.perf_counter_ns()
+        feeds = self._feeds(args, kwargs)
+        cut = split or self.split
+        if cut == AUTO:
+            cut = self.split = self._fastest(feeds)
+        head = self.heads.head(cut)
+        crossing = self._run(head.file, feeds, [one.name for one in head.crossing])
+        done = time.perf_counter_ns()
+        try:
+            outputs, why = self._ask(head, crossing), ""
+        except ServerUnavailable as error:
+            if self._fallback != EDGE or self.heads.whole is None:
+                raise
+            outputs, why = self._run(self.heads.whole, feeds, None), f"{error}"
+        ended = time.perf_counter_ns()
+        return LightAnswer(
+            outputs,
+            cut,
+            head_ns=done - began,
+            request_ns=ended - done,
+            end_to_end_ns=ended - began,
+            bytes_up=0 if why else head.nbytes,
+            difference=head.difference,
+            fallback=why,
+            predictions=self.heads.rank(outputs),
+        )
+
+    def infer_file(self, path: str | Path) -> LightAnswer:
+        """The same for a picture or a .npy file."""
+        return self.infer(*self.heads.read(path))
+
+    def infer_many(
+        self, inputs: Iterable[Any], *, in_flight: int = 1, prepare: Callable[[Any], Sequence[Array]] | None = None
+    ) -> Iterator[LightAnswer | IsthmusError]:
+        """Answers in the order of ``inputs``, with up to ``in_flight`` under way; an input that fails gives its error.
+
+        An input is an array, a tuple of them, or what ``prepare`` makes arrays of; paths are read as files.
+        """
+
+        def one(item: Any) -> LightAnswer | IsthmusError:
+            try:
+                if prepare is not None:
+                    return self.infer(*prepare(item))
+                if isinstance(item, (str, Path)):
+                    return self.infer_file(item)
+                return self.infer(*(item if isinstance(item, tuple) else (item,)))
+            except IsthmusError as error:
+                return error
+
+        waiting: deque[Future[LightAnswer | IsthmusError]] = deque()
+        with ThreadPoolExecutor(in_flight, thread_name_prefix="isthmus-light") as pool:
+            for item in inputs:
+                waiting.append(pool.submit(one, item))
+                if len(waiting) == in_flight:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+    def _feeds(self, args: Sequence[Array], kwargs: Mapping[str, Array]) -> dict[str, Array]:
+        names = [one.name for one in self.heads.inputs]
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+        if len(args) > len(names) or given.keys() != set(names) or set(names[: len(args)]) & kwargs.keys():
+            raise InputMismatch(f"the model takes {', '.join(names)}; {len(args)} arrays and {sorted(kwargs)} came")
+        return {one.name: one.check(given[one.name]) for one in self.heads.inputs}
+
+    def _session(self, file: str) -> Any:
+        if file not in self._sessions:
+            import onnxruntime
+
+            options = onnxruntime.SessionOptions()
+            options.log_severity_level = 3
+            if self._threads is not None:
+                options.intra_op_num_threads = self._threads
+            try:
+                where = str(self.heads.folder / file)
+                self._sessions[file] = onnxruntime.InferenceSession(where, options, providers=[self._provider])
+            except Exception as error:  # onnxruntime has no class of its own for all that a file may be
+                raise SpecError(f"{self.heads.folder / file} cannot be loaded: {str(error).splitlines()[0]}") from error
+        return self._sessions[file]
+
+    def _run(self, file: str, feeds: Mapping[str, Array], names: list[str] | None) -> dict[str, Array]:
+        session = self._session(file)
+        names = [one.name for one in session.get_outputs()] if names is None else names
+        taken = {one.name: feeds[one.name] for one in session.get_inputs()}
+        return dict(zip(names, session.run(names, taken), strict=True))
+
+    def _fastest(self, feeds: Mapping[str, Array]) -> str:
+        """The cut with the least median of `TRIES` requests, the first of each not counted."""
+        medians: dict[str, float] = {}
+        for cut, head in self.heads.heads.items():
+            took = []
+            for _ in range(TRIES + 1):
+                began = time.perf_counter()
+                self._ask(head, self._run(head.file, feeds, [one.name for one in head.crossing]))
+                took.append(time.perf_counter() - began)
+            medians[cut] = statistics.median(took[1:])
+        return min(medians, key=medians.__getitem__)
+
+    def _ask(self, head: Head, crossing: Mapping[str, Array]) -> dict[str, Array]:
+        request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
+        request.parameters["isthmus_weights"].string_param = self.heads.weights
+        for one in head.crossing:
+            array = one.check(crossing[one.name])
+            request.inputs.add(name=one.name, datatype=DATATYPES[one.dtype], shape=array.shape)
+            request.raw_input_contents.append(array.tobytes())
+        try:
+            reply = self._infer(request, timeout=self._deadline)
+        except grpc.RpcError as error:
+            raise _error(error, self.server) from error
+        kinds = {datatype: name for name, datatype in DATATYPES.items()}
+        outputs = {}
+        for number, output in enumerate(reply.outputs):
+            if output.datatype not in kinds or number >= len(reply.raw_output_contents):
+                raise Disagreement(
+                    f'the server gives "{output.name}" as {output.datatype}, which is not understood here'
+                )
+            data = np.frombuffer(reply.raw_output_contents[number], dtype=kinds[output.datatype])
+            if int(np.prod(list(output.shape))) != data.size:
+                raise Disagreement(f'the server gives {data.size} elements of "{output.name}" of {list(output.shape)}')
+            outputs[output.name] = data.reshape(tuple(output.shape))
+        return outputs
+
+
+@dataclass(frozen=True)
+class _Pictures:
+    """The spec's [preprocess], as `shared_hooks.models.images.ImagePreprocess` does it."""
+
+    size: Sequence[int] | None
+    shorter_side: int | None
+    mode: str
+    interpolation: str
+    scale: float
+    mean: Sequence[float]
+    std: Sequence[float]
+    layout: str
+    dtype: str
+    keyword: str | None = field(default=None)
+
+
+def _as_array(file: Path, known: Mapping[str, Any]) -> Array:
+    how = _Pictures(**known)
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise InputMismatch(f"{file} cannot be read: {error.strerror}") from error
+    size = None if how.size is None else (int(how.size[0]), int(how.size[1]))
+    asked: picture.How = {
+        "mode": how.mode,
+        "size": size,
+        "shorter_side": how.shorter_side,
+        "interpolation": how.interpolation,
+        "max_pixels": picture.MAX_OWN_PIXELS,
+    }
+    try:
+        _, (width, height), pixels = picture.decode(data, asked)
+    except picture.Refused as error:
+        raise InputMismatch(f"{file} cannot be read as an image: {error}") from None
+    values: Array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, -1).astype(np.float32)
+    values = values * np.float32(how.scale / 255.0)
+    values = (values - np.asarray(how.mean, np.float32)) / np.asarray(how.std, np.float32)
+    if how.layout == "NCHW":
+        values = values.transpose(2, 0, 1)
+    return np.ascontiguousarray(values.astype(how.dtype))[None]
+
+
+def provider_of(name: str) -> str:
+    """onnxruntime's name of an execution provider. Raises SpecError for one that is not there."""
+    import onnxruntime
+
+    there = onnxruntime.get_available_providers()
+    wanted = PROVIDERS.get(name.lower(), name)
+    if wanted not in there:
+        short = {long: word for word, long in PROVIDERS.items()}
+        raise SpecError(
+            f"provider {name!r} is not in this onnxruntime {onnxruntime.__version__}; there is: "
+            f"{', '.join(short.get(one, one) for one in there)}"
+        )
+    return wanted
+
+
+def _tensors(entries: Any) -> tuple[Tensor, ...]:
+    found = tuple(Tensor(str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in entries)
+    for one in found:
+        if one.dtype not in DATATYPES:
+            raise ValueError(f"{one.name}: dtype {one.dtype}")
+    return found
+
+
+def _sha(file: Any) -> str:
+    digest = hashlib.sha256()
+    while data := file.read(1 << 20):
+        digest.update(data)
+    return digest.hexdigest()
+
+
+def _error(error: grpc.RpcError, server: str) -> IsthmusError:
+    """The server's error by its name; ServerUnavailable where there is no answer."""
+    call: Any = error
+    details, code = str(call.details() or ""), call.code()
+    kind, colon, text = details.partition(": ")
+    if colon and kind.isidentifier() and kind[:1].isupper():
+        return by_name(kind)(text)
+    if code in _GONE:
+        return ServerUnavailable(f"{server}: {code.name}: {details}")
+    return Disagreement(f"{server} does not answer as a cloud-server: {code.name}: {details}")
