@@ -13,6 +13,7 @@ tracing       a trace for every request, for OpenTelemetry
 load          how busy a server says it is
 model_choice  which model, on what device
 dial          the one place that opens a channel, and why one does not open
+light         an edge without PyTorch: heads as ONNX files
 journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
 service_manager  ready and alive, for systemd
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
     from edge_client.core import CONNECTION_ERRORS
     from edge_client.credentials import Credentials
     from edge_client.generation import SplitGenerator, split_model
+    from edge_client.light import LightClient
     from edge_client.model_choice import ModelChoice
     from edge_client.process import local_server
     from edge_client.request import Pending
@@ -86,6 +88,7 @@ _HOME = {
     "EdgeClient": "client",
     "Failure": "answer",
     "KeepAlive": "transport.options",
+    "LightClient": "light",
     "ModelChoice": "model_choice",
     "Pending": "request",
     "SplitGenerator": "generation",
@@ -118,6 +121,7 @@ __all__ = [
     "EdgeClient",
     "Failure",
     "KeepAlive",
+    "LightClient",
     "ModelChoice",
     "Pending",
     "SplitGenerator",

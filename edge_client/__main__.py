@@ -53,7 +53,8 @@ def _run(options: argparse.Namespace) -> int:
         )
 
         try:
-            command = import_module(f"edge_client.commands.{options.command}")
+            light = getattr(options, "heads", None) is not None
+            command = import_module(f"edge_client.commands.{'light' if light else options.command}")
             interrupts.insists()
             with by_command():
                 status: int = command.main(options)
@@ -74,6 +75,8 @@ def _run(options: argparse.Namespace) -> int:
         except Exception as error:
             if options.debug:
                 raise
+            if isinstance(error, ModuleNotFoundError) and error.name == "torch":
+                return _complain("PyTorch is not installed here; `run --heads DIR` needs none (edge-client export)")
             if isinstance(error, OSError) and error.filename is not None:
                 return _complain(f"{error.filename}: {error.strerror}")
             return _complain(f"{type(error).__name__}: {error} (--debug shows where)")

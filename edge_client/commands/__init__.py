@@ -7,6 +7,7 @@ arguments        the commands and their options; loads nothing, so that ``--help
 common           options that several commands have
 feed             inputs, models and cuts from words; the pace of a run
 report           what became of inputs, printed and written
+light            run with --heads: loads no torch
 run_files        run with --journal, --output and --heat-maps
 auto             run with --split auto
 looking          run with --dashboard, --sink

@@ -351,6 +351,8 @@ def add_run(commands: Commands, model: Parser) -> None:
         default=True,
         help="--no-exact: the server may compute inputs in batches with other clients'; last bits then differ",
     )
+    run.add_argument("--heads", metavar="DIR", help="of edge-client export: run an ONNX head, without PyTorch")
+    run.add_argument("--provider", default="cpu", metavar="NAME", help="onnxruntime's, for --heads (default: cpu)")
     run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
     run.add_argument(
         "--dashboard",
@@ -512,7 +514,7 @@ BASIC = {
 TOPICS = {
     topic: options.split()
     for topic, options in {
-        "model": "--model --weights --selection --example --depth --device --threads --only-head",
+        "model": "--model --weights --selection --example --depth --device --threads --only-head --heads --provider",
         "inputs": "--input --labels --prompt --system --repeat --frames --queue "
         "--camera-size --camera-rate --camera-format",
         "where to cut": "--split --cut --cuts --every --side",

@@ -6,6 +6,7 @@ profile    where time, memory and energy go, on both sides
 sweep       every cut measured
 prune       which channels are worth sending
 calibrate  what every codec costs in answers
+export     heads as ONNX files
 bench      a server under an open load
 hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut

@@ -170,6 +170,9 @@ class _Writer:
         if len(self.inputs) != len(tensors):
             raise InputMismatch("two of the inputs of its example are one tensor, or have one name")
         self.samples = [tensors, *self._given(subject, tensors)]
+        args, kwargs = unflatten(self.structure, [one.clone() for one in tensors])
+        given = leaves(outputs_of(self.wrapped.whole(*args, **kwargs))[0])
+        self.outputs = [name for name, node in given if node[0] == "t"]
 
     def write(self, names: Sequence[str], whole: bool) -> ExportedHeads:
         made = onnx_export.export(self.wrapped.model, self.plan, self.loaded.args, self.loaded.kwargs)
@@ -193,7 +196,7 @@ class _Writer:
             Head(name, refused=refused[name]) if name in refused else self._measured(name, files[name], crossings[name])
             for name in names
         ]
-        self._manifest(heads, files, whole, made)
+        self._manifest(heads, whole)
         weights = self.folder / WEIGHTS
         return ExportedHeads(
             self.folder, self.loaded.spec.model_id, heads, weights.stat().st_size if weights.exists() else 0
@@ -219,44 +222,51 @@ class _Writer:
         renames as it likes.
         """
         import onnx_ir
+        from onnx_ir.convenience import extract
 
-        halves = halve(made.model, cut_at(name, self.loaded), self.known, {})
-        scratch = self.folder / ".head.onnx"
+        half = halve(made.model, cut_at(name, self.loaded), self.known, {}).head
+        graph, scratch = half.graph, self.folder / ".head.onnx"
+        wanted = {(dtype_name(one.dtype), one.shape) for one in crossing}
+        inside = [value for node in graph for value in node.outputs if _form(value) in wanted]
+        there = {value.name: value for value in graph.inputs}
+        passed = [  # an input that is read behind the cut only is none of the half's yet
+            there.get(value.name) or onnx_ir.Value(name=value.name, type=value.type, shape=value.shape)
+            for value in made.model.graph.inputs
+            if _form(value) in wanted
+        ]
         pairs: list[tuple[dict[str, torch.Tensor], list[torch.Tensor]]] = []
         try:
-            onnx_ir.save(halves.head, scratch)
+            graph.outputs[:] = inside
+            onnx_ir.save(half, scratch)
             for tensors in self.samples[:2]:
                 feeds = dict(zip(made.tensors, tensors, strict=True))
                 args, kwargs = unflatten(self.structure, [one.clone() for one in tensors])
                 early = self.wrapped.head(name, *args, **kwargs)
                 ours = [one.tensor_of(early.pieces[one.slot]) for one in crossing]
-                pairs.append(({**feeds, **run(scratch, feeds)}, ours))
+                pairs.append(({**feeds, **(run(scratch, feeds) if inside else {})}, ours))
         finally:
             scratch.unlink(missing_ok=True)
-        graph = halves.head.graph
-        values = {value.name or "": value for value in (*graph.inputs, *graph.outputs)}
-        outputs, used = [], set()
+        outputs: list[onnx_ir.Value] = []
         for number, one in enumerate(crossing):
             best, chosen = SAME, None
-            for candidate in values:
-                apart = max(_apart(graphs[candidate], ours[number]) for graphs, ours in pairs)
-                if apart <= best:
+            for candidate in (*inside, *passed):
+                apart = max(_apart(found[candidate.name or ""], ours[number]) for found, ours in pairs)
+                if apart <= best:  # of equal ones the last: it is what the others became
                     best, chosen = apart, candidate
             if chosen is None:
                 raise CutRefused(f"the graph has no tensor with the values of {one.name}, which crosses here")
-            value = values[chosen]
-            if chosen in used or value in graph.inputs:
-                node = onnx_ir.node("Identity", [value], name=f"node_{one.name}")
+            if chosen in passed and chosen.name not in there:
+                graph.inputs.append(chosen)
+                there[chosen.name] = chosen
+            if chosen in outputs or chosen in passed:
+                node = onnx_ir.node("Identity", [chosen], name=f"node_{one.name}")
                 graph.append(node)
-                passed = node.outputs[0]
-                passed.type, passed.shape = value.type, value.shape
-                value = passed
-            used.add(chosen)
-            value.name = f"crossing:{number}"
-            outputs.append(value)
-        graph.outputs[:] = outputs
-        _name(graph, outputs, [one.name for one in crossing])
-        return halves.head
+                node.outputs[0].type, node.outputs[0].shape = chosen.type, chosen.shape
+                chosen = node.outputs[0]
+            outputs.append(chosen)
+        half.graph = extract(graph, list(graph.inputs), outputs)
+        _name(half.graph, list(half.graph.outputs), [one.name for one in crossing])
+        return half
 
     def _save(self, graphs: Mapping[str, onnx_ir.Model], keys: Sequence[str]) -> dict[str, str]:
         """Each graph as a file beside one file of all weights; names of the files."""
@@ -282,6 +292,8 @@ class _Writer:
             stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
             stem = f"{stem}_" if f"{stem}.onnx" in (*files.values(), WHOLE) else stem
             files[name] = WHOLE if name == WHOLE else f"{stem}.onnx"
+            if name == WHOLE:
+                _name(graph.graph, list(graph.graph.outputs), self.outputs)
             onnx_ir.save(graph, self.folder / files[name])
         return files
 
@@ -303,7 +315,7 @@ class _Writer:
             return Head(name, refused=f"its answer differs from the model's by {difference:.1e} of the largest element")
         return Head(name, file, crossing, difference, labels, rows)
 
-    def _manifest(self, heads: Sequence[Head], files: Mapping[str, str], whole: bool, made: Exported) -> None:
+    def _manifest(self, heads: Sequence[Head], whole: bool) -> None:
         spec = self.loaded.spec
         pictures, ranks = spec._preprocess, spec._postprocess
         found: dict[str, Any] = {
@@ -317,7 +329,7 @@ class _Writer:
                 [name, dtype_name(one.dtype), list(one.shape)]
                 for name, one in zip(self.inputs, self.samples[0], strict=True)
             ],
-            "outputs": [name for name, node in leaves(self._output()) if node[0] == "t"],
+            "outputs": self.outputs,
             "labels": list(spec.labels),
             "preprocess": _as_json(pictures) if isinstance(pictures, ImagePreprocess) else None,
             "postprocess": _as_json(ranks) if isinstance(ranks, TopK) else None,
@@ -342,9 +354,12 @@ class _Writer:
         found["sha256"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in written}
         write_json(self.folder / MANIFEST, found, option("output"))
 
-    def _output(self) -> Any:
-        args, kwargs = unflatten(self.structure, [one.clone() for one in self.samples[0]])
-        return flatten(self.wrapped.whole(*args, **kwargs), plain=True)[0]
+
+def _form(value: onnx_ir.Value) -> tuple[str, tuple[Any, ...]] | None:
+    """Dtype and shape, where both are known."""
+    if value.dtype is None or value.shape is None:
+        return None
+    return str(value.dtype.numpy()), tuple(value.shape)
 
 
 def _name(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value], names: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """What crosses a cut as tensors with names: for heads that are not torch's, such as an ONNX file.
 
 A name is that of the module call in which the tensor first appears (``stage1.1``); a second one there has a number
-after ``#``. An input that is read behind the cut keeps its own name. Both sides work names out from the description.
+after ``#``. An input that is read behind the cut is ``input.NAME``. Both sides work names out from the description.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def named_tensors(crossing: Crossing, inputs: Sequence[str] = ()) -> tuple[Named
         mark = max(marks, key=lambda one: len(one.view.shape))
         base = mark.place.path or "model"
         if mark.place == INPUTS:
-            base = inputs[mark.leaf] if mark.leaf < len(inputs) else f"input.{mark.leaf}"
+            base = f"input.{inputs[mark.leaf] if mark.leaf < len(inputs) else mark.leaf}"
         taken[base] = taken.get(base, 0) + 1
         name = base if taken[base] == 1 else f"{base}#{taken[base]}"
         found.append(NamedTensor(name, number, mark.view, mark.dtype))

@@ -1,0 +1,106 @@
+"""``edge-client run --heads DIR``: inputs through an exported head and its tail on a server. Loads no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from edge_client.commands import common
+from edge_client.commands.common import credentials_of, needed, say
+from edge_client.light import Heads, LightAnswer, LightClient
+from edge_client.settings import OWN
+from shared_hooks.errors import SpecError
+
+TAKEN = {"--heads", "--provider", "--split", "--input", "--server", "--threads", "--deadline", "--in-flight"}
+TAKEN |= {"--fallback", "--json", "--no-progress", "--debug", "--config", "--log-level", "--log-format"}
+TAKEN |= {"--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"}
+
+
+def main(options: argparse.Namespace) -> int:
+    """Send every input, print what came of it; exit status."""
+    if unused := sorted(options.given - TAKEN):
+        raise SpecError(f"{unused[0]} has no effect with --heads: the model is in its files")
+    server = needed(options)
+    if server == OWN:
+        raise SpecError(f"--server {OWN}: a device without PyTorch has none of its own; give HOST:PORT")
+    heads = Heads(options.heads)
+    files = _files(options.input)
+    split = None if options.split == "only" else options.split
+    answers: list[dict[str, Any]] = []
+    with LightClient(
+        server,
+        heads,
+        split,
+        provider=options.provider,
+        threads=options.threads,
+        credentials=credentials_of(options),
+        deadline=options.deadline,
+        fallback=options.fallback,
+    ) as client:
+        width = max(len(file.name) for file in files)
+        for file, answer in zip(files, client.infer_many(files, in_flight=options.in_flight), strict=True):
+            if isinstance(answer, LightAnswer):
+                print(_line(file.name.ljust(width), answer), flush=True)
+                answers.append(_as_dict(file, answer))
+            else:
+                say(f"{file}: {type(answer).__name__}: {answer}")
+                answers.append({"file": str(file), "error": f"{type(answer).__name__}: {answer}"})
+        good = [one for one in answers if "error" not in one]
+        print(_summary(heads, client.split, answers, good))
+    if options.json:
+        text = json.dumps({"model": heads.model, "split": client.split, "answers": answers}, indent=2) + "\n"
+        if options.json == "-":
+            options.stdout.write(text)
+        else:
+            from shared_hooks.files import write_text
+
+            write_text(options.json, text, "--json")
+    return common.OK if len(good) == len(answers) else common.SOME_FAILED
+
+
+def _files(words: list[str]) -> list[Path]:
+    found: list[Path] = []
+    for word in words:
+        path = Path(word)
+        inside = sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]
+        found += inside
+    if not found:
+        raise SpecError(f"--input: there is no file in {', '.join(words)}")
+    return found
+
+
+def _line(name: str, answer: LightAnswer) -> str:
+    best = answer.predictions[0] if answer.predictions else None
+    what = "" if best is None else f"{best.label} {100 * best.score:.1f} %  "
+    fallen = "  (here: the server did not answer)" if answer.fallback else ""
+    took = f"{answer.end_to_end_ns / 1e6:.1f} ms, head {answer.head_ns / 1e6:.1f} ms"
+    return f"{name}  {what}{took}{fallen}"
+
+
+def _as_dict(file: Path, answer: LightAnswer) -> dict[str, Any]:
+    return {
+        "file": str(file),
+        "split": answer.split,
+        "predictions": [vars(one) for one in answer.predictions],
+        "head_ns": answer.head_ns,
+        "request_ns": answer.request_ns,
+        "end_to_end_ns": answer.end_to_end_ns,
+        "bytes_up": answer.bytes_up,
+        "fallback": answer.fallback or None,
+    }
+
+
+def _summary(heads: Heads, split: str, answers: list[dict[str, Any]], good: list[dict[str, Any]]) -> str:
+    lines = [f"\n{heads.model}, head up to {split} in onnxruntime: {len(good)} of {len(answers)} inputs answered"]
+    if good:
+        median = statistics.median(one["end_to_end_ns"] for one in good) / 1e6
+        lines.append(
+            f"latency: median {median:.1f} ms; {statistics.mean(one['bytes_up'] for one in good):.0f} bytes up"
+        )
+    if split in heads.heads:
+        difference = heads.heads[split].difference
+        lines.append(f"answers are within {difference:.1e} of the model's, as measured when the head was exported")
+    return "\n".join(lines)

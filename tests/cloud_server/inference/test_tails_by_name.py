@@ -1,0 +1,172 @@
+"""Tails behind named cuts as models of the Open Inference Protocol: what crosses comes as tensors by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+
+from cloud_server.config import read_config
+from cloud_server.limits import MIB, Limits
+from cloud_server.models import ServedModel
+from cloud_server.transport import CloudServer
+from protos.inference import inference_pb2 as pb
+from shared_hooks import WrappedModel
+from shared_hooks.crossing import named_tensors
+from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
+from tests.cloud_server.inference.served import Asker, entry, outputs, serving
+from tests.cloud_server.real import Residual
+
+CODE = grpc.StatusCode
+MODEL = Residual().eval()
+X = torch.linspace(-1, 1, 16).reshape(2, 8)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[CloudServer]:
+    served = ServedModel(replace(entry(), tails=("all",)), torch.device("cpu"))
+    with serving(served, limits=Limits(max_request_bytes=MIB)) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def asker(server: CloudServer) -> Iterator[Asker]:
+    with Asker(server.port) as asker:
+        yield asker
+
+
+@pytest.fixture(scope="module")
+def wrapped() -> Iterator[WrappedModel]:
+    with WrappedModel(MODEL) as wrapped:
+        wrapped.plan(X)
+        yield wrapped
+
+
+def tensors(wrapped: WrappedModel, cut: str, x: torch.Tensor = X) -> dict[str, torch.Tensor]:
+    early = wrapped.head(cut, x)
+    return {one.name: one.tensor_of(early.pieces[one.slot]) for one in named_tensors(early.crossing, ["x"])}
+
+
+def asked(cut: str, given: dict[str, torch.Tensor], **changes: Any) -> pb.ModelInferRequest:
+    request = pb.ModelInferRequest(model_name=f"residual@{cut}", **changes)
+    for name, value in given.items():
+        request.inputs.add(name=name, datatype="FP32", shape=list(value.shape))
+        request.raw_input_contents.append(value.contiguous().numpy().tobytes())
+    return request
+
+
+def cuts(wrapped: WrappedModel) -> list[str]:
+    """Those before the model reads a number from its data."""
+    names = [one.name for one in wrapped.cuts if one.can_split]
+    assert names == ["first", "second", "mood", "last"]
+    return names[:2]
+
+
+def test_every_cut_is_a_model_and_exact(asker: Asker, wrapped: WrappedModel) -> None:
+    listed = [one.name for one in asker.call("RepositoryIndex").models]
+    assert listed == ["residual", *(f"residual@{cut}" for cut in cuts(wrapped))]
+    with torch.no_grad():
+        wanted = MODEL(X)
+    for cut in cuts(wrapped):
+        given = tensors(wrapped, cut)
+        known = asker.call("ModelMetadata", pb.ModelMetadataRequest(name=f"residual@{cut}"))
+        assert known.name == f"residual@{cut}"
+        assert [(one.name, list(one.shape)) for one in known.inputs] == [(n, list(t.shape)) for n, t in given.items()]
+        answer = asker.infer(asked(cut, given))
+        assert answer.model_name == f"residual@{cut}"
+        found = outputs(answer)
+        assert list(found) == list(wanted) and all(torch.equal(found[name], wanted[name]) for name in wanted)
+        assert asker.call("ModelReady", pb.ModelReadyRequest(name=f"residual@{cut}")).ready
+    refused(asker, asked("mood", given), CODE.FAILED_PRECONDITION, "values that the model's Python read from data")
+
+
+def refused(asker: Asker, request: pb.ModelInferRequest, code: grpc.StatusCode, says: str) -> None:
+    with pytest.raises(grpc.RpcError) as error:
+        asker.infer(request)
+    assert (error.value.code(), says in error.value.details()) == (code, True), error.value.details()
+
+
+def test_what_a_stranger_may_send(asker: Asker, wrapped: WrappedModel) -> None:
+    cut = cuts(wrapped)[0]
+    given = tensors(wrapped, cut)
+    name, value = next(iter(given.items()))
+    refused(asker, asked("nope", given), CODE.NOT_FOUND, "no tail behind")
+    refused(asker, asked("", given), CODE.NOT_FOUND, "no tail behind")
+    refused(asker, asked(cut, {}), CODE.INVALID_ARGUMENT, "is missing")
+    refused(asker, asked(cut, {**given, "other": value}), CODE.INVALID_ARGUMENT, "no input")
+    refused(asker, asked(cut, {**given, name: value[:1]}), CODE.INVALID_ARGUMENT, "this tail takes")
+    refused(asker, asked(cut, {**given, name: value.reshape(-1)}), CODE.INVALID_ARGUMENT, "sizes came")
+    wrong = asked(cut, given)
+    wrong.inputs[0].datatype = "FP64"
+    refused(asker, wrong, CODE.INVALID_ARGUMENT, "the model takes FP32")
+    wrong = asked(cut, given)
+    wrong.raw_input_contents[0] = wrong.raw_input_contents[0][:-4]
+    refused(asker, wrong, CODE.INVALID_ARGUMENT, "bytes came")
+    wrong = asked(cut, given)
+    wrong.inputs[0].shape[0] = 1 << 62
+    refused(asker, wrong, CODE.RESOURCE_EXHAUSTED, "absurd size")
+    wrong = asked(cut, given)
+    wrong.parameters["isthmus_weights"].string_param = "0" * 32
+    refused(asker, wrong, CODE.FAILED_PRECONDITION, "other weights")
+    missing = asker.call
+    with pytest.raises(grpc.RpcError) as error:
+        missing("ModelMetadata", pb.ModelMetadataRequest(name="residual@nope"))
+    assert error.value.code() is CODE.NOT_FOUND
+    # values that are none of a sane head's are the model's own business, and the next request is exact
+    asker.infer(asked(cut, {one: torch.full_like(tensor, float("nan")) for one, tensor in given.items()}))
+    with torch.no_grad():
+        wanted = MODEL(X)
+    found = outputs(asker.infer(asked(cut, given)))
+    assert all(torch.equal(found[one], wanted[one]) for one in wanted)
+
+
+def test_without_tails_there_is_none() -> None:
+    with (
+        serving(ServedModel(entry(), torch.device("cpu"))) as server,
+        Asker(server.port) as asker,
+        WrappedModel(MODEL) as wrapped,
+    ):
+        wrapped.plan(X)
+        cut = cuts(wrapped)[0]
+        refused(asker, asked(cut, tensors(wrapped, cut)), CODE.NOT_FOUND, "none is (`tails`")
+
+
+def test_names_that_are_no_cut_are_refused_when_the_server_starts() -> None:
+    with pytest.raises(UnknownLayer):
+        ServedModel(replace(entry(), tails=("nope",)), torch.device("cpu"))
+
+
+def test_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "server.toml"
+    table = '[models.residual]\nfactory = "tests.cloud_server.real:Residual"\n'
+    file.write_text(table + 'tails = ["all"]\n')
+    assert read_config(file).models[0].tails == ("all",)
+    file.write_text(table + 'tails = "all"\n')
+    with pytest.raises(SpecError, match="tails"):
+        read_config(file)
+    served = replace(entry(), tails=("all",))
+    spec = replace(served.spec, _example=None)
+    with pytest.raises(SpecError, match="tails: its spec has no example"):
+        ServedModel(replace(served, spec=spec), torch.device("cpu"))
+
+
+def test_a_cut_that_tensors_alone_do_not_make() -> None:
+    served = replace(entry("Dropping", __name__), tails=("first",))
+    with pytest.raises(CutRefused, match="only a part"):
+        ServedModel(served, torch.device("cpu"))
+    found = ServedModel(replace(served, tails=("all",)), torch.device("cpu"))
+    assert "only a part" in found.identity.form["tails"]["first"]["refused"]
+
+
+class Dropping(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)[:, :4])

@@ -1,0 +1,249 @@
+"""Heads as ONNX files, run without PyTorch against a real server."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import edge_client
+from edge_client import LightClient, ModelChoice, local_server
+from edge_client.light import Heads, LightAnswer, provider_of
+from shared_hooks.errors import (
+    CutRefused,
+    Disagreement,
+    InputMismatch,
+    ServerUnavailable,
+    SpecError,
+    UnknownLayer,
+    UnknownModel,
+)
+from shared_hooks.models import digits, load_spec
+
+IMAGES = sorted((Path(digits.__file__).parent / "images").glob("*.png"))
+CUTS = ["stem.2", "stage2.0.conv2", "pool"]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with local_server(ModelChoice("digits"), arguments=["--tails", ",".join(CUTS)]) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads")
+    found = edge_client.export("digits", [str(one) for one in IMAGES[:8]], split=CUTS, output=folder, whole=True)
+    assert found.ok and [one.cut for one in found.heads] == CUTS
+    assert all(one.difference < 1e-5 and not one.labels and one.compared == 9 for one in found.heads)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def images() -> list[np.ndarray[Any, Any]]:
+    spec = load_spec("digits")
+    return [spec.preprocess(path)[0][0].numpy() for path in IMAGES]
+
+
+def copy(heads: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(heads, tmp_path / "heads"))
+
+
+@pytest.mark.parametrize("cut", CUTS)
+def test_every_image_gets_the_models_label(
+    cut: str, server: str, heads: Path, images: list[np.ndarray[Any, Any]]
+) -> None:
+    model = load_spec("digits").load_model()
+    with LightClient(server, heads, cut) as client:
+        for path, image, answer in zip(IMAGES, images, client.infer_many(IMAGES, in_flight=3), strict=True):
+            assert isinstance(answer, LightAnswer)
+            with torch.no_grad():
+                wanted = model(torch.from_numpy(image)).numpy()
+            assert np.abs(answer.output - wanted).max() <= 1e-5 * np.abs(wanted).max()
+            assert answer.predictions[0].label == path.stem[-1] or answer.predictions[0].index == wanted.argmax()
+            assert answer.split == cut and answer.bytes_up and not answer.fallback
+
+
+def test_pictures_become_what_torch_makes_of_them(heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    known = Heads(heads)
+    for path, image in zip(IMAGES, images, strict=True):
+        (found,) = known.read(path)
+        assert found.dtype == image.dtype and np.array_equal(found, image)
+
+
+def test_arrays_by_place_and_by_name(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    with LightClient(server, heads, CUTS[0]) as client:
+        (name,) = [one.name for one in client.heads.inputs]
+        assert np.array_equal(client.infer(images[0]).output, client.infer(**{name: images[0]}).output)
+        for args, kwargs in (
+            ((), {}),
+            ((images[0], images[0]), {}),
+            ((images[0],), {name: images[0]}),
+            ((), {"other": images[0]}),
+            ((images[0].astype(np.float64),), {}),
+            ((images[0][:, :, :16],), {}),
+        ):
+            with pytest.raises(InputMismatch):
+                client.infer(*args, **kwargs)
+
+
+def test_auto_takes_one_that_there_is(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    with LightClient(server, heads, "auto") as client:
+        answer = client.infer(images[0])
+        assert answer.split in CUTS and client.split == answer.split
+
+
+def test_no_torch_is_loaded(server: str, heads: Path) -> None:
+    program = (
+        "import sys; from edge_client.__main__ import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    words = ["run", "--heads", str(heads), "--split", CUTS[1], "--server", server, "--json", "-", "--input"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, *map(str, IMAGES[:3])], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found["answers"]) == 3 and all(one["predictions"] for one in found["answers"])
+
+
+def test_the_whole_model_here_where_the_server_is_gone(heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    nobody = "127.0.0.1:1"
+    with LightClient(nobody, heads, CUTS[0], deadline=5) as client, pytest.raises(ServerUnavailable):
+        client.infer(images[0])
+    with LightClient(nobody, heads, CUTS[0], deadline=5, fallback="edge") as client:
+        answer = client.infer(images[0])
+    with torch.no_grad():
+        wanted = load_spec("digits").load_model()(torch.from_numpy(images[0])).numpy()
+    assert answer.fallback and not answer.bytes_up
+    assert np.abs(answer.output - wanted).max() <= 1e-5 * np.abs(wanted).max()
+
+
+def test_a_head_of_other_weights_is_refused(
+    server: str, heads: Path, images: list[np.ndarray[Any, Any]], tmp_path: Path
+) -> None:
+    folder = copy(heads, tmp_path)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "weights": "0" * 32}))
+    with LightClient(server, folder, CUTS[0]) as client, pytest.raises(Disagreement, match="other weights"):
+        client.infer(images[0])
+
+
+def test_a_tail_that_is_not_served(heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    with (
+        local_server("digits") as address,
+        LightClient(address, heads, CUTS[0]) as client,
+        pytest.raises(UnknownModel, match="no tail behind"),
+    ):
+        client.infer(images[0])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (lambda folder: (folder / "manifest.json").unlink(), "cannot be read"),
+        (lambda folder: (folder / "manifest.json").write_text("{"), "is not JSON"),
+        (lambda folder: (folder / "manifest.json").write_text("{}"), "is no manifest"),
+        (lambda folder: (folder / "manifest.json").write_text("[" * 100000), "is not JSON"),
+        (lambda folder: (folder / "weights.bin").unlink(), "weights.bin cannot be read"),
+        (lambda folder: (folder / "weights.bin").write_bytes(b"1"), "is not the file that was exported"),
+        (lambda folder: (folder / "pool.onnx").write_bytes(b""), "is not the file that was exported"),
+        (lambda folder: (folder / "pool.onnx").unlink(), "cannot be read"),
+    ],
+)
+def test_a_folder_whose_files_are_not_its_own(spoil: Any, says: str, heads: Path, tmp_path: Path) -> None:
+    folder = copy(heads, tmp_path)
+    spoil(folder)
+    with pytest.raises(SpecError, match=says):
+        Heads(folder)
+
+
+def test_a_manifest_that_points_outside(heads: Path, tmp_path: Path) -> None:
+    folder = copy(heads, tmp_path)
+    text = (folder / "manifest.json").read_text().replace('"pool.onnx"', '"../heads/pool.onnx"')
+    (folder / "manifest.json").write_text(text)
+    with pytest.raises(SpecError, match="outside of the folder"):
+        Heads(folder)
+
+
+def test_what_cannot_be_chosen(server: str, heads: Path) -> None:
+    with pytest.raises(UnknownLayer, match="no head of"):
+        LightClient(server, heads, "nope")
+    with pytest.raises(SpecError, match="several heads"):
+        LightClient(server, heads)
+    with pytest.raises(SpecError, match="HOST:PORT"):
+        LightClient("nowhere", heads, CUTS[0])
+    with pytest.raises(SpecError, match="is not in this onnxruntime .* there is: .*cpu"):
+        provider_of("no such provider")
+    with pytest.raises(SpecError, match="fallback"):
+        LightClient(server, heads, CUTS[0], fallback="cloud")
+
+
+class TwoInputs(nn.Module):
+    """An input that is read behind the cut, a tensor that is transposed, a skip connection, two outputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(6, 4), nn.Linear(5, 4), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor, late: torch.Tensor) -> dict[str, torch.Tensor]:
+        turned = self.first(x).transpose(1, 2)
+        mixed = self.second(turned)
+        return {"scores": self.third(torch.relu(turned) + late), "mixed": mixed}
+
+
+def test_inputs_behind_the_cut_and_tensors_that_lie_otherwise(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = TwoInputs().eval()
+    example = (torch.rand(2, 5, 6), torch.rand(2, 4, 5)), {}
+    found = edge_client.export(ModelChoice(model, example=example), split="all", output=tmp_path, whole=True)
+    assert found.ok, found.text()
+    by_cut = {one.cut: one for one in found.heads}
+    assert [one.name for one in by_cut["first"].crossing] == ["input.late", "first"]
+    assert all(one.difference < 1e-5 for one in found.heads)
+
+
+def test_places_that_are_none_and_folders_that_cannot_be(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 2)).eval()
+    choice = ModelChoice(model, example=((torch.rand(3, 4),), {}))
+    with pytest.raises(UnknownLayer):
+        edge_client.export(choice, split="nope", output=tmp_path)
+    with pytest.raises(CutRefused):
+        edge_client.export(choice, split="input", output=tmp_path)
+    with pytest.raises(SpecError, match="cannot be a folder"):
+        (tmp_path / "file").write_text("")
+        edge_client.export(choice, split="0", output=tmp_path / "file")
+    found = edge_client.export(choice, split=["0", "1"], output=tmp_path)
+    assert found.ok and Heads(tmp_path).cuts == ["0", "1"]
+
+
+class Chunks(nn.Module):
+    """Behind the cut only a part of a tensor is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)[:, 0])
+
+
+def test_a_cut_that_tensors_alone_do_not_make_is_refused_with_its_reason(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    found = edge_client.export(
+        ModelChoice(Chunks().eval(), example=((torch.rand(3, 5, 4),), {})), split="all", output=tmp_path
+    )
+    assert not found.ok
+    (refused,) = [one for one in found.heads if one.refused]
+    assert refused.cut == "first" and "only a part of a tensor's memory crosses" in refused.refused
+    assert Heads(tmp_path).refused == {"first": refused.refused}
