@@ -99,6 +99,8 @@ def parser() -> Parser:
     made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
     text = "Open Inference Protocol (KServe v2) by HTTP on this port, of loopback without HOST; default by gRPC alone"
     made.add_argument("--rest-port", type=with_host, dest="rest", metavar="[HOST:]PORT", help=text)
+    text = "a folder with a page that asks this server from a browser, shown under /try of --rest-port; default none"
+    made.add_argument("--try", type=Path, dest="pages", metavar="DIR", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-format", default="console", choices=("console", "json"), help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")

@@ -103,6 +103,7 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
             reflection=config.reflection,
             reuse_port=config.reuse_port,
             rest=config.rest,
+            pages=config.pages,
         )
         if pools:
             pools.on_warm = server.serving

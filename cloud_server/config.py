@@ -199,6 +199,8 @@ class ServerConfig:
     metrics: str = ""
     """HOST:PORT of the metrics; empty = none."""
     rest: str = ""
+    pages: Path | None = None
+    """A folder that ``rest`` shows under /try: a page that asks this server."""
     """HOST:PORT of the Open Inference Protocol by HTTP; empty = none."""
     tracing: str = ""
     """Where traces go; empty = where the environment says."""
@@ -214,6 +216,8 @@ class ServerConfig:
             check_address(self.metrics, "metrics")
         if self.rest:
             check_address(self.rest, "rest")
+        if self.pages is not None and not self.rest:
+            raise SpecError("--try: only with --rest-port, by which the page is shown")
         if self.threads is not None and self.threads < 1:
             raise SpecError(f"threads: expected at least 1, found {self.threads}")
         if self.trials not in TRIALS:
@@ -277,6 +281,8 @@ def read_config(path: Path) -> ServerConfig:
             metrics.done()
         if rest is not None:
             values["rest"] = with_host(rest.need("listen", str))
+            shown = rest.take("pages", str)
+            values["pages"] = None if shown is None else path.resolve().parent / shown
             rest.done()
         if tracing is not None:
             values["tracing"] = endpoint_of(tracing)

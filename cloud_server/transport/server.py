@@ -248,10 +248,11 @@ class CloudServer:
         reflection: bool = False,
         reuse_port: bool = False,
         rest: str = "",
+        pages: Path | None = None,
     ) -> None:
         """``reuse_port``: other servers may listen there, too, and a draining one does so no more. ``register``: who is
         let in, instead of ``identities`` and certificates. ``rest``: HOST:PORT of the Open Inference Protocol by HTTP;
-        empty = none.
+        empty = none. ``pages``: a folder that is shown there under /try.
         """
         self.core = core
         self._reuse_port = reuse_port
@@ -277,7 +278,7 @@ class CloudServer:
         InferenceServicer(self.inference, auth).add_to(self._listener.server)
         SplitServicer(core, auth).add_to(self._listener.server)
         self.port = self._listener.port
-        self.rest = RestServer(self.inference, auth.active_calls, rest, tls, reuse_port) if rest else None
+        self.rest = RestServer(self.inference, auth.active_calls, rest, tls, reuse_port, pages) if rest else None
 
     def start(self) -> None:
         self._listener.start()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import runpy
 import shlex
+import shutil
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -20,10 +23,14 @@ from fastapi import HTTPException, Request
 from nbclient import NotebookClient
 from PIL import Image
 
+import edge_client
+from edge_client import local_server
 from tests.docs.pages import ROOT
 from tests.docs.serving import serving
+from tests.ports import free_port
 
 EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+PICTURES = sorted((ROOT / "shared_hooks/models/digits/images").glob("*.png"))
 HARDWARE = {"jetson_gstreamer", "raspberry_pi_picamera2"}
 """Need a camera and its libraries: `make cameras` runs the first, nobody the second (docs/sources.md)."""
 Run = Callable[..., str]
@@ -146,3 +153,53 @@ def test_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = [output["data"] for cell in notebook.cells for output in cell.get("outputs", ()) if "data" in output]
     assert sum("<table" in data.get("text/html", "") for data in shown) >= 4
     assert any("label='7'" in data["text/plain"] for data in shown)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of heads, as the two foreign edges say that it is made."""
+    folder = tmp_path_factory.mktemp("exported") / "heads"
+    assert edge_client.export("digits", split="stage2.0.conv2", output=folder).ok
+    return folder
+
+
+def labels(lines: list[str]) -> list[tuple[str, str]]:
+    """What a picture is, by its name, and what a program says."""
+    return [(line.split()[0].partition("label")[2][0], line.split()[1]) for line in lines]
+
+
+def test_an_edge_in_python_that_shares_no_code(exported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = EXAMPLES["edge_in_python"].read_text(encoding="utf-8")
+    assert len(text.splitlines()) < 62 and not re.search(r"import (isthmus|edge_client|shared_hooks|torch)", text)
+    with local_server("digits", arguments=["--tails", "stage2.0.conv2"]) as address:
+        words = [sys.executable, str(EXAMPLES["edge_in_python"]), address, str(exported), *map(str, PICTURES)]
+        done = subprocess.run(words, cwd=exported, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said = labels(done.stdout.splitlines())
+    assert len(said) == 40 and all(is_ == says for is_, says in said)
+
+
+def test_an_edge_in_node(exported: Path, tmp_path: Path) -> None:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("there is no node")
+    folder = ROOT / "examples" / "edge_in_node"
+    for name in ("edge.js", "package.json", "package-lock.json"):
+        shutil.copy(folder / name, tmp_path)
+    npm = ["npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
+    got = subprocess.run(npm, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    if got.returncode:
+        pytest.skip(f"npm ci: {got.stderr.strip().splitlines()[-1][:200]}")
+    port = free_port()
+    with local_server("digits", arguments=["--tails", "stage2.0.conv2", "--rest-port", f"{port}"]):
+        words = ["node", "edge.js", f"http://127.0.0.1:{port}", str(exported), *map(str, PICTURES)]
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        words[-len(PICTURES) :] = [str(PICTURES[0])]
+        manifest = json.loads((exported / "manifest.json").read_text())
+        other = Path(shutil.copytree(exported, tmp_path / "other"))
+        (other / "manifest.json").write_text(json.dumps({**manifest, "weights": "0" * 32}))
+        words[3] = str(other)
+        refused = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = labels(done.stdout.splitlines())
+    assert len(said) == 40 and all(is_ == says for is_, says in said)
+    assert refused.returncode and "other weights" in refused.stderr

@@ -31,6 +31,7 @@ from cloud_server.inference.service import Hold
 from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.rest import messages
 from cloud_server.transport.rest.connections import PEER, Peer
+from cloud_server.transport.rest.pages import HEADERS, Pages
 from shared_hooks.config import why_not
 from shared_hooks.errors import (
     AccessRefused,
@@ -51,12 +52,21 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 PIECE_BYTES = 256 << 10
 
 
-async def send_whole(send: Send, peer: Peer, status: int, body: bytes, *headers: tuple[bytes, bytes]) -> None:
-    """An answer of some JSON. If the request's body is not complete, the rest is not read, and the connection ends.
+async def send_whole(
+    send: Send,
+    peer: Peer,
+    status: int,
+    body: bytes,
+    *headers: tuple[bytes, bytes],
+    kind: bytes = b"application/json",
+) -> None:
+    """An answer in one piece, of JSON or another ``kind``. If the request's body is not complete, the rest is not read,
+    and the connection ends.
 
     Who does not fetch it waits (`connections`), so it may take any time.
     """
-    known = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *headers]
+    length = str(len(body)).encode()
+    known = [(b"content-type", kind), (b"content-length", length), *headers]
     is_last = peer.is_sending
     if is_last:
         known.append((b"connection", b"close"))
@@ -257,9 +267,10 @@ class NoSuchPath(IsthmusError):
 class Application:
     """The REST application of one server. ``active_calls``: the active calls, however they came in."""
 
-    def __init__(self, inference: Inference, active_calls: ActiveCalls) -> None:
+    def __init__(self, inference: Inference, active_calls: ActiveCalls, pages: Pages | None = None) -> None:
         self._inference = inference
         self._active_calls = active_calls
+        self._pages = pages
         # As by gRPC: as many as there are places, and as many that are asked for one, or had to give theirs up.
         threads = 2 * inference.core.limits.max_clients
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="isthmus-rest")
@@ -290,6 +301,9 @@ class Application:
             if path[:2] == ["v2", "health"]:
                 await self._health(path[2:], send, peer)
                 return
+            if path[:1] == ["try"] and self._pages is not None:
+                await self._page(path[1:], scope["method"], send, peer)
+                return
             caller = self._enter(request, scope["headers"], peer)
             peer.account = caller.account
             await self._answer(request, scope["method"], path, caller, headers, receive, send, peer)
@@ -315,6 +329,18 @@ class Application:
             await send_whole(send, peer, 200 if ready else 503, messages.text({"ready": ready}))
         else:
             raise NoSuchPath("health is asked for at /v2/health/live and /v2/health/ready")
+
+    async def _page(self, path: list[str], method: str, send: Send, peer: Peer) -> None:
+        """For everybody: what the page asks of the models has credentials of its own."""
+        assert self._pages is not None
+        if not path:  # what it names lies beside it
+            await send_whole(send, peer, 308, b"", (b"location", b"/try/"))
+            return
+        found = await asyncio.get_running_loop().run_in_executor(self._threads, self._pages.find, path)
+        if found is None or method != "GET":
+            raise NoSuchPath(f"there is no page /try/{'/'.join(path)[:80]}")
+        kind, body = found
+        await send_whole(send, peer, 200, body, *HEADERS, kind=kind)
 
     async def _answer(
         self,

@@ -7,11 +7,13 @@ import logging
 import socket
 import threading
 from functools import partial
+from pathlib import Path
 
 from cloud_server.access import Tls
 from cloud_server.inference import Inference
 from cloud_server.transport.active_calls import ActiveCalls, WaitingCalls
 from cloud_server.transport.credentials import server_context
+from cloud_server.transport.rest.pages import Pages
 from shared_hooks.errors import SpecError
 
 LEAST_BYTES, MOST_BYTES = 1 << 10, 32 << 10
@@ -38,8 +40,11 @@ class RestServer:
         address: str,
         tls: Tls | None = None,
         reuse_port: bool = False,
+        pages: Path | None = None,
     ) -> None:
-        """``reuse_port``: other servers may listen there, too, and a draining one does so no more."""
+        """``reuse_port``: other servers may listen there, too, and a draining one does so no more. ``pages``: a folder
+        that is shown under ``/try``.
+        """
         try:
             import uvicorn
 
@@ -54,7 +59,7 @@ class RestServer:
             text = f'rest: {error.name} is not installed: pip install "isthmus[rest]"'
             raise SpecError(text) from error
         self._waiting = WaitingCalls(MAX_WAITING_CONNECTIONS, IDLE_SECONDS)
-        self._application = Application(inference, active_calls)
+        self._application = Application(inference, active_calls, None if pages is None else Pages(pages))
         self._sweep_seconds = SWEEP_SECONDS
         config = uvicorn.Config(
             self._application,  # type: ignore[arg-type, unused-ignore]

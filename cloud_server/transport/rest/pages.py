@@ -1,0 +1,67 @@
+"""A folder of the operator's, served under ``/try``: a page that asks this server from a browser (docs/doors.md).
+
+Files are those that were there when the server started, of known kinds; nothing of a request reaches the file system
+but a name that was found then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from shared_hooks.errors import SpecError
+
+KINDS: Final = {
+    ".html": b"text/html; charset=utf-8",
+    ".css": b"text/css; charset=utf-8",
+    ".js": b"text/javascript; charset=utf-8",
+    ".mjs": b"text/javascript; charset=utf-8",
+    ".json": b"application/json",
+    ".wasm": b"application/wasm",
+    ".onnx": b"application/octet-stream",
+    ".bin": b"application/octet-stream",
+    ".png": b"image/png",
+}
+MOST_FILES: Final = 4096
+MOST_BYTES: Final = 256 << 20
+"""Of one file."""
+POLICY: Final = (
+    b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; style-src 'self'; "
+    b"connect-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""Nothing comes from elsewhere, and nothing goes there."""
+HEADERS: Final = (
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-cache"),
+)
+
+
+class Pages:
+    """Raises SpecError for a folder that is none, has no index.html, or has more than `MOST_FILES` files."""
+
+    def __init__(self, folder: Path) -> None:
+        root = folder.resolve()
+        if not (root / "index.html").is_file():
+            raise SpecError(f"rest: {folder} has no index.html to show under /try")
+        self._files: dict[tuple[str, ...], Path] = {}
+        for path in sorted(root.rglob("*")):
+            real = path.resolve()
+            if path.suffix in KINDS and real.is_file() and real.is_relative_to(root):
+                self._files[path.relative_to(root).parts] = real
+                if len(self._files) > MOST_FILES:
+                    raise SpecError(f"rest: more than {MOST_FILES} files in {folder}: is that the folder of a page?")
+
+    def find(self, path: Sequence[str]) -> tuple[bytes, bytes] | None:
+        """A file's kind and bytes, by the parts of the path behind ``/try``; None for what is not there."""
+        file = self._files.get(("index.html",) if list(path) in ([], [""]) else tuple(path))
+        if file is None:
+            return None
+        try:
+            if file.stat().st_size > MOST_BYTES:
+                return None
+            return KINDS[file.suffix], file.read_bytes()
+        except OSError:
+            return None
