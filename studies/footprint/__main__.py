@@ -12,17 +12,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from studies.footprint import heads, imports, installed, limits, starts
+from studies.footprint import heads, imports, installed, light, limits, starts
 
 MIB = 2**20
 SERVER = "cloud-server"
-PARTS = ("imports", "starts", "installed", "heads", "limits")
+PARTS = ("imports", "starts", "installed", "heads", "limits", "light")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.footprint", description=__doc__)
     parser.add_argument(
-        "parts", nargs="*", default=PARTS, metavar="imports|starts|installed|heads|limits", help="(default: all)"
+        "parts", nargs="*", default=PARTS, metavar="imports|starts|installed|heads|limits|light", help="(default: all)"
     )
     parser.add_argument(
         "--python", default=sys.executable, help="of imports: another one, such as 'chroot DIR env ... python3'"
@@ -45,6 +45,9 @@ def main() -> int:
         reported["heads"] = _heads(options.side, options.tries)
     if "limits" in options.parts:
         reported["limits"] = _limits()
+    if "light" in options.parts:
+        reported["light"] = {**light.measured(options.tries), "speeds": light.speeds()}
+        print(json.dumps(reported["light"], indent=1))
     if options.json:
         command = " ".join(["python -m studies.footprint", *map(shlex.quote, sys.argv[1:])])
         about = {"date": time.strftime("%Y-%m-%d"), "command": command, "machine": platform.machine()}
