@@ -39,6 +39,7 @@ class Feed:
         self.most = most
         self.items: list[InputItem] | None = source.items if isinstance(source, Files) else None
         """All of them where they are files, known beforehand; may be replaced by fewer before the run."""
+        self._places = {id(item): number for number, item in enumerate(self.items or (), 1)}
         self.under_way: deque[Named] = deque()
         """Taken, and not yet answered."""
         self.tally = Tally(source)
@@ -82,6 +83,10 @@ class Feed:
         """The input whose answer has come."""
         self._done += 1
         return self.under_way.popleft()
+
+    def place(self, named: Named) -> int:
+        """Where an answered input stands among all that were given, from 1: the same when only some are run again."""
+        return self._places.get(id(named), self._done)
 
     def unanswered(self) -> list[Named]:
         """What has no answer, were the run to end now: of files, also those that were not begun."""

@@ -208,8 +208,9 @@ def _send(
     feed.tally.start()
     with progress("frames" if feed.items is None else "inputs", len(feed.items or ()) or feed.most, show) as advance:
         answers = client.infer_many(feed, prepare=spec.preprocess, failures="return")
-        for number, answer in enumerate(answers, 1):
+        for answer in answers:
             item = feed.next_done()
+            number = feed.place(item)
             outcome = _outcome(spec, item, answer)
             if kept is not None and isinstance(answer, Answer):
                 kept.write(number, item, answer.output, outcome.predictions)
