@@ -45,7 +45,7 @@ class Following:
     """One page on one board; each step's outcome and seconds are kept in ``file``."""
 
     def __init__(self, board: Board, page: Path, server: str, file: Path) -> None:
-        self.board, self.file = board, file
+        self.board, self.file, self.server = board, file, server
         self.blocks = {name: text.replace("HOST:PORT", server) for name, text in BLOCK.findall(page.read_text())}
         self.found: dict[str, Any] = {"page": page.name, "cpu": board.cpu, "memory MiB": board.memory_mib, "steps": {}}
 
@@ -105,6 +105,7 @@ def follow(one: Following, cuts: int, seed: int) -> None:
     one.step("the system is made writable", prepared)
     one.step("install", lambda: one.block("install", timeout=3600))
     one.step("service", lambda: one.block("service"))
+    one.step("an edge without PyTorch", lambda: light(board, one.server))
     one.step("restart: read-only, and answering", lambda: f"{one.restart()}; / is {root_is(board)}")
     one.step("memory", lambda: memory(board))
 
@@ -195,6 +196,23 @@ def checked(board: Board) -> dict[str, Any]:
     return found
 
 
+def light(board: Board, server: str) -> str:
+    """An exported head in onnxruntime, in an environment without torch; answers are the pictures' own labels."""
+    shown = board.type(
+        f"""cd /media/packages
+python3 -m venv /opt/isthmus/light
+/opt/isthmus/light/bin/pip install --quiet numpy grpcio protobuf onnxruntime pillow
+/opt/isthmus/light/bin/pip install --quiet --no-deps isthmus==0.2.0
+/opt/isthmus/light/bin/edge-client run --heads heads --split stage2.0.conv2 --server {server} --input pictures""",
+        timeout=1800,
+    )
+    right = sum(
+        line.split()[0].partition("label")[2][:1] == line.split()[1] for line in shown.splitlines() if "label" in line
+    )
+    assert right == PICTURES, shown
+    return f"{right} of {PICTURES} right; {shown.splitlines()[-2]}; {shown.splitlines()[-1]}"
+
+
 def root_is(board: Board) -> str:
     """How / is mounted. Raises AssertionError where it may be written."""
     shown = board.type("findmnt --noheadings --output OPTIONS /")
@@ -216,7 +234,7 @@ def memory(board: Board) -> str:
 @contextmanager
 def serving() -> Iterator[str]:
     """A server on this machine, by its address as an emulated board sees it."""
-    with local_server(ModelChoice("digits")) as address:
+    with local_server(ModelChoice("digits"), arguments=["--tails", "all"]) as address:
         yield f"10.0.2.2:{address.rpartition(':')[2]}"
 
 

@@ -39,6 +39,7 @@ fetch() { # wheels for the board, by pip's own rules
 [ -n "$(find "$packages" -name 'grpcio-*')" ] || fetch -c "$project/constraints.txt" grpcio grpcio-health-checking protobuf \
   numpy psutil nvidia-ml-py lz4 zstandard safetensors pillow xxhash rich av sympy networkx jinja2 fsspec filelock typing-extensions
 rm -rf "$packages"/isthmus-* "$packages/pictures"
+[ -n "$(find "$packages" -name 'onnxruntime-*')" ] || fetch -c "$project/constraints.txt" onnxruntime
 source=$(mktemp -d)
 git -C "$project" ls-files -z | tar -C "$project" -c --null -T - | tar -x -C "$source"
 for version in 0.2.0 0.2.1; do
@@ -49,6 +50,8 @@ mkdir -p "$packages/deploy" && cp -r "$source/deploy/edge" "$packages/deploy/"
 cp "$source"/studies/board/sender.* "$packages/"
 cp -r "$source/shared_hooks/models/digits/images" "$packages/pictures"
 rm -r "$source"
+rm -rf "$packages/heads"
+"$project/.venv/bin/edge-client" export --model digits --split stage2.0.conv2 --output "$packages/heads" > "$dir/export.log"
 
 rm -f "$dir"/*.img.part
 echo isthmus-board > "$root/etc/hostname"
