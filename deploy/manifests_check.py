@@ -90,7 +90,7 @@ def _validated(file: Path) -> str:
 
 
 def systemd(folder: Path) -> Iterator[str]:
-    """The server's unit by itself, and with the drop-in for a GPU; the edge's. What they start is not installed here."""
+    """The server's unit, alone and with the drop-in for a GPU; the edge's. What they start is not installed here."""
     for what, file, most in (
         ("unit", "cloud-server.service", MOST_EXPOSED),
         ("unit with a GPU", "cloud-server.service", MOST_EXPOSED),

@@ -235,7 +235,8 @@ class LightClient:
 
     ``heads``: a folder of `edge_client.export`, or `Heads`. ``split``: a cut that it has; "auto": the fastest of them,
     by `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
-    ``threads`` within one operation. ``deadline``: seconds for a request. ``fallback="edge"``: the whole model runs
+    ``threads`` within one operation. ``deadline``: seconds for a request; ``patience``: seconds to
+    wait for a server that is not there (none with a fallback). ``fallback="edge"``: the whole model runs
     here where the server does not answer; the folder needs it (``export(whole=True)``).
 
     Raises SpecError (for a provider that this onnxruntime lacks, too) and UnknownLayer.
@@ -251,6 +252,7 @@ class LightClient:
         threads: int | None = None,
         credentials: Credentials | None = None,
         deadline: float = 60.0,
+        patience: float = 15.0,
         fallback: str | None = None,
     ) -> None:
         self.heads = heads if isinstance(heads, Heads) else Heads(heads)
@@ -263,6 +265,7 @@ class LightClient:
             raise SpecError(f"fallback: the whole model is not in {self.heads.folder}: export it with whole=True")
         self.split = self.heads.cuts[0] if split is None else split
         self._fallback, self._deadline = fallback, deadline
+        self._patience = 0.0 if fallback == EDGE else patience
         self._provider, self._threads = provider_of(provider), threads
         self._sessions: dict[str, Any] = {}
         if self.split != AUTO:
@@ -397,10 +400,7 @@ class LightClient:
             array = one.check(crossing[one.name])
             request.inputs.add(name=one.name, datatype=DATATYPES[one.dtype], shape=array.shape)
             request.raw_input_contents.append(array.tobytes())
-        try:
-            reply = self._infer(request, timeout=self._deadline)
-        except grpc.RpcError as error:
-            raise _error(error, self.server) from error
+        reply = self._sent(request)
         kinds = {datatype: name for name, datatype in DATATYPES.items()}
         outputs = {}
         for number, output in enumerate(reply.outputs):
@@ -413,6 +413,19 @@ class LightClient:
                 raise Disagreement(f'the server gives {data.size} elements of "{output.name}" of {list(output.shape)}')
             outputs[output.name] = data.reshape(tuple(output.shape))
         return outputs
+
+    def _sent(self, request: Any) -> Any:
+        """The reply. A request changes nothing, so it is sent again while nobody listens and there is patience."""
+        until, pause = time.monotonic() + self._patience, 0.1
+        while True:
+            try:
+                return self._infer(request, timeout=self._deadline)
+            except grpc.RpcError as error:
+                found = _error(error, self.server)
+                if not isinstance(found, ServerUnavailable) or time.monotonic() + pause > until:
+                    raise found from error
+            time.sleep(pause)
+            pause = min(2 * pause, 2.0)
 
 
 @dataclass(frozen=True)

@@ -395,6 +395,7 @@ class Inference:
     def statistics(self, caller: Caller, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Triton's statistics of a model, or of all that ``caller`` may use. Raises UnknownModel."""
         known = self.core.engines_for(caller)
+        name = self._tail_of(name)[0]  # a tail's requests are its model's
         if version:
             wanted: Iterable[str] = [self.engine(caller, name, version).identity.model_id]
         elif name:

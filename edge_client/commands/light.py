@@ -12,9 +12,19 @@ from edge_client.commands import common
 from edge_client.commands.common import credentials_of, needed, say
 from edge_client.light import Heads, LightAnswer, LightClient
 from edge_client.settings import OWN
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import ServerUnavailable, SpecError
 
-TAKEN = {"--heads", "--provider", "--split", "--input", "--server", "--threads", "--deadline", "--in-flight"}
+TAKEN = {
+    "--heads",
+    "--provider",
+    "--split",
+    "--input",
+    "--server",
+    "--threads",
+    "--deadline",
+    "--patience",
+    "--in-flight",
+}
 TAKEN |= {"--fallback", "--json", "--no-progress", "--debug", "--config", "--log-level", "--log-format"}
 TAKEN |= {"--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"}
 
@@ -38,6 +48,7 @@ def main(options: argparse.Namespace) -> int:
         threads=options.threads,
         credentials=credentials_of(options),
         deadline=options.deadline,
+        patience=options.patience,
         fallback=options.fallback,
     ) as client:
         width = max(len(file.name) for file in files)
@@ -45,6 +56,8 @@ def main(options: argparse.Namespace) -> int:
             if isinstance(answer, LightAnswer):
                 print(_line(file.name.ljust(width), answer), flush=True)
                 answers.append(_as_dict(file, answer))
+            elif isinstance(answer, ServerUnavailable):
+                raise answer
             else:
                 say(f"{file}: {type(answer).__name__}: {answer}")
                 answers.append({"file": str(file), "error": f"{type(answer).__name__}: {answer}"})

@@ -118,7 +118,7 @@ def test_no_torch_is_loaded(server: str, heads: Path) -> None:
 
 def test_the_whole_model_here_where_the_server_is_gone(heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
     nobody = "127.0.0.1:1"
-    with LightClient(nobody, heads, CUTS[0], deadline=5) as client, pytest.raises(ServerUnavailable):
+    with LightClient(nobody, heads, CUTS[0], patience=0.5) as client, pytest.raises(ServerUnavailable):
         client.infer(images[0])
     with LightClient(nobody, heads, CUTS[0], deadline=5, fallback="edge") as client:
         answer = client.infer(images[0])

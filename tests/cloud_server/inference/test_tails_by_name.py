@@ -82,6 +82,8 @@ def test_every_cut_is_a_model_and_exact(asker: Asker, wrapped: WrappedModel) -> 
         found = outputs(answer)
         assert list(found) == list(wanted) and all(torch.equal(found[name], wanted[name]) for name in wanted)
         assert asker.call("ModelReady", pb.ModelReadyRequest(name=f"residual@{cut}")).ready
+    (counted,) = asker.call("ModelStatistics", pb.ModelStatisticsRequest(name="residual@first")).model_stats
+    assert counted.name == "residual" and counted.inference_count >= 2
     refused(asker, asked("mood", given), CODE.FAILED_PRECONDITION, "values that the model's Python read from data")
 
 
