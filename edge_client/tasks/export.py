@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import torch
 
 from edge_client.screen.text import one_line, printable, size
@@ -22,11 +23,11 @@ from shared_hooks.crossing import NamedTensor, by_parameter, described, early_of
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError
 from shared_hooks.files import write_json
 from shared_hooks.mapping import map_of, onnx_export
-from shared_hooks.mapping.onnx_export import Exported, check, outputs_of
+from shared_hooks.mapping.onnx_export import Exported, ExportFailed, check, outputs_of
 from shared_hooks.mapping.onnx_halves import halve, run
 from shared_hooks.models.images import ImagePreprocess
 from shared_hooks.models.predictions import TopK
-from shared_hooks.tensors import dtype_name, flatten, unflatten
+from shared_hooks.tensors import dtype_name, flatten, own_class, unflatten
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -155,7 +156,14 @@ def export(
         if names == ["all"]:
             names = [one.name for one in plan.cuts if one.can_split]
         names = list(dict.fromkeys(cut_at(name, loaded).name for name in names))
-        return _Writer(loaded, subject, folder).write(names, whole)
+        try:
+            return _Writer(loaded, subject, folder).write(names, whole)
+        except IsthmusError:
+            raise
+        except Exception as error:  # of an exporter that took the model apart, or of the model after that
+            raise ExportFailed(
+                f"the model cannot be exported: {one_line(f'{type(error).__name__}: {error}')}"
+            ) from error
 
 
 class _Writer:
@@ -170,7 +178,7 @@ class _Writer:
         if len(self.inputs) != len(tensors):
             raise InputMismatch("two of the inputs of its example are one tensor, or have one name")
         self.samples = [tensors, *self._given(subject, tensors)]
-        args, kwargs = unflatten(self.structure, [one.clone() for one in tensors])
+        args, kwargs = self._call(tensors)
         given = leaves(outputs_of(self.wrapped.whole(*args, **kwargs))[0])
         self.outputs = [name for name, node in given if node[0] == "t"]
 
@@ -192,15 +200,26 @@ class _Writer:
         if whole:
             graphs[WHOLE] = made.model
         files = self._save(graphs, list(made.tensors))
-        heads = [
-            Head(name, refused=refused[name]) if name in refused else self._measured(name, files[name], crossings[name])
-            for name in names
-        ]
+        heads = []
+        for name in names:
+            try:
+                if name in refused:
+                    raise CutRefused(refused[name])
+                heads.append(self._measured(name, files[name], crossings[name]))
+            except IsthmusError as error:
+                heads.append(Head(name, refused=f"{error}"))
         self._manifest(heads, whole)
         weights = self.folder / WEIGHTS
         return ExportedHeads(
             self.folder, self.loaded.spec.model_id, heads, weights.stat().st_size if weights.exists() else 0
         )
+
+    def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The model's arguments, of copies: it may write to them."""
+        found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
+            self.structure, [one.clone() for one in tensors], own_class
+        )
+        return found
 
     def _given(self, subject: Subject, example: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
         """Inputs to compare on: the user's that are of the example's form, else the example with its elements moved."""
@@ -226,7 +245,7 @@ class _Writer:
 
         half = halve(made.model, cut_at(name, self.loaded), self.known, {}).head
         graph, scratch = half.graph, self.folder / ".head.onnx"
-        wanted = {(dtype_name(one.dtype), one.shape) for one in crossing}
+        wanted = {(dtype_name(one.dtype), (one.source or one.view).shape) for one in crossing}
         inside = [value for node in graph for value in node.outputs if _form(value) in wanted]
         there = {value.name: value for value in graph.inputs}
         passed = [  # an input that is read behind the cut only is none of the half's yet
@@ -240,17 +259,20 @@ class _Writer:
             onnx_ir.save(half, scratch)
             for tensors in self.samples[:2]:
                 feeds = dict(zip(made.tensors, tensors, strict=True))
-                args, kwargs = unflatten(self.structure, [one.clone() for one in tensors])
+                args, kwargs = self._call(tensors)
                 early = self.wrapped.head(name, *args, **kwargs)
-                ours = [one.tensor_of(early.pieces[one.slot]) for one in crossing]
-                pairs.append(({**feeds, **(run(scratch, feeds) if inside else {})}, ours))
+                ours = [one.tensor_of(early.pieces[one.piece]) for one in crossing]
+                pairs.append(({**feeds, **(_ran(scratch, feeds) if inside else {})}, ours))
         finally:
             scratch.unlink(missing_ok=True)
         outputs: list[onnx_ir.Value] = []
         for number, one in enumerate(crossing):
             best, chosen = SAME, None
             for candidate in (*inside, *passed):
-                apart = max(_apart(found[candidate.name or ""], ours[number]) for found, ours in pairs)
+                if _form(candidate) != (dtype_name(one.dtype), (one.source or one.view).shape):
+                    continue
+                given = [(one.part_of(found[candidate.name or ""]), ours[number]) for found, ours in pairs]
+                apart = max(_apart(theirs, own) for theirs, own in given)
                 if apart <= best:  # of equal ones the last: it is what the others became
                     best, chosen = apart, candidate
             if chosen is None:
@@ -258,11 +280,10 @@ class _Writer:
             if chosen in passed and chosen.name not in there:
                 graph.inputs.append(chosen)
                 there[chosen.name] = chosen
-            if chosen in outputs or chosen in passed:
-                node = onnx_ir.node("Identity", [chosen], name=f"node_{one.name}")
-                graph.append(node)
-                node.outputs[0].type, node.outputs[0].shape = chosen.type, chosen.shape
-                chosen = node.outputs[0]
+            if one.source is not None:
+                chosen = _part(graph, chosen, one)
+            elif chosen in outputs or chosen in passed:
+                chosen = _node(graph, "Identity", [chosen], one)
             outputs.append(chosen)
         half.graph = extract(graph, list(graph.inputs), outputs)
         _name(half.graph, list(half.graph.outputs), [one.name for one in crossing])
@@ -302,8 +323,8 @@ class _Writer:
         described_by = self.plan.cutting(name)[1]
         difference, labels, rows = 0.0, 0, 0
         for tensors in self.samples:
-            given = run(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
-            args, kwargs = unflatten(self.structure, [one.clone() for one in tensors])
+            given = _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
+            args, kwargs = self._call(tensors)
             wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
             found = outputs_of(self.wrapped.forward(early_of(described_by, crossing, given)))[1]
             difference = max([difference, *(_apart(a, b) for a, b in zip(found, wanted, strict=True))])
@@ -353,6 +374,44 @@ class _Writer:
         written += [WEIGHTS] if (self.folder / WEIGHTS).exists() else []
         found["sha256"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in written}
         write_json(self.folder / MANIFEST, found, option("output"))
+
+
+def _node(graph: onnx_ir.Graph, kind: str, inputs: Sequence[onnx_ir.Value], one: NamedTensor) -> onnx_ir.Value:
+    """A node's only output, with the form of ``one``."""
+    import onnx_ir
+
+    node = onnx_ir.node(kind, inputs, name=f"node_{kind}_{one.name}:{len(graph)}")
+    graph.append(node)
+    made = node.outputs[0]
+    made.type = onnx_ir.TensorType(onnx_ir.DataType.from_numpy(np.dtype(dtype_name(one.dtype))))
+    made.shape = onnx_ir.Shape(one.shape)
+    return made
+
+
+def _part(graph: onnx_ir.Graph, value: onnx_ir.Value, one: NamedTensor) -> onnx_ir.Value:
+    """The elements of a part, picked out of the tensor that holds it."""
+    import onnx_ir
+
+    def constant(name: str, numbers: Sequence[int]) -> onnx_ir.Value:
+        held = onnx_ir.tensor(np.asarray(numbers, dtype=np.int64), name=f"{one.name}:{name}")
+        made = onnx_ir.Value(name=held.name, type=onnx_ir.TensorType(onnx_ir.DataType.INT64), const_value=held)
+        made.shape = onnx_ir.Shape([len(numbers)])
+        graph.register_initializer(made)
+        return made
+
+    flat = _node(graph, "Reshape", [value, constant("flat", [-1])], one)
+    flat.shape, flat.name = None, f"{one.name}:flattened"
+    picked = _node(graph, "Gather", [flat, constant("places", one.places)], one)
+    picked.shape, picked.name = None, f"{one.name}:picked"
+    return _node(graph, "Reshape", [picked, constant("shape", one.shape)], one)
+
+
+def _ran(path: Path, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A graph in onnxruntime. Raises CutRefused for one that it does not take, such as of bfloat16."""
+    try:
+        return run(path, feeds)
+    except Exception as error:  # onnxruntime has no class of its own for all that may be
+        raise CutRefused(f"onnxruntime does not run this head: {one_line(str(error))[:200]}") from error
 
 
 def _form(value: onnx_ir.Value) -> tuple[str, tuple[Any, ...]] | None:

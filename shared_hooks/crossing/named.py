@@ -10,12 +10,12 @@ import inspect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import nn
 
-from shared_hooks.crossing.description import INPUTS, Crossing
+from shared_hooks.crossing.description import INPUTS, Crossing, Mark
 from shared_hooks.crossing.early import EarlyOutput
 from shared_hooks.errors import CutRefused
 from shared_hooks.tensors import Structure, View, dtype_name
@@ -23,19 +23,26 @@ from shared_hooks.tensors import Structure, View, dtype_name
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """One tensor of a cut: all of slot ``slot``, seen through ``view``."""
+    """One tensor of a cut: the ``piece``-th that crosses, seen through ``view``. ``source``: of a piece that is only a
+    part of a tensor's memory, the tensor; `part_of` picks the piece out of it.
+    """
 
     name: str
-    slot: int
+    piece: int
     view: View
     dtype: torch.dtype
+    source: View | None = None
+    places: tuple[int, ...] = ()
+    """Of each element of a part, its place in the source, row-major."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return self.view.shape
 
     def storage_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements as they lie in the slot: flat."""
+        """The piece that crosses: a whole storage is flat."""
+        if self.source is not None:
+            return tensor.contiguous()
         if self.view.stride == _row_major(self.shape):
             return tensor.contiguous().reshape(-1)
         flat = torch.empty(self.view.numel, dtype=self.dtype, device=tensor.device)
@@ -43,15 +50,19 @@ class NamedTensor:
         return flat
 
     def tensor_of(self, piece: torch.Tensor) -> torch.Tensor:
-        """The reverse: the tensor that a slot's only piece holds."""
-        return piece.as_strided(self.view.shape, self.view.stride)
+        """The reverse."""
+        return piece if self.source is not None else piece.as_strided(self.view.shape, self.view.stride)
+
+    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Of the tensor that ``source`` describes, this piece; of what crosses whole, the tensor itself."""
+        return tensor if self.source is None else tensor.flatten()[list(self.places)].reshape(self.shape)
 
 
 def named_tensors(crossing: Crossing, inputs: Sequence[str] = ()) -> tuple[NamedTensor, ...]:
-    """In the order of the slots. ``inputs``: names of the model's inputs, by their number.
+    """In the order of the pieces. ``inputs``: names of the model's inputs, by their number.
 
     Raises CutRefused where tensors alone do not make a request: a number that Python read from data crosses, too, or
-    the state of a random generator, or only a part of a storage.
+    the state of a random generator, or a part of memory that is in no tensor with a name.
     """
     where = f"the cut after {crossing.layer_name}"
     if crossing.reads or crossing.given:
@@ -61,21 +72,51 @@ def named_tensors(crossing: Crossing, inputs: Sequence[str] = ()) -> tuple[Named
     found: list[NamedTensor] = []
     taken: dict[str, int] = {}
     for number, slot in enumerate(crossing.slots):
-        marks = [
-            one for one in crossing.marks if one.slot == number and not one.flags and crossing.covers_its_slot(one)
-        ]
-        if not marks or len(slot.pieces) != 1 or slot.pieces[0].numel != slot.elements:
-            raise CutRefused(f"{where}: only a part of a tensor's memory crosses, which has no name")
-        mark = max(marks, key=lambda one: len(one.view.shape))
-        base = mark.place.path or "model"
-        if mark.place == INPUTS:
-            base = f"input.{inputs[mark.leaf] if mark.leaf < len(inputs) else mark.leaf}"
-        taken[base] = taken.get(base, 0) + 1
-        name = base if taken[base] == 1 else f"{base}#{taken[base]}"
-        found.append(NamedTensor(name, number, mark.view, mark.dtype))
+        marks = [one for one in crossing.marks if one.slot == number and not one.flags and one.dtype is slot.dtype]
+        for piece in slot.pieces:
+            mark, places = _holding(marks, piece, slot.elements)
+            if mark is None:
+                raise CutRefused(f"{where}: a part of memory crosses that is in no tensor with a name")
+            base = mark.place.path or "model"
+            if mark.place == INPUTS:
+                base = f"input.{inputs[mark.leaf] if mark.leaf < len(inputs) else mark.leaf}"
+            taken[base] = taken.get(base, 0) + 1
+            name = base if taken[base] == 1 else f"{base}#{taken[base]}"
+            if places is None:
+                found.append(NamedTensor(name, len(found), mark.view, mark.dtype))
+            else:
+                view = View(piece.shape, _row_major(piece.shape), 0)
+                found.append(NamedTensor(name, len(found), view, mark.dtype, mark.view, places))
     if not found:
         raise CutRefused(f"{where}: no tensor crosses")
     return tuple(found)
+
+
+def _holding(marks: Sequence[Mark], piece: View, elements: int) -> tuple[Mark | None, tuple[int, ...] | None]:
+    """The mark that holds a piece; and, where the piece is a part of it, the places of its elements there."""
+    whole = [one for one in marks if one.view.offset == 0 and one.view.numel == elements and one.view.is_run()]
+    if whole and piece.numel == elements:
+        return max(whole, key=lambda one: len(one.view.shape)), None
+    if elements > MOST_PLACES:
+        return None, None
+    ours = _places(piece)
+    for mark in sorted(marks, key=lambda one: -len(one.view.shape)):
+        at = {place: number for number, place in enumerate(_places(mark.view))}
+        if all(place in at for place in ours):
+            return mark, tuple(at[place] for place in ours)
+    return None, None
+
+
+MOST_PLACES: Final = 1 << 20
+"""Elements of a storage of which parts are looked for in tensors."""
+
+
+def _places(view: View) -> list[int]:
+    """Where the elements of a view lie in its storage, row-major."""
+    found = [view.offset]
+    for size, stride in zip(view.shape, view.stride, strict=True):
+        found = [place + stride * step for place in found for step in range(size)]
+    return found
 
 
 def early_of(crossing: Crossing, named: Sequence[NamedTensor], tensors: Mapping[str, torch.Tensor]) -> EarlyOutput:

@@ -7,7 +7,7 @@ staging  copies, and those to and from a CUDA device
 May import errors.
 """
 
-from shared_hooks.tensors.staging import Buffers, bytes_of, copied, identical
+from shared_hooks.tensors.staging import Buffers, bytes_of, copied, identical, own_class
 from shared_hooks.tensors.trees import (
     PLAIN,
     ClassFinder,
@@ -49,6 +49,7 @@ __all__ = [
     "is_namedtuple",
     "leaves_of",
     "no_class",
+    "own_class",
     "tensors_in",
     "unflatten",
 ]

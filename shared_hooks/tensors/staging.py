@@ -30,12 +30,12 @@ ALIGN: Final = 64
 def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """A model's inputs with every tensor copied."""
     structure, tensors = flatten((args, kwargs))
-    made: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), _find_local)
+    made: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(structure, fresh_copies(tensors), own_class)
     return made
 
 
-def _find_local(name: str) -> type | None:
-    # inputs of our own caller: their classes are ours to use, whatever module they are from
+def own_class(name: str) -> type | None:
+    """A class by the name that a structure has for it, for inputs of our own caller: theirs may be used."""
     return classes_of({name.partition(":")[0]})(name)
 
 

@@ -27,6 +27,7 @@ from shared_hooks.errors import (
     UnknownLayer,
     UnknownModel,
 )
+from shared_hooks.mapping.onnx_export import ExportFailed
 from shared_hooks.models import digits, load_spec
 
 IMAGES = sorted((Path(digits.__file__).parent / "images").glob("*.png"))
@@ -235,15 +236,38 @@ class Chunks(nn.Module):
         self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(self.first(x)[:, 0])
+        return self.second(self.first(x)[:, 1])
 
 
-def test_a_cut_that_tensors_alone_do_not_make_is_refused_with_its_reason(tmp_path: Path) -> None:
+def test_only_a_part_of_a_tensor_crosses(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    found = edge_client.export(
-        ModelChoice(Chunks().eval(), example=((torch.rand(3, 5, 4),), {})), split="all", output=tmp_path
-    )
-    assert not found.ok
-    (refused,) = [one for one in found.heads if one.refused]
-    assert refused.cut == "first" and "only a part of a tensor's memory crosses" in refused.refused
-    assert Heads(tmp_path).refused == {"first": refused.refused}
+    choice = ModelChoice(Chunks().eval(), example=((torch.rand(3, 5, 4),), {}))
+    found = edge_client.export(choice, split="all", output=tmp_path)
+    assert found.ok, found.text()
+    by_cut = {one.cut: one for one in found.heads}
+    assert by_cut["first"].nbytes == 4 * 3 * 4 and by_cut["first"].difference < 1e-5
+
+
+class Reads(nn.Module):
+    """A number is read from data between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x)
+        return self.third(self.second(x) * float(x.sum()))
+
+
+def test_a_model_that_torch_cannot_export_is_refused_by_name(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    choice = ModelChoice(Reads().eval(), example=((torch.rand(3, 4),), {}))
+    try:
+        found = edge_client.export(choice, split="all", output=tmp_path)
+    except ExportFailed as error:
+        assert "torch cannot export" in f"{error}"
+        return
+    refused = {one.cut: one.refused for one in found.heads if one.refused}
+    assert refused and all("read from data" in why for why in refused.values())
+    assert Heads(tmp_path).refused == refused

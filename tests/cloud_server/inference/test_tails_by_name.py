@@ -49,7 +49,7 @@ def wrapped() -> Iterator[WrappedModel]:
 
 def tensors(wrapped: WrappedModel, cut: str, x: torch.Tensor = X) -> dict[str, torch.Tensor]:
     early = wrapped.head(cut, x)
-    return {one.name: one.tensor_of(early.pieces[one.slot]) for one in named_tensors(early.crossing, ["x"])}
+    return {one.name: one.tensor_of(early.pieces[one.piece]) for one in named_tensors(early.crossing, ["x"])}
 
 
 def asked(cut: str, given: dict[str, torch.Tensor], **changes: Any) -> pb.ModelInferRequest:
@@ -158,16 +158,30 @@ def test_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_cut_that_tensors_alone_do_not_make() -> None:
-    served = replace(entry("Dropping", __name__), tails=("first",))
-    with pytest.raises(CutRefused, match="only a part"):
-        ServedModel(served, torch.device("cpu"))
-    found = ServedModel(replace(served, tails=("all",)), torch.device("cpu"))
-    assert "only a part" in found.identity.form["tails"]["first"]["refused"]
+    with pytest.raises(CutRefused, match="read from data"):
+        ServedModel(replace(entry(), tails=("mood",)), torch.device("cpu"))
+    found = ServedModel(replace(entry(), tails=("all",)), torch.device("cpu"))
+    assert "read from data" in found.identity.form["tails"]["mood"]["refused"]
+
+
+def test_only_a_part_of_a_tensor_crosses() -> None:
+    x = torch.linspace(-2, 2, 32).reshape(4, 8)
+    served = ServedModel(replace(entry("Dropping", __name__), tails=("all",)), torch.device("cpu"))
+    example = torch.zeros(2, 8)
+    with serving(served) as server, Asker(server.port) as asker, WrappedModel(Dropping().eval()) as wrapped:
+        wrapped.plan(example)
+        for part in (x[:2], x[2:]):
+            given = tensors(wrapped, "first", part)
+            assert sum(one.numel() for one in given.values()) == 8, "half of it"
+            with torch.no_grad():
+                wanted = wrapped.model(part)
+            assert torch.equal(outputs(asker.infer(asked("first", given)))["output"], wanted)
 
 
 class Dropping(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
+        torch.manual_seed(3)
         self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(4, 2)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
