@@ -1,7 +1,7 @@
 """An edge without PyTorch: heads as ONNX files (`edge_client.export`), their tails on a server.
 
 Needs numpy, grpcio, protobuf, onnxruntime, and Pillow for pictures; torch is neither needed nor loaded. What crosses
-goes by the Open Inference Protocol to the model ``NAME@CUT`` of the server (docs/edge-without-pytorch.md).
+goes by the Open Inference Protocol to the model ``NAME@CUT`` of the server (docs/jobs/edge-without-pytorch.md).
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def judge(make: Callable[[], Made], cuts: int, seed: int, send: Any) -> None:
             return
         with tempfile.TemporaryDirectory() as folder:
             choice = ModelChoice(model, example=(args, kwargs), model_id="model")
-            found = export(choice, split=[names[at] for at in chosen], output=folder, progress=False)
+            found = export(choice, split=[names[at] for at in chosen], output=folder)
         send.send(
             {
                 "state": "exported",

@@ -127,9 +127,10 @@ def export(
     split: str | Sequence[str],
     output: str | Path,
     whole: bool = False,
-    progress: bool = True,
 ) -> ExportedHeads:
-    """Write heads of ``model``, up to the cuts ``split``, as ONNX files (docs/edge-without-pytorch.md; extra "onnx").
+    """Write heads of ``model``, up to the cuts ``split``, as ONNX files (docs/jobs/edge-without-pytorch.md).
+
+    Needs the extra "onnx".
 
         edge_client.export("digits", split=["stem", "stage2.0.conv2"], output="heads")
 
@@ -294,20 +295,15 @@ class _Writer:
         import onnx_ir
         from onnx_ir.external_data import convert_tensors_to_external
 
-        weights: dict[str, Any] = {}
-        for graph in graphs.values():
-            for name, value in graph.graph.initializers.items():
-                if value.const_value is not None and value.const_value.nbytes >= 1024:
-                    weights[name] = value.const_value
+        held = [value for graph in graphs.values() for value in graph.graph.initializers.values()]
+        large = {id(one.const_value): one.const_value for one in held if one.const_value and _is_large(one.const_value)}
         (self.folder / WEIGHTS).unlink(missing_ok=True)
-        kept = dict(
-            zip(weights, convert_tensors_to_external(list(weights.values()), self.folder, WEIGHTS), strict=True)
-        )
+        kept = dict(zip(large, convert_tensors_to_external(list(large.values()), self.folder, WEIGHTS), strict=True))
         files: dict[str, str] = {}
         for name, graph in graphs.items():
-            for key, value in graph.graph.initializers.items():
-                if key in kept:
-                    value.const_value = kept[key]
+            for value in graph.graph.initializers.values():
+                if id(value.const_value) in kept:  # halves of one graph share its weights
+                    value.const_value = kept[id(value.const_value)]
             inputs = [value for value in graph.graph.inputs if value.name in keys]
             _name(graph.graph, inputs, [self.inputs[list(keys).index(value.name or "")] for value in inputs])
             stem = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
@@ -374,6 +370,10 @@ class _Writer:
         written += [WEIGHTS] if (self.folder / WEIGHTS).exists() else []
         found["sha256"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in written}
         write_json(self.folder / MANIFEST, found, option("output"))
+
+
+def _is_large(weight: Any) -> bool:
+    return bool(weight.nbytes >= 1024)
 
 
 def _node(graph: onnx_ir.Graph, kind: str, inputs: Sequence[onnx_ir.Value], one: NamedTensor) -> onnx_ir.Value:

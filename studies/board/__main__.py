@@ -105,9 +105,9 @@ def follow(one: Following, cuts: int, seed: int) -> None:
     one.step("the system is made writable", prepared)
     one.step("install", lambda: one.block("install", timeout=3600))
     one.step("service", lambda: one.block("service"))
-    one.step("an edge without PyTorch", lambda: light(board, one.server))
     one.step("restart: read-only, and answering", lambda: f"{one.restart()}; / is {root_is(board)}")
     one.step("memory", lambda: memory(board))
+    one.step("an edge without PyTorch", lambda: light(board, one.server))
 
     def frozen() -> str:
         before = one.answering()
@@ -200,10 +200,13 @@ def light(board: Board, server: str) -> str:
     """An exported head in onnxruntime, in an environment without torch; answers are the pictures' own labels."""
     shown = board.type(
         f"""cd /media/packages
+mount -o remount,rw /
 python3 -m venv /opt/isthmus/light
 /opt/isthmus/light/bin/pip install --quiet numpy grpcio protobuf onnxruntime pillow
 /opt/isthmus/light/bin/pip install --quiet --no-deps isthmus==0.2.0
-/opt/isthmus/light/bin/edge-client run --heads heads --split stage2.0.conv2 --server {server} --input pictures""",
+/opt/isthmus/light/bin/edge-client run --heads heads --split stage2.0.conv2 --server {server} --input pictures
+sync
+mount -o remount,ro /""",
         timeout=1800,
     )
     right = sum(
