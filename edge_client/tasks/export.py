@@ -40,7 +40,7 @@ WHOLE: Final = "whole.onnx"
 SAME: Final = 1e-3
 """How far a graph's tensor may be from torch's, as a share of the largest magnitude, to be taken for the same."""
 MOST_INPUTS: Final = 32
-"""Of the user's, on which answers are compared."""
+"""Inputs of the user on which answers are compared."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class NamedTensor:
     dtype: torch.dtype
     source: View | None = None
     places: tuple[int, ...] = ()
-    """Of each element of a part, its place in the source, row-major."""
+    """Where each element of a part lies in the source, row-major."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class NamedTensor:
         return piece if self.source is not None else piece.as_strided(self.view.shape, self.view.stride)
 
     def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Of the tensor that ``source`` describes, this piece; of what crosses whole, the tensor itself."""
+        """This piece of the tensor that ``source`` describes; the tensor itself where all of it crosses."""
         return tensor if self.source is None else tensor.flatten()[list(self.places)].reshape(self.shape)
 
 

@@ -25,7 +25,7 @@ KINDS: Final = {
 }
 MOST_FILES: Final = 4096
 MOST_BYTES: Final = 256 << 20
-"""Of one file."""
+"""The most of one file."""
 POLICY: Final = (
     b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; style-src 'self'; "
     b"connect-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
