@@ -18,8 +18,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
+from shared_hooks import picture
 from shared_hooks.errors import InputMismatch, TooLarge
-from shared_hooks.models import load_spec, picture
+from shared_hooks.models import load_spec
 from shared_hooks.models.images import ImagePreprocess
 from shared_hooks.models.inputs import read_tensors, tensors_of_bytes
 
