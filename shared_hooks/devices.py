@@ -174,6 +174,15 @@ def allocated(device: torch.device) -> Allocated:
     return Allocated(module.memory_allocated(device), module.max_memory_allocated(device))
 
 
+def in_use(device: torch.device) -> int | None:
+    """Bytes that all processes hold on the device; None where torch does not tell."""
+    asks = None if is_host(device) else getattr(_module(device), "mem_get_info", None)
+    if asks is None:
+        return None
+    free, total = asks(device)
+    return int(total - free)
+
+
 def reset_peak(device: torch.device) -> None:
     """Only of a device that `counts_memory`."""
     _module(device).reset_peak_memory_stats(device)

@@ -43,6 +43,8 @@ TESTS = (
     "tests/shared_hooks/models/test_device.py",
     "tests/shared_hooks/metrics",
 )
+OWN_PROCESS = ("cuda", "xpu", "mps")
+"""Kinds whose server is a process of its own here; a plug-in's would have to be loaded there."""
 Found = dict[str, Any]
 
 
@@ -76,7 +78,7 @@ class Run:
     def serving(self, model: str, **limits: int) -> Iterator[str]:
         """A server of ``model`` on the device: a process of its own; of a plug-in's kind in this one."""
         table = "\n".join(["[limits]", *(f"{key} = {value}" for key, value in limits.items()), ""]) if limits else ""
-        if self.device.type in ("cuda", "xpu", "mps"):
+        if self.device.type in OWN_PROCESS:
             from edge_client import ModelChoice, local_server
 
             with tempfile.TemporaryDirectory() as folder:
@@ -381,12 +383,14 @@ def memory(run: Run) -> Found:
     from edge_client import EdgeClient, ModelChoice
 
     device, torch = run.device, run.torch
-    if run.devices.counts_memory(device) and device.type != "cuda":  # the server is in this process
-        used: Callable[[], int] = lambda: run.devices.allocated(device).held  # noqa: E731
-    elif device.type == "cuda":  # it is in another: all that the device holds
-        used = lambda: (lambda free, total: total - free)(*torch.cuda.mem_get_info(device))  # noqa: E731
-    else:
-        return {"not run": f"{device.type} does not count its memory"}
+    with_server = device.type not in OWN_PROCESS and run.devices.counts_memory(device)
+    if not with_server and run.devices.in_use(device) is None:
+        return {"not run": f"{device.type} does not tell what is in use"}
+
+    def used() -> int | None:
+        """In this process with the server, else on the whole device."""
+        return run.devices.allocated(device).held if with_server else run.devices.in_use(device)
+
     held, first = [], 20 if run.quick else 200
     with (
         run.serving("digits") as address,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -57,3 +58,12 @@ def test_threads() -> None:
             set_threads(0)
     finally:
         torch.set_num_threads(before)
+
+
+def test_what_is_in_use_on_a_device_is_asked_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert devices.in_use(torch.device("cpu")) is None
+    kind = SimpleNamespace(mem_get_info=lambda device: (300, 1000))
+    monkeypatch.setattr(devices, "_module", lambda device: kind)
+    assert devices.in_use(torch.device("cuda:0")) == 700
+    monkeypatch.setattr(devices, "_module", lambda device: SimpleNamespace())
+    assert devices.in_use(torch.device("mps")) is None
