@@ -4,6 +4,8 @@
 // again: a read or write by the host in between ends the process. Kernels are torch's own for the CPU, on copies. What they
 // read and write is checked against streams, events and waits: order.h.
 
+#include <chrono>
+#include <thread>
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/native/CPUFallback.h>
@@ -32,7 +34,7 @@ namespace {
 constexpr auto KIND = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex COUNT = 2;
 thread_local c10::DeviceIndex current = 0;
-std::atomic<int64_t> held{0}, peak{0}, limit{int64_t(1) << 40}, copies{0}, kernels{0};
+std::atomic<int64_t> held{0}, peak{0}, limit{int64_t(1) << 40}, copies{0}, kernels{0}, slow{0};
 
 // -- memory
 
@@ -279,6 +281,7 @@ void used(const at::Tensor& tensor, const order::Queue& queue, uint64_t at, bool
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   ++copies;
+  if (const int64_t microseconds = slow) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
   const bool in = self.device().type() != KIND, out = dst.device().type() != KIND;
   const order::Queue queue = order::current_queue(index_of(in ? dst : self));
   const bool across = !in && !out && index_of(self) != index_of(dst);
@@ -438,5 +441,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("max_memory_allocated", [] { return peak.load(); });
   m.def("reset_peak_memory_stats", [] { peak.store(held); });
   m.def("set_limit", [](int64_t nbytes) { limit.store(nbytes); });
+  m.def("set_slow", [](int64_t microseconds) { slow.store(microseconds); });
   m.def("counts", [] { return std::make_pair(copies.load(), kernels.load()); });
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import os
+import signal
 import sys
 import tempfile
 import threading
@@ -19,6 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 import studies.device as device
@@ -26,7 +29,7 @@ from cloud_server.config import ServerConfig, read_config
 from cloud_server.core import Core
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.transport import CloudServer
-from edge_client import EdgeClient, ModelChoice, SplitGenerator
+from edge_client import EdgeClient, ModelChoice, SplitGenerator, local_server
 from edge_client.probing import fetch_profile
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
@@ -251,6 +254,61 @@ def memory_runs_out() -> str:
     return said[:90]
 
 
+def slow_copies() -> str:
+    """Copies that take 50 ms each: a request is late by name, and the next one, with time enough, is exact."""
+    made = device.load()
+    with serving() as (address, _), EdgeClient(address, choice("cpu"), "stage2.0.conv2") as client:
+        wanted = client.infer(image()).output.clone()
+        made.set_slow(50_000)
+        try:
+            client.infer(image(), deadline=0.05)
+            raise AssertionError("an answer in time")
+        except IsthmusError as error:
+            said = f"{type(error).__name__}: {error}"
+            same(client.infer(image(), deadline=60).output, wanted)
+        finally:
+            made.set_slow(0)
+        same(client.infer(image()).output, wanted)
+    return said[:90]
+
+
+def worker_processes() -> str:
+    """Two workers, each a process that loads the device by torch's entry points for back ends; one is killed."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Path(folder) / "isolated_device-0.dist-info"
+        made.mkdir()
+        (made / "METADATA").write_text("Metadata-Version: 2.1\nName: isolated-device\nVersion: 0\n")
+        (made / "entry_points.txt").write_text(f"[torch.backends]\n{device.NAME} = studies.device:load\n")
+        paths = os.pathsep.join([folder, str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = paths
+        try:
+            words = ["--workers", "2", "--worker-processes"]
+            with local_server(choice(SERVED), arguments=words) as address:
+                wanted = [load_spec("digits").load_model()(image(number)) for number in range(8)]
+                with EdgeClient(address, choice("cpu"), "stage2.0.conv2") as client:
+                    for number in range(8):
+                        same(client.infer(image(number)).output, wanted[number])
+                    workers = _workers()
+                    os.kill(workers[0], signal.SIGKILL)
+                    for number in range(8):
+                        same(client.infer(image(number)).output, wanted[number])
+        finally:
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
+    return f"16 exact, one of {len(workers)} workers killed between them"
+
+
+def _workers() -> list[int]:
+    """The processes of the server that this one has started."""
+    inside = [one for child in psutil.Process().children() for one in child.children()]
+    found = [one.pid for one in inside if any("cloud_server" in word or "spawn" in word for word in one.cmdline())]
+    if len(found) < 2:
+        raise AssertionError(f"{len(found)} workers among {[one.cmdline()[:4] for one in inside]}")
+    return found
+
+
 CHECKS: dict[str, Callable[[], str]] = {
     "requests": requests,
     "many under way": many,
@@ -262,6 +320,8 @@ CHECKS: dict[str, Callable[[], str]] = {
     "middle parts": middles,
     "replicas, unload, load": replicas,
     "out of memory": memory_runs_out,
+    "slow copies": slow_copies,
+    "worker processes": worker_processes,
 }
 
 
