@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import statistics
 import time
 from collections import deque
@@ -57,6 +58,8 @@ PROVIDERS: Final = {
     "qnn": "QNNExecutionProvider",
 }
 """onnxruntime's execution providers by their short names; its own are taken, too."""
+MOST_SIZES: Final = 32
+"""Dimensions of an output."""
 TRIES: Final = 3
 """Requests through each cut before ``split="auto"`` chooses."""
 _GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
@@ -152,7 +155,11 @@ class Heads:
             self.outputs = tuple(map(str, known["outputs"]))
             self.labels = tuple(map(str, known["labels"]))
             self.whole = None if known["whole"] is None else str(known["whole"])
-            self._pictures, self._ranks = known["preprocess"], known["postprocess"]
+            self.whole_difference = float(known["whole_difference"])
+            pictures, self._ranks = known["preprocess"], known["postprocess"]
+            self._pictures = None if pictures is None else _Pictures(**pictures)
+            if self._ranks is not None:
+                self._ranks = {name: self._ranks[name] for name in ("output", "softmax", "top_k")}
             self.heads = {
                 str(one["cut"]): Head(
                     str(one["cut"]), str(one["file"]), _tensors(one["crossing"]), float(one["difference"])
@@ -218,9 +225,7 @@ class Heads:
             raise SpecError(f"{self.folder}: the manifest names {name!r}, which is outside of the folder")
         try:
             with (self.folder / name).open("rb") as file:
-                found = (
-                    hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _sha(file)
-                )
+                found = _sha(file)
         except OSError as error:
             raise SpecError(f"{self.folder / name} cannot be read: {error.strerror}") from error
         if found != digest:
@@ -298,13 +303,14 @@ class LightClient:
         began = time.perf_counter_ns()
         feeds = self._feeds(args, kwargs)
         cut = split or self.split
-        if cut == AUTO:
-            cut = self.split = self._fastest(feeds)
-        head = self.heads.head(cut)
-        crossing = self._run(head.file, feeds, [one.name for one in head.crossing])
-        done = time.perf_counter_ns()
+        done, difference, nbytes, why = began, self.heads.whole_difference, 0, ""
         try:
-            outputs, why = self._ask(head, crossing), ""
+            if cut == AUTO:
+                cut = self.split = self._fastest(feeds)
+            head = self.heads.head(cut)
+            crossing = self._run(head.file, feeds, [one.name for one in head.crossing])
+            done = time.perf_counter_ns()
+            outputs, difference, nbytes = self._ask(head, crossing), head.difference, head.nbytes
         except ServerUnavailable as error:
             if self._fallback != EDGE or self.heads.whole is None:
                 raise
@@ -316,8 +322,8 @@ class LightClient:
             head_ns=done - began,
             request_ns=ended - done,
             end_to_end_ns=ended - began,
-            bytes_up=0 if why else head.nbytes,
-            difference=head.difference,
+            bytes_up=nbytes,
+            difference=difference,
             fallback=why,
             predictions=self.heads.rank(outputs),
         )
@@ -408,14 +414,15 @@ class LightClient:
                 raise Disagreement(
                     f'the server gives "{output.name}" as {output.datatype}, which is not understood here'
                 )
-            data = np.frombuffer(reply.raw_output_contents[number], dtype=kinds[output.datatype])
-            if int(np.prod(list(output.shape))) != data.size:
-                raise Disagreement(f'the server gives {data.size} elements of "{output.name}" of {list(output.shape)}')
-            outputs[output.name] = data.reshape(tuple(output.shape))
+            data, shape = reply.raw_output_contents[number], tuple(output.shape)
+            wanted = math.prod(shape) * np.dtype(kinds[output.datatype]).itemsize
+            if len(shape) > MOST_SIZES or any(size < 0 for size in shape) or wanted != len(data):
+                raise Disagreement(f'the server gives {len(data)} bytes of "{output.name}" of shape {list(shape)[:8]}')
+            outputs[output.name] = np.frombuffer(data, dtype=kinds[output.datatype]).reshape(shape)
         return outputs
 
     def _sent(self, request: Any) -> Any:
-        """The reply. A request changes nothing, so it is sent again while nobody listens and there is patience."""
+        """Send a request, and retry until ``patience`` is over where no server answers: it has no side effects."""
         until, pause = time.monotonic() + self._patience, 0.1
         while True:
             try:
@@ -444,8 +451,7 @@ class _Pictures:
     keyword: str | None = field(default=None)
 
 
-def _as_array(file: Path, known: Mapping[str, Any]) -> Array:
-    how = _Pictures(**known)
+def _as_array(file: Path, how: _Pictures) -> Array:
     try:
         data = file.read_bytes()
     except OSError as error:

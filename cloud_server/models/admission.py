@@ -55,8 +55,10 @@ def form_of(
     model. Raises UnknownLayer for a cut that is none.
     """
     form = _form_of(plan, model, args, kwargs)
-    if not tails or "refused" in form:
+    if not tails:
         return form
+    if "refused" in form:
+        raise CutRefused(f"tails: the model's inputs have no names: {form['refused']}")
     if tuple(tails) == (ALL,):
         names = [one.name for one in plan.cuts if one.can_split]
     else:

@@ -231,6 +231,8 @@ NOT_FOR_EDGE_ONLY = ("--codec", "--calibration", "--max-loss", "--exact", "--no-
 def check_effects(options: argparse.Namespace) -> None:
     """Raises SpecError for an option that was given and that this ``--split`` makes no use of."""
     given = getattr(options, "given", ())
+    if "--provider" in given:
+        raise SpecError("--provider has an effect with --heads only: PyTorch runs the model itself")
     if options.split != "auto" and (wrong := [one for one in ONLY_FOR_AUTO if one in given]):
         what = f"a cut that is given ({options.split}) is not chosen"
         raise SpecError(f"{wrong[0]} has an effect with --split auto only: {what}")

@@ -38,12 +38,11 @@ def main(options: argparse.Namespace) -> int:
         raise SpecError(f"--server {OWN}: a device without PyTorch has none of its own; give HOST:PORT")
     heads = Heads(options.heads)
     files = _files(options.input)
-    split = None if options.split == "only" else options.split
     answers: list[dict[str, Any]] = []
     with LightClient(
         server,
         heads,
-        split,
+        options.split,
         provider=options.provider,
         threads=options.threads,
         credentials=credentials_of(options),

@@ -209,7 +209,7 @@ class _Writer:
                 heads.append(self._measured(name, files[name], crossings[name]))
             except IsthmusError as error:
                 heads.append(Head(name, refused=f"{error}"))
-        self._manifest(heads, whole)
+        self._manifest(heads, self._whole_difference() if whole else None)
         weights = self.folder / WEIGHTS
         return ExportedHeads(
             self.folder, self.loaded.spec.model_id, heads, weights.stat().st_size if weights.exists() else 0
@@ -332,7 +332,19 @@ class _Writer:
             return Head(name, refused=f"its answer differs from the model's by {difference:.1e} of the largest element")
         return Head(name, file, crossing, difference, labels, rows)
 
-    def _manifest(self, heads: Sequence[Head], whole: bool) -> None:
+    def _whole_difference(self) -> float:
+        """The same of the whole model in onnxruntime. Raises ExportFailed where its answer is another one."""
+        found = 0.0
+        for tensors in self.samples:
+            given = _ran(self.folder / WHOLE, dict(zip(self.inputs, tensors, strict=True)))
+            args, kwargs = self._call(tensors)
+            wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+            found = max([found, *(_apart(a, b) for a, b in zip(given.values(), wanted, strict=True))])
+        if found > SAME:
+            raise ExportFailed(f"the whole model in onnxruntime differs by {found:.1e} of the largest element")
+        return found
+
+    def _manifest(self, heads: Sequence[Head], whole_difference: float | None) -> None:
         spec = self.loaded.spec
         pictures, ranks = spec._preprocess, spec._postprocess
         found: dict[str, Any] = {
@@ -364,9 +376,10 @@ class _Writer:
                 if not one.refused
             ],
             "refused": {one.cut: one.refused for one in heads if one.refused},
-            "whole": WHOLE if whole else None,
+            "whole": None if whole_difference is None else WHOLE,
+            "whole_difference": whole_difference or 0.0,
         }
-        written = [*(one.file for one in heads if not one.refused), *([WHOLE] if whole else [])]
+        written = [*(one.file for one in heads if not one.refused), *([] if whole_difference is None else [WHOLE])]
         written += [WEIGHTS] if (self.folder / WEIGHTS).exists() else []
         found["sha256"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in written}
         write_json(self.folder / MANIFEST, found, option("output"))

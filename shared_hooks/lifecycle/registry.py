@@ -550,7 +550,7 @@ HEADERS = ("stage", "hook", "priority", "calls", "failures", "total ms", "us a c
 
 
 def is_default(lifecycle: Lifecycle) -> bool:
-    """Whether nobody has mounted anything of their own."""
+    """Whether only built-in hooks are registered."""
     return all(getattr(hook, "built_in", False) for hook in lifecycle.hooks)
 
 

@@ -180,7 +180,7 @@ def follow(one: Following, cuts: int, seed: int) -> None:
 
 
 def answered(board: Board, at_least: int, seconds: float = 300.0) -> None:
-    """Wait until the journal has so many pictures. Raises AssertionError where that takes longer."""
+    """Wait until the journal holds ``at_least`` pictures. Raises AssertionError after ``seconds``."""
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if int(board.type("cat /var/lib/isthmus/journal 2> /dev/null | wc -l").split()[-1]) > at_least:

@@ -18,6 +18,7 @@ from torch import nn
 import edge_client
 from edge_client import LightClient, ModelChoice, local_server
 from edge_client.light import Heads, LightAnswer, provider_of
+from protos.inference import inference_pb2
 from shared_hooks.errors import (
     CutRefused,
     Disagreement,
@@ -125,7 +126,9 @@ def test_the_whole_model_here_where_the_server_is_gone(heads: Path, images: list
         answer = client.infer(images[0])
     with torch.no_grad():
         wanted = load_spec("digits").load_model()(torch.from_numpy(images[0])).numpy()
-    assert answer.fallback and not answer.bytes_up
+    assert answer.fallback and not answer.bytes_up and 0 < answer.difference < 1e-5
+    with LightClient(nobody, heads, "auto", deadline=5, fallback="edge") as client:
+        assert np.array_equal(client.infer(images[0]).output, answer.output) and client.split == "auto"
     assert np.abs(answer.output - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
@@ -271,3 +274,19 @@ def test_a_model_that_torch_cannot_export_is_refused_by_name(tmp_path: Path) -> 
     refused = {one.cut: one.refused for one in found.heads if one.refused}
     assert refused and all("read from data" in why for why in refused.values())
     assert Heads(tmp_path).refused == refused
+
+
+@pytest.mark.parametrize(
+    ("shape", "data"),
+    [((1, 10), b"1" * 39), ((1, 10), b""), ((-1, -10), b"1" * 40), ((1 << 32, 1 << 32), b""), ((1,) * 40, b"1" * 4)],
+)
+def test_a_server_that_lies_about_its_output(
+    shape: tuple[int, ...], data: bytes, server: str, heads: Path, images: list[np.ndarray[Any, Any]]
+) -> None:
+    reply = inference_pb2.ModelInferResponse(model_name="digits")
+    reply.outputs.add(name="output", datatype="FP32", shape=shape)
+    reply.raw_output_contents.append(data)
+    with LightClient(server, heads, CUTS[0]) as client:
+        client._infer = lambda request, timeout: reply
+        with pytest.raises(Disagreement, match="the server gives"):
+            client.infer(images[0])

@@ -251,6 +251,8 @@ STATUS = {
     "DEADLINE_EXCEEDED": 504,
 }
 """HTTP's status for each of gRPC's; a quota that is used up is 429."""
+CHUNK_BYTES = 256 << 10
+"""A page's file goes out in pieces of this size."""
 CHANGE_SECONDS = 5.0
 MAX_CHANGE_BYTES = 64 << 10
 """For the body that asks for a model to be loaded, and of it."""
@@ -331,7 +333,7 @@ class Application:
             raise NoSuchPath("health is asked for at /v2/health/live and /v2/health/ready")
 
     async def _page(self, path: list[str], method: str, send: Send, peer: Peer) -> None:
-        """For everybody: what the page asks of the models has credentials of its own."""
+        """Serve a static file. No credentials are needed; the page's own requests to the models need them."""
         assert self._pages is not None
         if not path:  # what it names lies beside it
             await send_whole(send, peer, 308, b"", (b"location", b"/try/"))
@@ -340,7 +342,12 @@ class Application:
         if found is None or method != "GET":
             raise NoSuchPath(f"there is no page /try/{'/'.join(path)[:80]}")
         kind, body = found
-        await send_whole(send, peer, 200, body, *HEADERS, kind=kind)
+        length = str(len(body)).encode()
+        headers = [(b"content-type", kind), (b"content-length", length), *HEADERS, (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        for at in range(0, len(body), CHUNK_BYTES):  # each waits for the one before, so a slow reader holds little
+            await send({"type": "http.response.body", "body": body[at : at + CHUNK_BYTES], "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
 
     async def _answer(
         self,

@@ -47,6 +47,8 @@ class Pages:
         if not (root / "index.html").is_file():
             raise SpecError(f"rest: {folder} has no index.html to show under /try")
         self._files: dict[tuple[str, ...], Path] = {}
+        self._read: dict[Path, tuple[tuple[int, int], bytes]] = {}
+        """Contents by file, with its size and time of change: all requests share them."""
         for path in sorted(root.rglob("*")):
             real = path.resolve()
             if path.suffix in KINDS and real.is_file() and real.is_relative_to(root):
@@ -60,8 +62,12 @@ class Pages:
         if file is None:
             return None
         try:
-            if file.stat().st_size > MOST_BYTES:
+            about = file.stat()
+            if about.st_size > MOST_BYTES:
                 return None
-            return KINDS[file.suffix], file.read_bytes()
+            stamp = about.st_size, about.st_mtime_ns
+            if self._read.get(file, (None, b""))[0] != stamp:
+                self._read[file] = stamp, file.read_bytes()
+            return KINDS[file.suffix], self._read[file][1]
         except OSError:
             return None

@@ -13,7 +13,7 @@ import torch
 
 from cloud_server.config import read_config
 from cloud_server.limits import MIB, Limits
-from cloud_server.models import ServedModel
+from cloud_server.models import ServedModel, admission
 from cloud_server.transport import CloudServer
 from protos.inference import inference_pb2 as pb
 from shared_hooks import WrappedModel
@@ -162,6 +162,13 @@ def test_a_cut_that_tensors_alone_do_not_make() -> None:
         ServedModel(replace(entry(), tails=("mood",)), torch.device("cpu"))
     found = ServedModel(replace(entry(), tails=("all",)), torch.device("cpu"))
     assert "read from data" in found.identity.form["tails"]["mood"]["refused"]
+
+
+def test_tails_of_a_model_without_names_are_refused_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "_form_of", lambda *_: {"refused": "two of its inputs have one name"})
+    assert "refused" in ServedModel(entry(), torch.device("cpu")).identity.form
+    with pytest.raises(CutRefused, match="have no names: two of its inputs"):
+        ServedModel(replace(entry(), tails=("all",)), torch.device("cpu"))
 
 
 def test_only_a_part_of_a_tensor_crosses() -> None:
