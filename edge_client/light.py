@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -103,16 +103,23 @@ class LightAnswer:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's name, dtype (numpy's word) and shape."""
+    """A tensor's name, dtype (numpy's word) and shape, with -1 for a size that may be any."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
 
+    def freed(self, axis: int | None) -> Tensor:
+        """The same, any size along this axis."""
+        return self if axis is None else replace(self, shape=(*self.shape[:axis], -1, *self.shape[axis + 1 :]))
+
     def check(self, array: Any) -> Array:
         """The array itself, contiguous. Raises InputMismatch."""
-        found = np.ascontiguousarray(array)
-        if found.dtype.name != self.dtype or found.shape != self.shape:
+        found = np.asarray(array, order="C")  # the other way makes one dimension of none
+        fits = len(found.shape) == len(self.shape) and all(
+            wanted in (-1, size) for size, wanted in zip(found.shape, self.shape, strict=True)
+        )
+        if found.dtype.name != self.dtype or not fits:
             raise InputMismatch(
                 f'"{self.name}": {found.dtype.name} of shape {list(found.shape)} came; expected {self.dtype} of shape '
                 f"{list(self.shape)}"
@@ -122,17 +129,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Head:
-    """One cut: its file, what crosses, how far answers are from the whole model's (largest difference)."""
+    """One cut: its file, what the model takes, what crosses, how far answers are from the whole model's (largest
+    difference).
+    """
 
     cut: str
     file: str
+    inputs: tuple[Tensor, ...]
     crossing: tuple[Tensor, ...]
     difference: float
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes that cross."""
-        return sum(int(np.prod(one.shape)) * np.dtype(one.dtype).itemsize for one in self.crossing)
 
 
 class Heads:
@@ -162,7 +167,11 @@ class Heads:
                 self._ranks = {name: self._ranks[name] for name in ("output", "softmax", "top_k")}
             self.heads = {
                 str(one["cut"]): Head(
-                    str(one["cut"]), str(one["file"]), _tensors(one["crossing"]), float(one["difference"])
+                    str(one["cut"]),
+                    str(one["file"]),
+                    tuple(tensor.freed(one["free"].get(tensor.name)) for tensor in self.inputs),
+                    _tensors(one["crossing"]),
+                    float(one["difference"]),
                 )
                 for one in known["heads"]
             }
@@ -308,13 +317,14 @@ class LightClient:
             if cut == AUTO:
                 cut = self.split = self._fastest(feeds)
             head = self.heads.head(cut)
-            crossing = self._run(head.file, feeds, [one.name for one in head.crossing])
+            crossing = self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
             done = time.perf_counter_ns()
-            outputs, difference, nbytes = self._ask(head, crossing), head.difference, head.nbytes
+            outputs, difference = self._ask(head, crossing), head.difference
+            nbytes = sum(one.nbytes for one in crossing.values())
         except ServerUnavailable as error:
             if self._fallback != EDGE or self.heads.whole is None:
                 raise
-            outputs, why = self._run(self.heads.whole, feeds, None), f"{error}"
+            outputs, why = self._run(self.heads.whole, self.heads.inputs, feeds, None), f"{error}"
         ended = time.perf_counter_ns()
         return LightAnswer(
             outputs,
@@ -364,7 +374,7 @@ class LightClient:
         given = dict(zip(names, args, strict=False)) | dict(kwargs)
         if len(args) > len(names) or given.keys() != set(names) or set(names[: len(args)]) & kwargs.keys():
             raise InputMismatch(f"the model takes {', '.join(names)}; {len(args)} arrays and {sorted(kwargs)} came")
-        return {one.name: one.check(given[one.name]) for one in self.heads.inputs}
+        return given
 
     def _session(self, file: str) -> Any:
         if file not in self._sessions:
@@ -381,11 +391,17 @@ class LightClient:
                 raise SpecError(f"{self.heads.folder / file} cannot be loaded: {str(error).splitlines()[0]}") from error
         return self._sessions[file]
 
-    def _run(self, file: str, feeds: Mapping[str, Array], names: list[str] | None) -> dict[str, Array]:
+    def _run(
+        self, file: str, inputs: Sequence[Tensor], feeds: Mapping[str, Array], names: list[str] | None
+    ) -> dict[str, Array]:
+        checked = {one.name: one.check(feeds[one.name]) for one in inputs}
         session = self._session(file)
         names = [one.name for one in session.get_outputs()] if names is None else names
-        taken = {one.name: feeds[one.name] for one in session.get_inputs()}
-        return dict(zip(names, session.run(names, taken), strict=True))
+        try:
+            found = session.run(names, {one.name: checked[one.name] for one in session.get_inputs()})
+        except Exception as error:  # onnxruntime's own classes; the file is as exported, and so is the input's form
+            raise InputMismatch(f"{file} fails on this input: {str(error).splitlines()[0]}") from error
+        return dict(zip(names, found, strict=True))
 
     def _fastest(self, feeds: Mapping[str, Array]) -> str:
         """The cut with the least median of `TRIES` requests, the first of each not counted."""
@@ -394,7 +410,7 @@ class LightClient:
             took = []
             for _ in range(TRIES + 1):
                 began = time.perf_counter()
-                self._ask(head, self._run(head.file, feeds, [one.name for one in head.crossing]))
+                self._ask(head, self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing]))
                 took.append(time.perf_counter() - began)
             medians[cut] = statistics.median(took[1:])
         return min(medians, key=medians.__getitem__)

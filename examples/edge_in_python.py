@@ -43,8 +43,8 @@ def main(server: str, folder: str, *files: str) -> None:
         names = [name for name, _, _ in head["crossing"]]
         crossing = session.run(names, {manifest["inputs"][0][0]: image})
         inputs = []
-        for (name, dtype, shape), array in zip(head["crossing"], crossing, strict=True):
-            inputs.append(triton.InferInput(name, shape, DATATYPES[dtype]))
+        for (name, dtype, _), array in zip(head["crossing"], crossing, strict=True):
+            inputs.append(triton.InferInput(name, array.shape, DATATYPES[dtype]))
             inputs[-1].set_data_from_numpy(array)
         weights = {"isthmus_weights": manifest["weights"]}
         answer = client.infer(f"{manifest['model']}@{head['cut']}", inputs, parameters=weights)

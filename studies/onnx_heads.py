@@ -11,6 +11,7 @@ compared with the whole model's on two inputs. Every model runs in a process of 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import multiprocessing
 import random
@@ -22,6 +23,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+import torch
 
 SECONDS = 240.0
 Made = tuple[Any, Any]
@@ -49,8 +52,6 @@ def of_family(family: str, models: int, seed: int) -> dict[str, Callable[[], Mad
 def judge(make: Callable[[], Made], cuts: int, seed: int, send: Any) -> None:
     """In a process of its own: what became of one model."""
     warnings.filterwarnings("ignore")
-    import torch
-
     from edge_client import ModelChoice, export
     from shared_hooks import WrappedModel
     from shared_hooks.errors import IsthmusError
@@ -87,6 +88,10 @@ def judge(make: Callable[[], Made], cuts: int, seed: int, send: Any) -> None:
 
 def run(models: dict[str, Callable[[], Made]], cuts: int, seed: int) -> Iterator[dict[str, Any]]:
     """One after the other."""
+    from shared_hooks.mapping.onnx_export import converted
+
+    with contextlib.suppress(Exception):  # what an exporter imports, and works out once, is every child's
+        converted(torch.nn.ReLU(), [torch.zeros(1)], ["x"], ["y"])
     forking = multiprocessing.get_context("fork")
     for name, make in models.items():
         receive, send = forking.Pipe(duplex=False)

@@ -1,13 +1,11 @@
 """A request as an edge client would send it: a greeting, a cut, a header, a payload.
 
 The whole model is the tail from the cut "input", whose description is that of the spec's example, with the request's
-own shapes. A tail from elsewhere comes as its head made it (`EarlyOutput.to_bytes`), in one input.
+own shapes. What crosses a cut of ``tails`` comes as tensors by name, and becomes what a head would have sent.
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,27 +14,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from google.protobuf.message import DecodeError
 
 from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, Parcel
+from shared_hooks.batching.sizes import for_shapes
 from shared_hooks.crossing import (
     INPUTS,
     Mark,
-    NamedTensor,
+    NamedCrossing,
     Slot,
     TensorForm,
     decode,
-    digest_of,
-    early_of,
     generators,
-    named_tensors,
-    parts,
+    named_crossing,
 )
 from shared_hooks.crossing.parcel import borrowed
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, InputMismatch, TooLarge, UnknownModel, near
+from shared_hooks.planning import SizedCrossing
 from shared_hooks.tensors import View, dtype_named
 
 # The protocol's datatypes: names, and elements as bytes (little endian, row-major).
@@ -166,14 +162,8 @@ class Result:
         return sum(one.data.nbytes for one in self.outputs)
 
 
-FRONTIER = "isthmus_frontier"
-"""The input that brings what crosses a cut."""
-HELLO = "isthmus_hello"
-"""The parameter that says which model the head was of: a greeting (`split.proto`) in base64."""
 WEIGHTS = "isthmus_weights"
 """The parameter that says which weights the head has; another's are refused."""
-SPLIT = "isthmus_split"
-"""The parameter that names the cut; may be missing."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +176,6 @@ class Sending:
     header: bytes
     buffers: tuple[memoryview, ...]
     nbytes: int
-    split: str | None = None
-    """The name that the cut must have, as the client says; None where it says none."""
 
 
 def sending(query: Query, identity: Identity, max_bytes: int, cut: str | None = None) -> Sending:
@@ -201,8 +189,6 @@ def sending(query: Query, identity: Identity, max_bytes: int, cut: str | None = 
         )
     if cut is not None:
         return _named_tail(query, identity, cut, max_bytes)
-    if any(one.name == FRONTIER for one in query.inputs) or HELLO in query.parameters:
-        return _tail(query, identity, max_bytes)
     return _whole(query, identity, max_bytes)
 
 
@@ -219,10 +205,15 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
     form = described(identity, cut)
     tensors = _tensors(query, form["inputs"], max_bytes)
     for (name, _, shape), tensor in zip(form["inputs"], tensors, strict=True):
-        if list(tensor.shape) != shape:
+        if any(wanted not in (-1, size) for size, wanted in zip(tensor.shape, shape, strict=True)):
             raise InputMismatch(f'input "{name}": the shape {list(tensor.shape)} came; this tail takes {shape}')
-    crossing, named = _cut_described(form["cut"], tuple(name for name, _, _ in identity.form["inputs"]))
-    early = early_of(crossing, named, dict(zip((one.name for one in named), tensors, strict=True)))
+    inputs, shapes = tuple(name for name, _, _ in identity.form["inputs"]), tuple(tuple(one.shape) for one in tensors)
+    known = [_cut_described(form["cut"], inputs), *(_cut_sized(one, inputs, shapes) for one in form["sized"])]
+    fitting = [one for one in known if one is not None and tuple(x.shape for x in one[1]) == shapes]
+    if not fitting:
+        raise InputMismatch(f"the shapes {[list(one) for one in shapes]} do not belong together: no size has them")
+    crossing, named = fitting[0]
+    early = named.early(crossing, dict(zip((one.name for one in named), tensors, strict=True)))
     return _as_if_from(identity, crossing, early.pack())
 
 
@@ -336,34 +327,13 @@ def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
 
 
 @lru_cache(256)
-def _cut_described(description: str, inputs: tuple[str, ...]) -> tuple[Crossing, tuple[NamedTensor, ...]]:
+def _cut_sized(
+    sized: SizedCrossing, inputs: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]
+) -> tuple[Crossing, NamedCrossing] | None:
+    return for_shapes(sized, inputs, shapes)
+
+
+@lru_cache(256)
+def _cut_described(description: str, inputs: tuple[str, ...]) -> tuple[Crossing, NamedCrossing]:
     crossing = decode(description.encode())
-    return crossing, named_tensors(crossing, inputs)
-
-
-def _tail(query: Query, identity: Identity, max_bytes: int) -> Sending:
-    _by_name(query, [FRONTIER])
-    (one,) = query.inputs
-    if one.datatype != "UINT8" or count(one.shape, FRONTIER) != one.data.nbytes:
-        raise InputMismatch(f'the input "{FRONTIER}" is as many UINT8 as it has bytes')
-    if one.data.nbytes > max_bytes:
-        raise TooLarge(f"{one.data.nbytes} bytes cross; at most {max_bytes} are taken (max_request_bytes)")
-    hello = _hello(query.parameters.get(HELLO))
-    if hello.model_id.partition(":")[0] != query.model.partition(":")[0]:
-        raise InputMismatch(f'the head is of model "{hello.model_id[:80]}", the request of "{query.model[:80]}"')
-    if query.version:
-        hello.model_id = identity.model_id  # of no other version, whatever the weights are
-    cut, header, payload = parts(one.data, max_bytes)
-    split = query.parameters.get(SPLIT)
-    return Sending(
-        hello, cut, digest_of(cut), header, (payload,), payload.nbytes, None if split is None else str(split)
-    )
-
-
-def _hello(text: Any) -> split_pb2.Hello:
-    if not isinstance(text, str):
-        raise InputMismatch(f"a tail needs the parameter {HELLO}: which model the head was of (docs/doors.md)")
-    try:
-        return split_pb2.Hello.FromString(base64.b64decode(text, validate=True))
-    except (binascii.Error, ValueError, DecodeError) as error:
-        raise BadFrame(f"the parameter {HELLO} is no greeting in base64") from error
+    return crossing, named_crossing(crossing, inputs)

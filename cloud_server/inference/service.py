@@ -213,8 +213,6 @@ class Asking:
         self._take(split_pb2.ClientFrame(hello=hello))
         upload = split_pb2.CutUpload(digest=sending.cut_digest, data=sending.cut)
         self._take(split_pb2.ClientFrame(cut=upload))
-        if sending.split is not None:
-            self._check_split(sending)
         milliseconds = 0 if deadline_seconds is None else min(MOST_MS, max(1, int(1000 * deadline_seconds)))
         header = split_pb2.RequestHeader(
             id=self._id,
@@ -228,14 +226,6 @@ class Asking:
     def _take(self, frame: InFrame) -> None:
         """What is wrong with the stream as a whole ends it, and is raised by whoever receives."""
         self._session.receive(frame)
-
-    def _check_split(self, sending: Sending) -> None:
-        crossing = self._core.crossings.get(sending.cut_digest, self._session.party)
-        if crossing is not None and crossing.layer_name != sending.split:
-            raise InputMismatch(
-                f"isthmus_split is {(sending.split or '')[:80]!r}, and what crosses was cut after "
-                f'"{crossing.layer_name}"'
-            )
 
     def _receive(self) -> tuple[split_pb2.ReplyHeader, memoryview]:
         reply: split_pb2.ReplyHeader | None = None

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import nn
 
 from cloud_server.models.engine import Identity
-from shared_hooks import Crossing, Plan
+from shared_hooks import Crossing, Plan, WrappedModel
+from shared_hooks.batching.sizes import OtherSizes, moving_shapes, other_sizes
 from shared_hooks.codecs import Bound
 from shared_hooks.crossing import (
     ALIGN,
     Parcel,
     Section,
     by_parameter,
-    described,
     leaves,
-    named_tensors,
+    named_crossing,
     read_header,
 )
 from shared_hooks.errors import BadFrame, CutRefused, Disagreement, InputMismatch, TooLarge
@@ -40,21 +40,21 @@ TRIALS_SECONDS = 1.0
 """No further size is tried beyond this; what was not tried is said to be fixed."""
 
 Form = dict[str, Any]
-"""JSON-able. ``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
+"""``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
 example. Or ``refused`` alone: why the model cannot be asked by names. ``tails``: by the name of a cut, ``inputs`` and
-``cut`` of the tail behind it, or ``refused``.
+``cut`` of the tail behind it, and what crosses for other sizes (``sized``); or ``refused``.
 """
 ALL = "all"
 """As the only name of ``tails``: every cut that there is."""
 
 
 def form_of(
-    plan: Plan, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], tails: Sequence[str] = ()
+    plan: Plan, wrapped: WrappedModel, args: tuple[Any, ...], kwargs: dict[str, Any], tails: Sequence[str] = ()
 ) -> Form:
     """The form of a model's example, on which ``plan`` was made; of the ``tails`` behind these cuts, too. Runs the
     model. Raises UnknownLayer for a cut that is none.
     """
-    form = _form_of(plan, model, args, kwargs)
+    form = _form_of(plan, wrapped.model, args, kwargs)
     if not tails:
         return form
     if "refused" in form:
@@ -65,14 +65,24 @@ def form_of(
         found = [plan.resolve(name) for name in tails]
         names = ["input" if one is None else one.name for one in found]
     inputs = [name for name, _, _ in form["inputs"]]
-    return {**form, "tails": {name: _tail_form(plan, name, inputs, refuses=tails[0] == ALL) for name in names}}
+    sizes = [*other_sizes(wrapped, *flatten((args, kwargs)))]
+    made = {name: _tail_form(plan, name, inputs, sizes, refuses=tails[0] == ALL) for name in names}
+    return {**form, "tails": made}
 
 
-def _tail_form(plan: Plan, name: str, inputs: Sequence[str], *, refuses: bool) -> Form:
+def _tail_form(plan: Plan, name: str, inputs: Sequence[str], sizes: Sequence[OtherSizes], *, refuses: bool) -> Form:
     """Raises CutRefused unless it ``refuses`` by its entry."""
     try:
         crossing = plan.cutting(name)[1]
-        return {"inputs": described(named_tensors(crossing, inputs)), "cut": crossing.to_bytes().decode()}
+        named = named_crossing(crossing, inputs)
+        forms, sized = named.to_json(), []
+        for one in sizes:
+            with suppress(CutRefused):
+                shapes = moving_shapes(one.crossing(name), inputs)
+                sized.append(one.crossing(name))
+                for (*_, shape), moving in zip(forms, shapes, strict=True):
+                    shape[:] = [-1 if -1 in pair else pair[0] for pair in zip(shape, moving, strict=True)]
+        return {"inputs": forms, "cut": crossing.to_bytes().decode(), "sized": sized}
     except CutRefused as error:
         if refuses:
             return {"refused": str(error)}

@@ -307,7 +307,7 @@ class ServedModel:
         self._example_elements = sum(tensor.numel() for tensor in tensors_in(example))
         try:
             plan = self._wrapped.plan(*args, **kwargs)
-            self._form = form_of(plan, self._wrapped.model, args, kwargs, entry.tails)
+            self._form = form_of(plan, self._wrapped, args, kwargs, entry.tails)
             where = f"{entry.spec.origin}: {entry.spec.model_id}"
             self._heads = warm_up(self._wrapped, plan, example, entry.warm_up, where)
             return plan

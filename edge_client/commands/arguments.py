@@ -218,6 +218,12 @@ def add_export(commands: Commands, model: Parser) -> None:
         "--input", action="extend", nargs="+", metavar="PATH", help="compare answers on these (default: the example)"
     )
     export.add_argument("--whole", action="store_true", help="the whole model, too, for when the server is gone")
+    export.add_argument(
+        "--vary",
+        default="batch",
+        metavar="WHAT",
+        help="what a head takes any of: batch, length, fixed (default: batch)",
+    )
 
 
 def add_bench(commands: Commands, model: Parser) -> None:
@@ -498,7 +504,7 @@ BASIC = {
         "sweep": "--cuts --every --repetitions --seconds --codec",
         "prune": "--split --choose-by --keep --structural",
         "calibrate": "--labels --max-loss --codecs --cuts --seconds",
-        "export": "--split --whole",
+        "export": "--split --whole --vary",
         "bench": "--split --rate --seconds --in-flight",
         "generate": "--cut --prompt --max-new-tokens --sample --codec",
         "chat": "--cut --system --max-new-tokens --sample --codec",

@@ -25,7 +25,7 @@ from edge_client.screen.text import finite, one_line
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, SpecError
 from shared_hooks.files import write_text, write_whole
 from shared_hooks.models import InputItem, ModelSpec, Prediction
-from shared_hooks.observers.pictures import coloured
+from shared_hooks.observers.kinds.attention import coloured
 from shared_hooks.observers.thumbnails import decoded
 
 FORMAT: Final = "isthmus run 1"

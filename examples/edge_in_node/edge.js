@@ -33,7 +33,8 @@ async function pixels(file) {
 
 // What crosses, as the protocol's binary extension: a header in JSON, then the elements of each tensor.
 async function tail(crossing) {
-  const inputs = head.crossing.map(([name, dtype, shape]) => {
+  const inputs = head.crossing.map(([name, dtype]) => {
+    const shape = crossing[name].dims;
     const { buffer, byteOffset, byteLength } = crossing[name].data;
     const bytes = new Uint8Array(buffer, byteOffset, byteLength);
     return { bytes, entry: { name, shape, datatype: datatypes[dtype], parameters: { binary_data_size: bytes.length } } };

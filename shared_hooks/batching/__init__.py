@@ -1,10 +1,10 @@
 """Requests of several callers behind one cut, computed as one batch.
 
 batches  `Batches`: which may join, and one tail for those that do
-proof    rows together against rows alone, on random data
+proof    rows together against rows alone, on random data; what tails take, by rows
 ways     from one cut to a later one, at which more may join
-times    what tails take, by rows
-family      plans of 1, 2 and 3 rows, and the cut of any number of rows
+family   plans of 1, 2 and 3 rows, and the cut of any number of rows
+sizes    plans of an example at other sizes, and cuts whose tensors come by name
 
 May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing, errors.
 """

@@ -18,8 +18,7 @@ from typing import Final
 from weakref import ReferenceType, ref
 
 from shared_hooks.batching.batches import Batches, Joinable
-from shared_hooks.batching.proof import Doubt, Proof
-from shared_hooks.batching.times import Seconds
+from shared_hooks.batching.proof import Doubt, Proof, Seconds
 from shared_hooks.crossing import EarlyOutput
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.tensors.staging import wait

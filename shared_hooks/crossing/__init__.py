@@ -29,7 +29,7 @@ from shared_hooks.crossing.description import (
 from shared_hooks.crossing.early import EarlyOutput, books_of, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
-from shared_hooks.crossing.named import NamedTensor, by_parameter, described, early_of, leaves, named_tensors
+from shared_hooks.crossing.named import NamedCrossing, NamedNumbers, NamedTensor, by_parameter, leaves, named_crossing
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Packing, Parcel, Section, read_header
 
 __all__ = [
@@ -43,6 +43,8 @@ __all__ = [
     "Given",
     "Layout",
     "Mark",
+    "NamedCrossing",
+    "NamedNumbers",
     "NamedTensor",
     "Packing",
     "Parcel",
@@ -56,12 +58,10 @@ __all__ = [
     "by_parameter",
     "decode",
     "decoded_bytes",
-    "described",
     "digest_of",
-    "early_of",
     "leaves",
     "mixes_truth",
-    "named_tensors",
+    "named_crossing",
     "parts",
     "read_header",
     "torch_generator",

@@ -1,7 +1,9 @@
 """What crosses a cut as tensors with names: for heads that are not torch's, such as an ONNX file.
 
 A name is that of the module call in which the tensor first appears (``stage1.1``); a second one there has a number
-after ``#``. An input that is read behind the cut is ``input.NAME``. Both sides work names out from the description.
+after ``#``. An input that is read behind the cut is ``input.NAME``. Numbers that the model's Python read from data
+before the cut are tensors, too: ``read.MODULE``; so is how many elements an operation gave whose shape depends on
+data: ``count.MODULE``. Both sides work names out from the description.
 """
 
 from __future__ import annotations
@@ -15,25 +17,24 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from shared_hooks.crossing.description import INPUTS, Crossing, Mark
+from shared_hooks.crossing.description import INPUTS, Crossing, Place, TensorForm
 from shared_hooks.crossing.early import EarlyOutput
-from shared_hooks.errors import CutRefused
+from shared_hooks.errors import CutRefused, InputMismatch
 from shared_hooks.tensors import Structure, View, dtype_name
+
+OTHERWISE: Final = -(1 << 63)
+"""What a head gives for a number of data where it was not made for the one that it finds."""
 
 
 @dataclass(frozen=True)
 class NamedTensor:
-    """One tensor of a cut: the ``piece``-th that crosses, seen through ``view``. ``source``: of a piece that is only a
-    part of a tensor's memory, the tensor; `part_of` picks the piece out of it.
-    """
+    """One tensor of a cut: the ``piece``-th that crosses, seen through ``view``; a ``part`` of a storage as it is."""
 
     name: str
     piece: int
     view: View
     dtype: torch.dtype
-    source: View | None = None
-    places: tuple[int, ...] = ()
-    """Where each element of a part lies in the source, row-major."""
+    part: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -41,7 +42,7 @@ class NamedTensor:
 
     def storage_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The piece that crosses: a whole storage is flat."""
-        if self.source is not None:
+        if self.part:
             return tensor.contiguous()
         if self.view.stride == _row_major(self.shape):
             return tensor.contiguous().reshape(-1)
@@ -51,82 +52,154 @@ class NamedTensor:
 
     def tensor_of(self, piece: torch.Tensor) -> torch.Tensor:
         """The reverse."""
-        return piece if self.source is not None else piece.as_strided(self.view.shape, self.view.stride)
-
-    def part_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """This piece of the tensor that ``source`` describes; the tensor itself where all of it crosses."""
-        return tensor if self.source is None else tensor.flatten()[list(self.places)].reshape(self.shape)
+        return piece if self.part else piece.as_strided(self.view.shape, self.view.stride)
 
 
-def named_tensors(crossing: Crossing, inputs: Sequence[str] = ()) -> tuple[NamedTensor, ...]:
-    """In the order of the pieces. ``inputs``: names of the model's inputs, by their number.
+@dataclass(frozen=True)
+class NamedNumbers:
+    """Whole numbers of data: what Python read at ``place``, of this ``form`` (`shared_hooks.tensors.form_of`), or, with
+    ``count``, how many elements what is given there has.
+    """
 
-    Raises CutRefused where tensors alone do not make a request: a number that Python read from data crosses, too, or
-    the state of a random generator, or a part of memory that is in no tensor with a name.
+    name: str
+    place: Place
+    shape: tuple[int, ...]
+    form: Structure
+    count: int | None = None
+    dtype = torch.int64
+
+    @property
+    def truth(self) -> bool:
+        """Whether they are truth values."""
+        return _leaf(self.form) == "bool"
+
+    def value_of(self, tensor: torch.Tensor) -> Structure:
+        """The structure of what was read. Raises InputMismatch for what cannot have been."""
+        numbers = tensor.flatten().tolist()
+        if OTHERWISE in numbers or (self.count is not None and numbers != [self.count]):
+            raise InputMismatch(
+                f'input "{self.name}": by these data the model may take a way for which the head was not made'
+            )
+        if self.truth and not all(number in (0, 1) for number in numbers):
+            raise InputMismatch(f'input "{self.name}": a truth value is 0 or 1')
+        kind = bool if self.truth else int
+        found: Structure = _filled(self.form, iter([kind(number) for number in numbers]))
+        return found
+
+    def numbers_of(self, value: Structure) -> list[int]:
+        """The reverse."""
+        return [int(one) for one in _numbers(value)]
+
+
+@dataclass(frozen=True)
+class NamedCrossing:
+    """What makes a request of a tail: ``tensors`` in the order of the pieces, then ``reads``, then ``counts``."""
+
+    tensors: tuple[NamedTensor, ...]
+    reads: tuple[NamedNumbers, ...] = ()
+    counts: tuple[NamedNumbers, ...] = ()
+
+    def __iter__(self) -> Iterator[NamedTensor | NamedNumbers]:
+        yield from self.tensors
+        yield from self.reads
+        yield from self.counts
+
+    @property
+    def nbytes(self) -> int:
+        return sum(math.prod(one.shape) * one.dtype.itemsize for one in self)
+
+    def to_json(self) -> list[list[Any]]:
+        """[name, dtype, shape] of each."""
+        return [[one.name, dtype_name(one.dtype), list(one.shape)] for one in self]
+
+    def early(self, crossing: Crossing, given: Mapping[str, torch.Tensor]) -> EarlyOutput:
+        """A head's result made of tensors by name, whose shapes and dtypes are as said here. Raises InputMismatch."""
+        for one in self.counts:
+            one.value_of(given[one.name])
+        values = tuple(one.value_of(given[one.name]) for one in self.reads)
+        return EarlyOutput(crossing, tuple(one.storage_of(given[one.name]) for one in self.tensors), values)
+
+
+def named_crossing(crossing: Crossing, inputs: Sequence[str] = ()) -> NamedCrossing:
+    """``inputs``: names of the model's inputs, by their number.
+
+    Raises CutRefused where tensors do not make a request: Python read what is no whole number, the state of a random
+    generator crosses, or memory that is in no tensor with a name.
     """
     where = f"the cut after {crossing.layer_name}"
-    if crossing.reads or crossing.given:
-        raise CutRefused(f"{where} needs values that the model's Python read from data: tensors alone are not enough")
     if crossing.generators:
         raise CutRefused(f"{where} needs the state of random generators: tensors alone are not enough")
-    found: list[NamedTensor] = []
+    tensors: list[NamedTensor] = []
     taken: dict[str, int] = {}
+
+    def name_of(base: str) -> str:
+        taken[base] = taken.get(base, 0) + 1
+        return base if taken[base] == 1 else f"{base}#{taken[base]}"
+
     for number, slot in enumerate(crossing.slots):
-        marks = [one for one in crossing.marks if one.slot == number and not one.flags and one.dtype is slot.dtype]
+        marks = [one for one in crossing.marks if one.slot == number]
+        whole = [one for one in marks if not one.flags and crossing.covers_its_slot(one)]
+        mark = max(whole, key=lambda one: len(one.view.shape), default=None)
         for piece in slot.pieces:
-            mark, places = _holding(marks, piece, slot.elements)
-            if mark is None:
-                raise CutRefused(f"{where}: a part of memory crosses that is in no tensor with a name")
-            base = mark.place.path or "model"
-            if mark.place == INPUTS:
-                base = f"input.{inputs[mark.leaf] if mark.leaf < len(inputs) else mark.leaf}"
-            taken[base] = taken.get(base, 0) + 1
-            name = base if taken[base] == 1 else f"{base}#{taken[base]}"
-            if places is None:
-                found.append(NamedTensor(name, len(found), mark.view, mark.dtype))
-            else:
-                view = View(piece.shape, _row_major(piece.shape), 0)
-                found.append(NamedTensor(name, len(found), view, mark.dtype, mark.view, places))
-    if not found:
+            part = mark is None or piece.numel < slot.elements
+            view = View(piece.shape, _row_major(piece.shape), 0) if mark is None or part else mark.view
+            places = [one.place for one in (mark, *marks) if one] + [
+                x.place for x in crossing.fills if x.slot == number
+            ]
+            if not places:
+                raise CutRefused(f"{where}: memory crosses that is in no tensor with a name")
+            base = places[0].path or "model"
+            if places[0] == INPUTS:
+                leaf = (mark or marks[0]).leaf
+                base = f"input.{inputs[leaf] if leaf < len(inputs) else leaf}"
+            tensors.append(NamedTensor(name_of(base), len(tensors), view, slot.dtype, part))
+    reads = []
+    for read in crossing.reads:
+        found = _shape(read.form)
+        if found is None:
+            what = "a number with a fraction" if _leaf(read.form) == "float" else "what is no whole number"
+            raise CutRefused(f"{where}: the model's Python reads {what} from data ({read.name}), which no tensor is")
+        reads.append(NamedNumbers(name_of(f"read.{read.place.path or 'model'}"), read.place, found, read.form))
+    counts = []
+    for one in crossing.given:
+        count = sum(math.prod(leaf.shape) for leaf in one.leaves if isinstance(leaf, TensorForm))
+        counts.append(NamedNumbers(name_of(f"count.{one.place.path or 'model'}"), one.place, (), ["v", "int"], count))
+    if not tensors:
         raise CutRefused(f"{where}: no tensor crosses")
-    return tuple(found)
+    return NamedCrossing(tuple(tensors), tuple(reads), tuple(counts))
 
 
-def _holding(marks: Sequence[Mark], piece: View, elements: int) -> tuple[Mark | None, tuple[int, ...] | None]:
-    """The mark that holds a piece; and, where the piece is a part of it, the places of its elements there."""
-    whole = [one for one in marks if one.view.offset == 0 and one.view.numel == elements and one.view.is_run()]
-    if whole and piece.numel == elements:
-        return max(whole, key=lambda one: len(one.view.shape)), None
-    if elements > MOST_PLACES:
-        return None, None
-    ours = _places(piece)
-    for mark in sorted(marks, key=lambda one: -len(one.view.shape)):
-        at = {place: number for number, place in enumerate(_places(mark.view))}
-        if all(place in at for place in ours):
-            return mark, tuple(at[place] for place in ours)
-    return None, None
+def _leaf(form: Structure) -> str | None:
+    """The type of all of a form's leaves, where they have one."""
+    if form[0] == "v":
+        return str(form[1])
+    kinds = {_leaf(item) for item in form[1]} if form[0] in ("list", "tuple") else {None}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
-MOST_PLACES: Final = 1 << 20
-"""Elements of a storage of which parts are looked for in tensors."""
+def _shape(form: Structure) -> tuple[int, ...] | None:
+    """The shape of whole numbers in nested lists; None for others."""
+    if form[0] == "v":
+        return () if form[1] in ("bool", "int") else None
+    if form[0] not in ("list", "tuple") or _leaf(form) is None:
+        return None
+    shapes = {_shape(item) for item in form[1]}
+    inner = shapes.pop() if len(shapes) == 1 else None
+    return None if inner is None else (len(form[1]), *inner)
 
 
-def _places(view: View) -> list[int]:
-    """Where the elements of a view lie in its storage, row-major."""
-    found = [view.offset]
-    for size, stride in zip(view.shape, view.stride, strict=True):
-        found = [place + stride * step for place in found for step in range(size)]
-    return found
+def _filled(form: Structure, numbers: Iterator[int]) -> Structure:
+    if form[0] == "v":
+        return ["v", next(numbers)]
+    return [form[0], [_filled(item, numbers) for item in form[1]]]
 
 
-def early_of(crossing: Crossing, named: Sequence[NamedTensor], tensors: Mapping[str, torch.Tensor]) -> EarlyOutput:
-    """A head's result made of tensors by name, whose shapes and dtypes are those of ``named``."""
-    return EarlyOutput(crossing, tuple(one.storage_of(tensors[one.name]) for one in named), ())
-
-
-def described(named: Sequence[NamedTensor]) -> list[list[object]]:
-    """[name, dtype, shape] of each, for JSON."""
-    return [[one.name, dtype_name(one.dtype), list(one.shape)] for one in named]
+def _numbers(value: Structure) -> Iterator[int]:
+    if value[0] == "v":
+        yield value[1]
+    else:
+        for item in value[1]:
+            yield from _numbers(item)
 
 
 def _row_major(shape: Sequence[int]) -> tuple[int, ...]:

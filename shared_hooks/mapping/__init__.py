@@ -3,6 +3,8 @@
 map_file     the module tree joined with what ran, as JSON and GraphML
 onnx_export  ... as a graph whose nodes know where they come from
 onnx_halves  head and tail as graphs of their own, read again
+tape         what a run did, torch function by torch function, as a module that does it again
+onnx_heads   heads as graphs, each from its tape
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import json
 import logging
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -196,16 +196,7 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
             _forget_others_notes(program)
             if not flat.output_names:
                 raise ExportFailed("the model's output holds no tensor")
-            made = torch.onnx.export(
-                program,
-                dynamo=True,
-                optimize=False,
-                verbose=False,
-                input_names=flat.names,
-                output_names=flat.output_names,
-            )
-            if made is None:
-                raise ExportFailed("torch's exporter returned nothing")
+            made = _onnx_of(program, flat.names, flat.output_names)
             labels = _labels(made)
             _tidy(made.model)
     except IsthmusError:
@@ -221,6 +212,48 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
     if inputs != flat.names:
         raise ExportFailed(f"the exported graph takes {', '.join(inputs)}, where {', '.join(flat.names)} was expected")
     return Exported(made.model, labels, dict(zip(flat.names, flat.tensors, strict=True)), tuple(labeller.layers))
+
+
+def converted(
+    module: nn.Module,
+    tensors: Sequence[torch.Tensor],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    free: Mapping[int, int] | None = None,
+) -> onnx_ir.Model:
+    """The graph of a module that takes tensors and gives tensors, with these names. ``free``: of inputs, by their
+    number, an axis whose size may be any. Raises `ExportFailed`.
+    """
+    check()
+    free = free or {}
+    sizes = tuple({free[at]: torch.export.Dim.AUTO} if at in free else None for at in range(len(tensors)))
+    try:
+        with _quiet(), torch.no_grad(), fast_path_off():
+            program = torch.export.export(
+                module.eval(), tuple(tensors), strict=False, dynamic_shapes=(sizes,) if free else None
+            )
+            made = _onnx_of(program, inputs, outputs)
+            _tidy(made.model)
+    except IsthmusError:
+        raise
+    except Exception as error:
+        raise ExportFailed(f"torch cannot export this model to ONNX: {_first_words(error)}") from error
+    found: onnx_ir.Model = made.model
+    return found
+
+
+def _onnx_of(program: torch.export.ExportedProgram, inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+    made = torch.onnx.export(
+        program,
+        dynamo=True,
+        optimize=False,
+        verbose=False,
+        input_names=list(inputs),
+        output_names=list(outputs),
+    )
+    if made is None:
+        raise ExportFailed("torch's exporter returned nothing")
+    return made
 
 
 class _Labeller(Session):

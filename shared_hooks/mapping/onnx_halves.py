@@ -279,7 +279,7 @@ def run(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torc
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what fails is raised
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     feeds = {one.name: tensors[one.name].detach().cpu().contiguous().numpy() for one in session.get_inputs()}

@@ -6,7 +6,6 @@ named       observers by the names that commands and requests use
 kinds       the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
 transforms  a hook that may change a module's output; not an observer
 backward    backward hooks
-pictures    attention as pictures
 thumbnails  ... small enough to travel; tokens as text
 
 from shared_hooks.observers import ActivationStats
@@ -34,8 +33,9 @@ from shared_hooks.observers.kinds import (
     Seen,
     Tokens,
     TopTokens,
+    heat_map,
+    save_heat_map,
 )
-from shared_hooks.observers.pictures import heat_map, save_heat_map
 from shared_hooks.observers.transforms import Changed, Transform
 from shared_hooks.observers.watching import Deferred, ObservedCall
 

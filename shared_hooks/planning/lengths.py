@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -107,127 +107,172 @@ class _Family:
 
 
 class Rule:
-    """How the numbers of one cut move with the size at position ``first`` of all sizes."""
+    """How one cut moves with the size at position ``first`` of all sizes."""
 
-    def __init__(self, plan: Plan, cutting: Cutting, crossing: Crossing, skeleton: Any, first: int) -> None:
+    def __init__(self, plan: Plan, cutting: Cutting, sized: SizedCrossing, captures: Moving, first: int) -> None:
         self.plan = plan
         self.cutting = cutting
-        self.crossing = crossing
-        self.skeleton = skeleton
+        self.sized = sized
+        self.captures = captures
         self.first = first
-        self.rows: list[tuple[int, ...]] = []
-        self.lengths: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, sizes: list[Sizes], plans: list[Plan], first: int, cut: Cut, *, wide: bool = True) -> Rule | None:
         """From three plans of these sizes; None where they differ in more than numbers. ``wide``: see `Plan.cutting`.
         Raises CutRefused, UnknownLayer.
         """
-        made: Rule | None = None
-        numbers: list[list[int]] = []
-        for known, plan in zip(sizes, plans, strict=True):
-            cutting, crossing = plan.cutting(cut, wide=wide)
-            own: list[int] = []
-            items = () if crossing.layer_id < 0 else tuple(plan.trace.path_items(plan.position(cut)))
-            parts = _parts(cutting, crossing), items, known
-            skeleton = _apart(parts, own)
-            rule = cls(plan, cutting, crossing, skeleton, first)
-            if made is not None and made.skeleton != skeleton:
-                return None
-            made = rule
-            numbers.append(own)
-        assert made is not None
-        made.rows = list(zip(*numbers, strict=True))
-        made.lengths = tuple(known[first] for known in sizes)
-        return made
+        cuts = [plan.cutting(cut, wide=wide) for plan in plans]
+        items = [
+            () if c.layer_id < 0 else tuple(p.trace.path_items(p.position(cut)))
+            for p, (_, c) in zip(plans, cuts, strict=True)
+        ]
+        parts = [(_parts(crossing), *more) for (_, crossing), *more in zip(cuts, items, sizes, strict=True)]
+        lengths = [known[first] for known in sizes]
+        moving, captures = Moving.of(parts, lengths), Moving.of([cutting.captures for cutting, _ in cuts], lengths)
+        if moving is None or captures is None:
+            return None
+        return cls(plans[-1], cuts[-1][0], SizedCrossing(cuts[-1][1], moving), captures, first)
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
         """The plan's numbers at these sizes; None where a number follows no rule."""
-        length = sizes[self.first]
-        memo: dict[tuple[int, ...], int | None] = {}
-        numbers: list[int] = []
-        for row in self.rows:
-            if row not in memo:
-                memo[row] = _at(row, self.lengths, length)
-            value = memo[row]
-            if value is None:
-                return None
-            numbers.append(value)
-        parts, items, foretold_sizes = _together(self.skeleton, iter(numbers))
-        if foretold_sizes != sizes:
+        crossing, captures = self.sized.at(sizes[self.first], sizes), self.captures.at(sizes[self.first])
+        if crossing is None or captures is None:
             return None
-        slots, marks, fills, given, reads, layouts, captures, inputs = parts
+        known = {name: getattr(crossing, name) for name in _PARTS[:-1]}
+        cutting = dataclasses.replace(self.cutting, captures=captures, storages=(), **known)
+        return self.plan, cutting, crossing
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class SizedCrossing:
+    """What crosses at one cut, for any size. ``crossing``: for one of them."""
+
+    crossing: Crossing
+    _moving: Moving
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Those that it was worked out from."""
+        return self._moving.lengths
+
+    def at(self, length: int, sizes: Sizes | None = None) -> Crossing | None:
+        """None where a number follows no rule, or where not all sizes are ``sizes``, if given."""
+        found = self._moving.at(length)
+        if found is None:
+            return None
+        parts, items, foretold = found
+        if sizes is not None and foretold != sizes:
+            return None
         digest = PathDigest()
         for item in items:
             digest.item(item)
         path = digest.hexadecimal() if self.crossing.layer_id >= 0 else ""
-        known = {"slots": slots, "marks": marks, "fills": fills, "given": given, "reads": reads, "layouts": layouts}
-        cutting = dataclasses.replace(self.cutting, captures=captures, storages=(), **known)
-        crossing = dataclasses.replace(
-            self.crossing, inputs=inputs, path_digest=path, plan_digest="", cache={}, **known
-        )
-        return self.plan, cutting, crossing
+        known = dict(zip(_PARTS, parts, strict=True))
+        return dataclasses.replace(self.crossing, path_digest=path, plan_digest="", cache={}, **known)
 
 
-def _parts(cutting: Cutting, crossing: Crossing) -> tuple[Any, ...]:
-    return (
-        crossing.slots,
-        crossing.marks,
-        crossing.fills,
-        crossing.given,
-        crossing.reads,
-        crossing.layouts,
-        cutting.captures,
-        crossing.inputs,
-    )
+_PARTS = ("slots", "marks", "fills", "given", "reads", "layouts", "inputs")
+
+
+def _parts(crossing: Crossing) -> tuple[Any, ...]:
+    return tuple(getattr(crossing, name) for name in _PARTS)
+
+
+class Moving:
+    """Nested values that are alike but for whole numbers, and how these move with a length."""
+
+    def __init__(self, skeleton: Any, rows: list[tuple[int, ...]], lengths: tuple[int, ...]) -> None:
+        self._skeleton = skeleton
+        self._rows = rows
+        self.lengths = lengths
+
+    @classmethod
+    def of(cls, values: Sequence[Any], lengths: Sequence[int]) -> Moving | None:
+        """From the values at these lengths; None where they differ in more than numbers."""
+        skeletons: list[Any] = []
+        numbers: list[list[int]] = []
+        for value in values:
+            numbers.append([])
+            skeletons.append(_apart(value, numbers[-1]))
+            if skeletons[-1] != skeletons[0]:
+                return None
+        return cls(skeletons[0], list(zip(*numbers, strict=True)), tuple(lengths))
+
+    def at(self, length: int) -> Any:
+        """The value at another length; None where a number follows no rule."""
+        memo: dict[tuple[int, ...], int | None] = {}
+        for row in self._rows:
+            if row not in memo:
+                memo[row] = _at(row, self.lengths, length)
+        return None if None in memo.values() else _together(self._skeleton, iter([memo[row] for row in self._rows]))
+
+    def with_numbers(self, make: Callable[[Polynomial], Any]) -> Any:
+        """The value with what ``make`` gives in place of each number that moves; None where one follows no rule."""
+        found: list[Any] = []
+        for row in self._rows:
+            rule = (Fraction(0), Fraction(0), Fraction(row[0])) if len(set(row)) == 1 else _rule(row, self.lengths)
+            if rule is None:
+                return None
+            found.append(row[0] if len(set(row)) == 1 else make(rule))
+        return _together(self._skeleton, iter(found))
+
+
+Polynomial = tuple[Fraction, Fraction, Fraction]
+"""``a L^2 + b L + c``, of which a or c is 0."""
 
 
 def _at(row: tuple[int, ...], lengths: tuple[int, ...], length: int) -> int | None:
     """The number at another length; None where no rule of the kinds that are known fits all samples."""
     if row.count(row[0]) == len(row):
         return row[0]
-    found = _line([Fraction(value) for value in row], lengths, length)
-    if found is None and all(lengths):
-        slope = _line([Fraction(value, known) for value, known in zip(row, lengths, strict=True)], lengths, length)
-        found = None if slope is None else slope * length
-    if found is None or found.denominator != 1 or found < 0:
+    rule = _rule(row, lengths)
+    if rule is None:
         return None
-    return int(found)
+    a, b, c = rule
+    found = a * length * length + b * length + c
+    return int(found) if found.denominator == 1 and found >= 0 else None
 
 
-def _line(values: list[Fraction], lengths: tuple[int, ...], length: int) -> Fraction | None:
+def _rule(row: tuple[int, ...], lengths: tuple[int, ...]) -> Polynomial | None:
+    line = _line([Fraction(value) for value in row], lengths)
+    if line is not None:
+        return Fraction(0), *line
+    slope = _line([Fraction(value, known) for value, known in zip(row, lengths, strict=True)], lengths)
+    return None if slope is None else (*slope, Fraction(0))
+
+
+def _line(values: list[Fraction], lengths: tuple[int, ...]) -> tuple[Fraction, Fraction] | None:
     slope = (values[1] - values[0]) / (lengths[1] - lengths[0])
     start = values[0] - slope * lengths[0]
     if any(start + slope * known != value for value, known in zip(values, lengths, strict=True)):
         return None
-    return start + slope * length
+    return slope, start
 
 
+@dataclasses.dataclass(frozen=True)
 class _Number:
     """Stands for a number in a skeleton."""
-
-    def __repr__(self) -> str:
-        return "#"
-
-
-_NUMBER = _Number()
 
 
 def _apart(value: Any, numbers: list[int]) -> Any:
     """What is left of a nested value without its numbers, which are added to ``numbers``."""
     if type(value) is int:
         numbers.append(value)
-        return _NUMBER
+        return _Number()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return (type(value), *(_apart(getattr(value, one.name), numbers) for one in dataclasses.fields(value)))
+    if isinstance(value, dict):
+        return (_as_dict, *(_apart(item, numbers) for item in value.items()))
+    if isinstance(value, slice):
+        return (_as_slice, *(_apart(item, numbers) for item in (value.start, value.stop, value.step)))
     if isinstance(value, (tuple, list)):
-        return (type(value), *(_apart(item, numbers) for item in value))
+        return (tuple if isinstance(value, torch.Size) else type(value), *(_apart(item, numbers) for item in value))
     return value
 
 
-def _together(skeleton: Any, numbers: Iterator[int]) -> Any:
+def _together(skeleton: Any, numbers: Iterator[Any]) -> Any:
     """The reverse."""
-    if skeleton is _NUMBER:
+    if isinstance(skeleton, _Number):
         return next(numbers)
     if type(skeleton) is not tuple:
         return skeleton
@@ -236,3 +281,11 @@ def _together(skeleton: Any, numbers: Iterator[int]) -> Any:
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_fields"):
         return kind(*made)
     return kind(made)
+
+
+def _as_dict(items: list[Any]) -> dict[Any, Any]:
+    return dict(items)
+
+
+def _as_slice(ends: list[Any]) -> slice:
+    return slice(*ends)

@@ -8,16 +8,18 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edge_client.inference import tail_request
 from shared_hooks import WrappedModel
+from shared_hooks.crossing import named_crossing
 from shared_hooks.models import load_spec
 
 SPLIT = "stage2.0.conv2"
 IMAGES = 3
+CROSSES = "crosses:"
+"""Before the names of what crosses."""
 
 
 def make(folder: Path) -> Path:
-    """A folder with `material.npz` (images, answers, what crosses a cut) and the tail's parameters."""
+    """A folder with `material.npz` (images, answers, and what crosses a cut, by name) and the tail's parameters."""
     spec = load_spec("digits")
     torch.manual_seed(1)
     images = torch.rand(IMAGES, 1, 28, 28)
@@ -25,7 +27,10 @@ def make(folder: Path) -> Path:
     with torch.no_grad():
         answers = model(images)
     with WrappedModel(model) as wrapped:
-        crosses, parameters = tail_request(wrapped, "digits", wrapped.head(SPLIT, images))
-    np.savez(folder / "material.npz", images=images.numpy(), answers=answers.numpy(), crosses=crosses)
+        early = wrapped.head(SPLIT, images)
+        named = named_crossing(early.crossing, ["image"]).tensors
+        crosses = {f"{CROSSES}{one.name}": one.tensor_of(early.pieces[one.piece]).contiguous().numpy() for one in named}
+        parameters = {"isthmus_weights": wrapped.weights_hash()}
+    np.savez(folder / "material.npz", images=images.numpy(), answers=answers.numpy(), **crosses)
     (folder / "parameters.json").write_text(json.dumps(parameters))
     return folder

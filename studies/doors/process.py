@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+from studies.doors.material import SPLIT
+
 ROOT = Path(__file__).parents[2]
 SECONDS = 120.0
 
@@ -19,7 +21,7 @@ class Server:
 
     def __init__(self, folder: Path, **environment: str) -> None:
         self._log = folder / "server.log"
-        words = ["--model", "digits", "--listen", "127.0.0.1:0", "--rest-port", "0", "--metrics", "0"]
+        words = ["--model", "digits", "--listen", "127.0.0.1:0", "--rest-port", "0", "--metrics", "0", "--tails", SPLIT]
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "cloud_server", *words],

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from studies.doors.material import SPLIT
 from studies.doors.process import Server
 
 REFUSALS = ("UnknownModel", 'input "x"')
@@ -42,7 +43,7 @@ def checked(client: str, found: dict[str, Any]) -> dict[str, Any]:
     for claim in ("whole model, the same bits", "tail, the same bits"):
         if found[claim] is not True:
             raise RuntimeError(f"{client}: not {claim}")
-    if found["models"] != ["digits"]:
+    if found["models"] != ["digits", f"digits@{SPLIT}"]:
         raise RuntimeError(f"{client}: models are {found['models']}")
     refused = found["refused"]
     if len(refused) != len(REFUSALS) or not all(map(str.__contains__, refused, REFUSALS)):

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.batching.times import Seconds
+from shared_hooks.batching.proof import Seconds
 from shared_hooks.crossing.description import TensorForm
 from shared_hooks.crossing.parcel import _params
 from shared_hooks.errors import BadFrame

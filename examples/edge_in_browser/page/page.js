@@ -43,7 +43,8 @@ function pixels() {
 
 // What crosses, as the Open Inference Protocol's binary extension: a header in JSON, then each tensor's elements.
 async function tail(head, crossing) {
-  const parts = head.crossing.map(([name, dtype, shape]) => {
+  const parts = head.crossing.map(([name, dtype]) => {
+    const shape = crossing[name].dims;
     const { buffer, byteOffset, byteLength } = crossing[name].data;
     const bytes = new Uint8Array(buffer, byteOffset, byteLength);
     return { bytes, entry: { name, shape, datatype: datatypes[dtype], parameters: { binary_data_size: byteLength } } };

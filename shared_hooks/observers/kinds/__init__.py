@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from shared_hooks.observers.base import Observer
 from shared_hooks.observers.kinds.activation import Activation, ActivationStats, Custom, Gradient, GradientStats, Seen
-from shared_hooks.observers.kinds.attention import Attention, AttentionCapture
+from shared_hooks.observers.kinds.attention import Attention, AttentionCapture, heat_map, save_heat_map
 from shared_hooks.observers.kinds.memory import (
     Memory,
     MemoryUse,
@@ -42,6 +42,8 @@ __all__ = [
     "Seen",
     "Tokens",
     "TopTokens",
+    "heat_map",
+    "save_heat_map",
 ]
 
 OBSERVERS: dict[str, Callable[[int], Observer]] = {

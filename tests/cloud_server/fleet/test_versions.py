@@ -10,11 +10,11 @@ import torch
 
 from cloud_server.models import newest_first
 from edge_client import EdgeClient
-from edge_client.inference import tail_request
 from shared_hooks.errors import Disagreement, SpecError, UnknownModel
 from shared_hooks.models import load_spec
 from tests.cloud_server.fleet.served import Small, edge_of, entry, fleet_of, write_weights
 from tests.cloud_server.inference.rest import ask, body, tensor
+from tests.cloud_server.inference.served import crossing
 from tests.waiting import eventually
 
 X = torch.arange(16.0).reshape(2, 8)
@@ -106,10 +106,14 @@ def test_a_rolling_change_under_load(tmp_path: Path, weights: dict[str, Path]) -
 
 def test_versions_by_the_open_inference_protocol(tmp_path: Path, weights: dict[str, Path]) -> None:
     file = tmp_path / "server.toml"
-    file.write_text(entry("net:1", weights["1"]) + entry("net:2", weights["2"]))
+    tails = 'tails = ["first"]'
+    file.write_text(entry("net:1", weights["1"], more=tails) + entry("net:2", weights["2"], more=tails))
     with fleet_of(file) as (fleet, server), edge_of("net", weights["1"]) as one, edge_of("net", weights["2"]) as two:
         status, index, _ = ask(server, "/v2/repository/index", method="GET")
-        assert [(each["name"], each["version"]) for each in index] == [("net", "1"), ("net", "2")]
+        assert [(each["name"], each["version"]) for each in index if "@" not in each["name"]] == [
+            ("net", "1"),
+            ("net", "2"),
+        ]
         status, metadata, _ = ask(server, "/v2/models/net")
         assert metadata["name"] == "net" and metadata["versions"] == ["2", "1"]
         for path, version, edge in (("", "2", two), ("/versions/1", "1", one), ("/versions/2", "2", two)):
@@ -122,11 +126,12 @@ def test_versions_by_the_open_inference_protocol(tmp_path: Path, weights: dict[s
         assert [each["inference_count"] for each in stats["model_stats"]] == [1]
         status, answer, _ = ask(server, "/v2/models/net/versions/7/infer", body(tensor(X)))
         assert status == 404 and 'no version "7"; there is: 2, 1' in answer["error"]
-        data, parameters = tail_request(one, "net", one.head("first", X))
-        crosses = {"name": "isthmus_frontier", "shape": [len(data)], "datatype": "UINT8", "data": data.tolist()}
-        status, answer, _ = ask(server, "/v2/models/net/infer", body(crosses, parameters=parameters))
+        given = [{**tensor(value), "name": name} for name, value in crossing(one.model, "first", X).items()]
+        parameters = {"isthmus_weights": one.weights_hash()}
+        status, answer, _ = ask(server, "/v2/models/net@first/infer", body(*given, parameters=parameters))
         assert status == 200 and answer["model_version"] == "1", answer
-        status, answer, _ = ask(server, "/v2/models/net/versions/2/infer", body(crosses, parameters=parameters))
+        assert torch.equal(torch.tensor(answer["outputs"][0]["data"]).reshape(2, 8), one.forward(X))
+        status, answer, _ = ask(server, "/v2/models/net@first/versions/2/infer", body(*given, parameters=parameters))
         assert status >= 400 and "weights" in answer["error"]
         fleet.unload("net")
         assert not fleet

@@ -17,7 +17,9 @@ from cloud_server.limits import Limits
 from cloud_server.models import Engine, ServedModel
 from cloud_server.transport import CloudServer
 from protos.inference import inference_pb2 as pb
+from shared_hooks import WrappedModel
 from shared_hooks.config import Table
+from shared_hooks.crossing import named_crossing
 from shared_hooks.models.named import spec_from_table
 from tests.cloud_server.real import Residual
 from tests.waiting import PATIENCE
@@ -25,9 +27,11 @@ from tests.waiting import PATIENCE
 SERVICE = "/inference.GRPCInferenceService/"
 
 
-def entry(factory: str = "Residual", module: str = Residual.__module__, **more: Any) -> ModelEntry:
+def entry(
+    factory: str = "Residual", module: str = Residual.__module__, tails: tuple[str, ...] = (), **more: Any
+) -> ModelEntry:
     table = {"id": "residual", "factory": f"{module}:{factory}", "example": {"args": [{"shape": [2, 8]}]}, **more}
-    return ModelEntry(spec_from_table(Table(table, "test"), Path.cwd()))
+    return ModelEntry(spec_from_table(Table(table, "test"), Path.cwd()), tails=tails)
 
 
 def engine(**more: Any) -> ServedModel:
@@ -84,6 +88,23 @@ def typed(x: torch.Tensor) -> pb.ModelInferRequest:
     request = pb.ModelInferRequest(model_name="residual", id="mine")
     one = request.inputs.add(name="x", datatype="FP32", shape=list(x.shape))
     one.contents.fp32_contents.extend(x.flatten().tolist())
+    return request
+
+
+def crossing(model: torch.nn.Module, cut: str, x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """What crosses a cut of a model of ``x``, by name."""
+    with WrappedModel(model) as edge:
+        early = edge.head(cut, x)
+        named = named_crossing(early.crossing, ["x"]).tensors
+        return {one.name: one.tensor_of(early.pieces[one.piece]).contiguous() for one in named}
+
+
+def tail(cut: str, given: dict[str, torch.Tensor], **changes: Any) -> pb.ModelInferRequest:
+    """A request of the tail behind a cut."""
+    request = pb.ModelInferRequest(model_name=f"residual@{cut}", **changes)
+    for name, value in given.items():
+        request.inputs.add(name=name, datatype="FP32", shape=list(value.shape))
+        request.raw_input_contents.append(value.contiguous().numpy().tobytes())
     return request
 
 

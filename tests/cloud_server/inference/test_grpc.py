@@ -14,11 +14,9 @@ from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry as identity
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer, inference_servicer
-from edge_client.inference import INPUT, tail_request
 from protos.inference import inference_pb2 as pb
-from shared_hooks import WrappedModel
 from tests.cloud_server.fakes import FakeEngine
-from tests.cloud_server.inference.served import Asker, asked, engine, outputs, serving, typed
+from tests.cloud_server.inference.served import Asker, asked, crossing, engine, outputs, serving, tail, typed
 from tests.cloud_server.real import Residual
 from tests.waiting import eventually
 
@@ -84,21 +82,6 @@ class TestAnswers:
         request.outputs.add(name="hidden")
         assert list(outputs(asker.infer(request))) == ["hidden"]
 
-    @pytest.mark.parametrize("codec", ["raw", "lz4"])
-    def test_a_tail_exactly(self, asker: Asker, codec: str) -> None:
-        x = torch.randn(2, 8)
-        with WrappedModel(Residual().eval()) as edge:
-            data, parameters = tail_request(edge, "residual", edge.head("second", x), codec)
-        request = tail(data.tobytes(), parameters)
-        same(asker.infer(request), x)
-        request.parameters["isthmus_split"].string_param = "first"
-        refused(asker, request, CODE.INVALID_ARGUMENT, 'cut after "second"')
-        other = Residual().eval()
-        torch.nn.init.zeros_(other.first.weight)
-        with WrappedModel(other) as edge:
-            data, parameters = tail_request(edge, "residual", edge.head("second", x))
-        refused(asker, tail(data.tobytes(), parameters), CODE.FAILED_PRECONDITION, "differ in weights")
-
     def test_many_at_once(self, server: CloudServer) -> None:
         wrong: list[object] = []
 
@@ -120,15 +103,6 @@ class TestAnswers:
         core = server.core
         eventually(lambda: core.clients == 0 and core.requests.kept() == (0, 0) and core.requests.held_bytes == 0)
         assert server.inference.held.nbytes == 0
-
-
-def tail(data: bytes, parameters: dict[str, str]) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name="residual")
-    request.inputs.add(name=INPUT, datatype="UINT8", shape=[len(data)])
-    request.raw_input_contents.append(data)
-    for name, value in parameters.items():
-        request.parameters[name].string_param = value
-    return request
 
 
 def changed(change: Callable[[pb.ModelInferRequest], object], contents: bool = False) -> pb.ModelInferRequest:
@@ -194,8 +168,6 @@ REFUSALS: dict[str, tuple[Any, grpc.StatusCode, str]] = {
         "timeout",
     ),
     "2,000 inputs": (pb.ModelInferRequest(inputs=[pb.ModelInferRequest.InferInputTensor()] * 2000), BAD, "1024"),
-    "a tail of nothing": (tail(b"", {"isthmus_hello": ""}), BAD, 'the head is of model ""'),
-    "a tail of noise": (tail(b"ISTHMUS2" + b"\xff" * 999, {"isthmus_hello": "!"}), BAD, "no greeting in base64"),
     "the model raises": (asked(torch.full((2, 8), 13.0)), CODE.INTERNAL, "ModelFailed: ValueError: thirteen"),
 }
 
@@ -233,7 +205,7 @@ class TestBounds:
         tokens = [identity(name, hash_of(one), None) for name, one in zip(NAMES, (alice, bob, carol), strict=True)]
         path = tmp_path / "identities.toml"
         path.write_text("\n".join([*tokens, POLICIES]))
-        with serving(engine(), identities=path) as server:
+        with serving(engine(tails=("second",)), identities=path) as server:
             x = torch.ones(1, 8)
             with Asker(server.port) as stranger:
                 assert stranger.call("ServerLive").live and stranger.call("ServerReady").ready
@@ -241,9 +213,7 @@ class TestBounds:
                     refused(stranger, None, CODE.UNAUTHENTICATED, "NotAuthenticated", name)
             with Asker(server.port, bob) as asker:
                 refused(asker, asked(x), CODE.PERMISSION_DENIED, 'may not use the cut "input"')
-                with WrappedModel(Residual().eval()) as edge:
-                    data, parameters = tail_request(edge, "residual", edge.head("second", x))
-                same(asker.infer(tail(data.tobytes(), parameters)), x)
+                same(asker.infer(tail("second", crossing(MODEL, "second", x))), x)
             with Asker(server.port, carol) as asker:
                 refused(asker, asked(x), CODE.NOT_FOUND, "there is: none")
                 assert not asker.call("RepositoryIndex").models

@@ -20,12 +20,10 @@ from cloud_server.access.token_command import entry as identity
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer
 from cloud_server.transport.rest import connections as connections_module
-from edge_client.inference import INPUT, tail_request
-from shared_hooks import WrappedModel
 from shared_hooks.errors import QuotaExceeded
 from tests import certificates
 from tests.cloud_server.inference.rest import GOOD, INFER, ONES, ask, body, port_of, same, tensor
-from tests.cloud_server.inference.served import engine, serving
+from tests.cloud_server.inference.served import crossing, engine, serving
 from tests.cloud_server.real import Residual
 from tests.waiting import PATIENCE, eventually
 
@@ -69,12 +67,11 @@ def test_the_whole_model_exactly(server: CloudServer, rows: int) -> None:
     assert len(answer[2]) == rows * 12
 
 
-def test_a_tail_exactly(server: CloudServer) -> None:
+def test_a_tail_exactly() -> None:
     x = torch.randn(2, 8)
-    with WrappedModel(Residual().eval()) as edge:
-        data, parameters = tail_request(edge, "residual", edge.head("second", x))
-    one = {"name": INPUT, "datatype": "UINT8", "shape": [len(data)], "data": data.tolist()}
-    same(ask(server, INFER, body(one, parameters=parameters)), x)
+    given = [{**tensor(value), "name": name} for name, value in crossing(Residual().eval(), "second", x).items()]
+    with serving(engine(tails=("second",)), limits=SMALL, rest="127.0.0.1:0") as server:
+        same(ask(server, "/v2/models/residual@second/infer", body(*given)), x)
 
 
 def test_a_body_of_unknown_length(server: CloudServer) -> None:

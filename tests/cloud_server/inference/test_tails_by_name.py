@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -17,9 +16,9 @@ from cloud_server.models import ServedModel, admission
 from cloud_server.transport import CloudServer
 from protos.inference import inference_pb2 as pb
 from shared_hooks import WrappedModel
-from shared_hooks.crossing import named_tensors
+from shared_hooks.crossing import named_crossing
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer
-from tests.cloud_server.inference.served import Asker, entry, outputs, serving
+from tests.cloud_server.inference.served import Asker, entry, outputs, serving, tail
 from tests.cloud_server.real import Residual
 
 CODE = grpc.StatusCode
@@ -49,15 +48,7 @@ def wrapped() -> Iterator[WrappedModel]:
 
 def tensors(wrapped: WrappedModel, cut: str, x: torch.Tensor = X) -> dict[str, torch.Tensor]:
     early = wrapped.head(cut, x)
-    return {one.name: one.tensor_of(early.pieces[one.piece]) for one in named_tensors(early.crossing, ["x"])}
-
-
-def asked(cut: str, given: dict[str, torch.Tensor], **changes: Any) -> pb.ModelInferRequest:
-    request = pb.ModelInferRequest(model_name=f"residual@{cut}", **changes)
-    for name, value in given.items():
-        request.inputs.add(name=name, datatype="FP32", shape=list(value.shape))
-        request.raw_input_contents.append(value.contiguous().numpy().tobytes())
-    return request
+    return {one.name: one.tensor_of(early.pieces[one.piece]) for one in named_crossing(early.crossing, ["x"]).tensors}
 
 
 def cuts(wrapped: WrappedModel) -> list[str]:
@@ -76,15 +67,16 @@ def test_every_cut_is_a_model_and_exact(asker: Asker, wrapped: WrappedModel) -> 
         given = tensors(wrapped, cut)
         known = asker.call("ModelMetadata", pb.ModelMetadataRequest(name=f"residual@{cut}"))
         assert known.name == f"residual@{cut}"
-        assert [(one.name, list(one.shape)) for one in known.inputs] == [(n, list(t.shape)) for n, t in given.items()]
-        answer = asker.infer(asked(cut, given))
+        shapes = [(one.name, list(one.shape)) for one in known.inputs]
+        assert shapes == [(name, [-1, *value.shape[1:]]) for name, value in given.items()]
+        answer = asker.infer(tail(cut, given))
         assert answer.model_name == f"residual@{cut}"
         found = outputs(answer)
         assert list(found) == list(wanted) and all(torch.equal(found[name], wanted[name]) for name in wanted)
         assert asker.call("ModelReady", pb.ModelReadyRequest(name=f"residual@{cut}")).ready
     (counted,) = asker.call("ModelStatistics", pb.ModelStatisticsRequest(name="residual@first")).model_stats
     assert counted.name == "residual" and counted.inference_count >= 2
-    refused(asker, asked("mood", given), CODE.FAILED_PRECONDITION, "values that the model's Python read from data")
+    refused(asker, tail("mood", given), CODE.FAILED_PRECONDITION, "reads a number with a fraction from data")
 
 
 def refused(asker: Asker, request: pb.ModelInferRequest, code: grpc.StatusCode, says: str) -> None:
@@ -97,22 +89,24 @@ def test_what_a_stranger_may_send(asker: Asker, wrapped: WrappedModel) -> None:
     cut = cuts(wrapped)[0]
     given = tensors(wrapped, cut)
     name, value = next(iter(given.items()))
-    refused(asker, asked("nope", given), CODE.NOT_FOUND, "no tail behind")
-    refused(asker, asked("", given), CODE.NOT_FOUND, "no tail behind")
-    refused(asker, asked(cut, {}), CODE.INVALID_ARGUMENT, "is missing")
-    refused(asker, asked(cut, {**given, "other": value}), CODE.INVALID_ARGUMENT, "no input")
-    refused(asker, asked(cut, {**given, name: value[:1]}), CODE.INVALID_ARGUMENT, "this tail takes")
-    refused(asker, asked(cut, {**given, name: value.reshape(-1)}), CODE.INVALID_ARGUMENT, "sizes came")
-    wrong = asked(cut, given)
+    refused(asker, tail("nope", given), CODE.NOT_FOUND, "no tail behind")
+    refused(asker, tail("", given), CODE.NOT_FOUND, "no tail behind")
+    refused(asker, tail(cut, {}), CODE.INVALID_ARGUMENT, "is missing")
+    refused(asker, tail(cut, {**given, "other": value}), CODE.INVALID_ARGUMENT, "no input")
+    refused(asker, tail(cut, {**given, name: value[:1]}), CODE.INVALID_ARGUMENT, "do not belong together")
+    refused(asker, tail(cut, {**given, name: value[:, :7]}), CODE.INVALID_ARGUMENT, "this tail takes")
+    refused(asker, tail(cut, {one: value[:0] for one, value in given.items()}), CODE.INVALID_ARGUMENT, "no size")
+    refused(asker, tail(cut, {**given, name: value.reshape(-1)}), CODE.INVALID_ARGUMENT, "sizes came")
+    wrong = tail(cut, given)
     wrong.inputs[0].datatype = "FP64"
     refused(asker, wrong, CODE.INVALID_ARGUMENT, "the model takes FP32")
-    wrong = asked(cut, given)
+    wrong = tail(cut, given)
     wrong.raw_input_contents[0] = wrong.raw_input_contents[0][:-4]
     refused(asker, wrong, CODE.INVALID_ARGUMENT, "bytes came")
-    wrong = asked(cut, given)
+    wrong = tail(cut, given)
     wrong.inputs[0].shape[0] = 1 << 62
     refused(asker, wrong, CODE.RESOURCE_EXHAUSTED, "absurd size")
-    wrong = asked(cut, given)
+    wrong = tail(cut, given)
     wrong.parameters["isthmus_weights"].string_param = "0" * 32
     refused(asker, wrong, CODE.FAILED_PRECONDITION, "other weights")
     missing = asker.call
@@ -120,11 +114,21 @@ def test_what_a_stranger_may_send(asker: Asker, wrapped: WrappedModel) -> None:
         missing("ModelMetadata", pb.ModelMetadataRequest(name="residual@nope"))
     assert error.value.code() is CODE.NOT_FOUND
     # values that are none of a sane head's are the model's own business, and the next request is exact
-    asker.infer(asked(cut, {one: torch.full_like(tensor, float("nan")) for one, tensor in given.items()}))
+    asker.infer(tail(cut, {one: torch.full_like(tensor, float("nan")) for one, tensor in given.items()}))
     with torch.no_grad():
         wanted = MODEL(X)
-    found = outputs(asker.infer(asked(cut, given)))
+    found = outputs(asker.infer(tail(cut, given)))
     assert all(torch.equal(found[one], wanted[one]) for one in wanted)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 50])
+def test_any_batch_is_exact(asker: Asker, wrapped: WrappedModel, rows: int) -> None:
+    x = torch.randn(rows, 8)
+    with torch.no_grad():
+        wanted = MODEL(x)
+    for cut in cuts(wrapped):
+        found = outputs(asker.infer(tail(cut, tensors(wrapped, cut, x))))
+        assert all(torch.equal(found[one], wanted[one]) for one in wanted)
 
 
 def test_without_tails_there_is_none() -> None:
@@ -135,7 +139,7 @@ def test_without_tails_there_is_none() -> None:
     ):
         wrapped.plan(X)
         cut = cuts(wrapped)[0]
-        refused(asker, asked(cut, tensors(wrapped, cut)), CODE.NOT_FOUND, "none is (`tails`")
+        refused(asker, tail(cut, tensors(wrapped, cut)), CODE.NOT_FOUND, "none is (`tails`")
 
 
 def test_names_that_are_no_cut_are_refused_when_the_server_starts() -> None:
@@ -158,10 +162,10 @@ def test_in_a_file(tmp_path: Path) -> None:
 
 
 def test_a_cut_that_tensors_alone_do_not_make() -> None:
-    with pytest.raises(CutRefused, match="read from data"):
+    with pytest.raises(CutRefused, match="a number with a fraction from data"):
         ServedModel(replace(entry(), tails=("mood",)), torch.device("cpu"))
     found = ServedModel(replace(entry(), tails=("all",)), torch.device("cpu"))
-    assert "read from data" in found.identity.form["tails"]["mood"]["refused"]
+    assert "a number with a fraction from data" in found.identity.form["tails"]["mood"]["refused"]
 
 
 def test_tails_of_a_model_without_names_are_refused_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +186,7 @@ def test_only_a_part_of_a_tensor_crosses() -> None:
             assert sum(one.numel() for one in given.values()) == 8, "half of it"
             with torch.no_grad():
                 wanted = wrapped.model(part)
-            assert torch.equal(outputs(asker.infer(asked("first", given)))["output"], wanted)
+            assert torch.equal(outputs(asker.infer(tail("first", given)))["output"], wanted)
 
 
 class Dropping(torch.nn.Module):

@@ -10,7 +10,7 @@ import torch
 
 from shared_hooks import EarlyOutput
 from shared_hooks.batching import Joinable, Way, Ways
-from shared_hooks.batching.times import Seconds
+from shared_hooks.batching.proof import Seconds
 from shared_hooks.errors import CutRefused
 from shared_hooks.sharing import SharedCache
 from tests.shared_hooks.batching.test_batches import INDEPENDENT, Sides

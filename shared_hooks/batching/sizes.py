@@ -1,0 +1,109 @@
+"""Cuts whose sizes vary, foretold from a model's example: another batch, or another length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from typing import Final
+
+import torch
+
+from shared_hooks.crossing import Crossing, NamedCrossing, named_crossing
+from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
+from shared_hooks.planning import Plan, Rule, SizedCrossing
+from shared_hooks.tensors import Structure, own_class, unflatten
+from shared_hooks.wrapped import WrappedModel
+
+BATCH: Final = "batch"
+LENGTH: Final = "length"
+_AXES: Final = {BATCH: 0, LENGTH: 1}
+SAMPLES: Final = 3
+
+
+class OtherSizes:
+    """A model's example with another batch or length: `plans` of it for three `lengths`, from which others follow.
+
+    What moves is axis 0 (``vary`` is `BATCH`) or axis 1 (`LENGTH`) of all inputs that have the same size there as the
+    first that has this axis. Raises CutRefused where nothing does, or where the model does not take it.
+    """
+
+    def __init__(self, wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor], vary: str) -> None:
+        self.axis = _AXES[vary]
+        self._structure = structure
+        self._tensors = tensors
+        known = [one.shape[self.axis] for one in tensors if one.dim() > self.axis]
+        tokens = any(one.dim() > 1 and not one.is_floating_point() for one in tensors)
+        if not known or not known[0] or (vary == LENGTH and not tokens):
+            raise CutRefused(f"{vary}: no input has one")
+        self.which = tuple(
+            n for n, one in enumerate(tensors) if one.dim() > self.axis and one.shape[self.axis] == known[0]
+        )
+        """Numbers of the inputs whose size moves."""
+        self.lengths = tuple(max(known[0], 2) + more for more in range(SAMPLES))
+        self.plans: list[Plan] = []
+        for length in self.lengths:
+            try:
+                args, kwargs = unflatten(structure, self.inputs(length), own_class)
+                self.plans.append(wrapped.plan(*args, **kwargs))
+            except Exception as error:  # whatever a model raises for a size that it does not take
+                raise CutRefused(f"{vary}: the model does not take {length}: {error}") from error
+
+    def inputs(self, length: int) -> list[torch.Tensor]:
+        """The example at this size: its rows, over and over. New tensors."""
+        found = []
+        for number, one in enumerate(self._tensors):
+            rows = (
+                torch.arange(length, device=one.device) % max(one.shape[self.axis], 1) if number in self.which else None
+            )
+            found.append(one.clone() if rows is None else one.index_select(self.axis, rows))
+        return found
+
+    def crossing(self, cut: str) -> SizedCrossing:
+        """Raises CutRefused where three plans give no rule."""
+        sizes = [tuple(n for one in self.inputs(length) for n in one.shape) for length in self.lengths]
+        first = next(at for at, (one, other) in enumerate(zip(*sizes[:2], strict=True)) if one != other)
+        try:
+            rule = Rule.of(sizes, self.plans, first, cut, wide=False)
+        except UnknownLayer as error:
+            raise CutRefused(f"{error}") from error
+        if rule is None or any(rule.sized.at(length) is None for length in self.lengths):
+            raise CutRefused("plans of three sizes differ in more than sizes")
+        return rule.sized
+
+    def shapes(self, cut: str, inputs: Sequence[str]) -> list[list[int]]:
+        """Shapes of what crosses, with -1 where a size moves. Raises CutRefused."""
+        return moving_shapes(self.crossing(cut), inputs)
+
+
+def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]]:
+    """Shapes of a `NamedCrossing`, with -1 where a size moves. Raises CutRefused."""
+    one, other = (named_crossing(found, inputs) for at in sized.lengths[:2] if (found := sized.at(at)) is not None)
+    return [
+        [-1 if a != b else a for a, b in zip(mine.shape, theirs.shape, strict=True)]
+        for mine, theirs in zip(one, other, strict=True)
+    ]
+
+
+def for_shapes(
+    sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]
+) -> tuple[Crossing, NamedCrossing] | None:
+    """What crosses where tensors by name have these shapes; None where they fit no size."""
+    one, other = (named_crossing(found, inputs) for at in sized.lengths[:2] if (found := sized.at(at)) is not None)
+    for mine, theirs, shape in zip(one, other, shapes, strict=True):
+        for a, b, size in zip(mine.shape, theirs.shape, shape, strict=True):
+            if a != b:
+                length = sized.lengths[0] + Fraction(size - a, b - a) * (sized.lengths[1] - sized.lengths[0])
+                if length.denominator != 1 or length < 1 or (crossing := sized.at(int(length))) is None:
+                    return None
+                named = named_crossing(crossing, inputs)
+                return (crossing, named) if [list(x.shape) for x in named] == [list(x) for x in shapes] else None
+    return None
+
+
+def other_sizes(wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor]) -> Iterator[OtherSizes]:
+    """Those that the model takes."""
+    for vary in (BATCH, LENGTH):
+        try:
+            yield OtherSizes(wrapped, structure, tensors, vary)
+        except IsthmusError:
+            continue

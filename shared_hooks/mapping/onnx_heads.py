@@ -1,0 +1,278 @@
+"""Heads as ONNX graphs: each from the tape of a run that stopped at its cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch import nn
+
+from shared_hooks.crossing import EarlyOutput, NamedCrossing, NamedNumbers, NamedTensor
+from shared_hooks.errors import CutRefused, IsthmusError
+from shared_hooks.forward import is_escape
+from shared_hooks.mapping.onnx_export import ExportFailed, converted
+from shared_hooks.mapping.tape import Make, Replay, Tape, Wanted, chosen_again, compiled_again, read_again
+from shared_hooks.mapping.tape import of_any_size as any_size
+from shared_hooks.planning import Plan
+from shared_hooks.recording.trace import Op
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from shared_hooks.planning.cutting import Cutting
+
+
+@dataclass(frozen=True)
+class TapedHead:
+    """A head that has run. ``wanted``: how to get each of ``named`` from its tape. ``size``: the input and its axis
+    that the tape moves with.
+    """
+
+    cut: str
+    named: NamedCrossing
+    tape: Tape
+    wanted: tuple[Wanted, ...]
+    size: tuple[int, int] | None = None
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether it takes tensors that are neither inputs nor weights, nor made by a torch function that was seen."""
+        return any(not isinstance(one, str) for one in self.tape.constants.values())
+
+
+def of_any_size(heads: Sequence[TapedHead], lengths: Sequence[int], size: tuple[int, int]) -> TapedHead | None:
+    """One head of several of one cut, whose inputs differ in a size; None where they differ in more."""
+    kinds = {tuple((one.at, one.numbers) for one in head.wanted) for head in heads}
+    if len(kinds) > 1:
+        return None
+    wanted = []
+    for alike in zip(*(head.wanted for head in heads), strict=True):
+        picks = [one.picks or () for one in alike]
+        shared = next((own[0] for own in zip(*picks, strict=False) if all(pick == own[0] for pick in own)), None)
+        if shared is None:
+            return None
+        wanted.append(alike[-1] if shared is ... else replace(alike[-1], make=_picking(shared)))
+    tape = any_size([head.tape for head in heads], lengths)
+    return None if tape is None else replace(heads[-1], tape=tape, wanted=tuple(wanted), size=size)
+
+
+def tape_head(
+    model: nn.Module,
+    plan: Plan,
+    cut: str,
+    named: NamedCrossing,
+    inputs: Sequence[torch.Tensor],
+    run: Callable[[], EarlyOutput],
+) -> TapedHead:
+    """Listen while ``run`` runs the head on ``inputs``. Raises CutRefused, and what heads raise."""
+    tape = Tape(model, inputs)
+    with torch.no_grad(), tape.listening():
+        early = run()
+    places = _Places(plan, plan.cutting(cut)[0], tape)
+    try:
+        wanted = [_tensor(tape, places.end, early, one) for one in named.tensors]
+        for one, value in zip(named.reads, early.values, strict=True):
+            wanted.append(read_again(tape, places.of(one), one.shape, one.numbers_of(value), one.truth))
+        for one in named.counts:
+            of_module = one.place.index < 0
+            wanted.append(compiled_again(tape, one.count or 0) if of_module else chosen_again(tape, places.of(one)))
+    finally:
+        tape.forget()
+    del tape.steps[places.end :]
+    return TapedHead(cut, named, tape, tuple(wanted))
+
+
+class _Places:
+    """Which step of a tape is which operation of the plan. ``end``: how many there are before the cut."""
+
+    def __init__(self, plan: Plan, cutting: Cutting, tape: Tape) -> None:
+        self._trace = plan.trace
+        ops = [op for op in plan.trace.ops if op.seq < cutting.position and not is_escape(op.name)]
+        self._number = {op: number for number, op in enumerate(ops)}
+        self._steps = [at for at, step in enumerate(tape.steps) if not step.below]
+        if [tape.steps[at].name for at in self._steps[: len(ops)]] != [op.name for op in ops]:
+            raise CutRefused("its head ran other functions than the plan knows, so no graph is made of it")
+        rest = self._steps[len(ops) :]
+        self.end = rest[0] if rest else len(tape.steps)
+
+    def of(self, numbers: NamedNumbers) -> int:
+        """The step at whose place they are read or given."""
+        for call, number, item in self._trace.placed:
+            if isinstance(item, Op) and item.counts and (call.path, call.number, number) == tuple(numbers.place):
+                return self._steps[self._number[item]]
+        raise CutRefused(f"{numbers.name} is read where torch functions are not seen")
+
+
+def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wanted:
+    """The tensor of the tape that is this one, or that it is a part of: on the memory of its piece."""
+    piece = early.pieces[one.piece]
+    copies = [step for step in tape.around if "clone" in step.name and tape.tensors[step.results[0]] is piece]
+    lying = tape.tensors[copies[0].given()[0]] if copies else piece  # a head copies what others may write to
+    known = {number for step in tape.steps[:end] for number in step.results}
+    there = [
+        at
+        for at in sorted(known | {*range(len(tape.inputs)), *tape.constants}, reverse=True)
+        if tape.tensors[at].layout is torch.strided
+        and tape.tensors[at].dtype is one.dtype
+        and tape.tensors[at].untyped_storage()._cdata == lying.untyped_storage()._cdata
+    ]
+    wanted = one.tensor_of(piece)
+    form = lying if one.part else lying.as_strided(one.view.shape, one.view.stride, lying.storage_offset())
+    for at in there:
+        if _is_like(tape.tensors[at], form):
+            return Wanted(end, (at,), _first, picks=(...,))
+    for at in there:
+        for picks in _picks(tape.tensors[at], form):
+            if same_bytes(tape.tensors[at][picks[0]], wanted):
+                return Wanted(end, (at,), _picking(picks[0]), picks)
+    for numbers in (*((at,) for at in there), tuple(there)):
+        tensors = [tape.tensors[at] for at in numbers]
+        make = _gathering(tensors, form)
+        if make is not None and same_bytes(make(tensors), wanted):
+            return Wanted(end, numbers, make)
+    raise CutRefused(f"{one.name} crosses as memory that no torch function was seen to make")
+
+
+def _is_like(tensor: torch.Tensor, form: torch.Tensor) -> bool:
+    """Whether these are the same elements, in the same order."""
+    mine, theirs = ((one.shape, one.stride(), one.storage_offset()) for one in (tensor, form))
+    return mine == theirs
+
+
+def _first(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return tensors[0]
+
+
+def _picking(pick: tuple[int | slice, ...]) -> Make:
+    return lambda tensors: tensors[0][pick]
+
+
+def _picks(tensor: torch.Tensor, form: torch.Tensor) -> Iterator[tuple[Any, ...]]:
+    """How to index a tensor to get a view of it, counted from the front and from the back; nothing where none does."""
+    offset = int(form.storage_offset()) - int(tensor.storage_offset())
+    left = list(zip(form.shape, form.stride(), strict=True))
+    front: list[int | slice] = []
+    back: list[int | slice] = []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if offset < 0 or not stride:
+            return
+        at, offset = divmod(offset, stride)
+        if left and left[0][1] % stride == 0 and at + (left[0][0] - 1) * (step := left[0][1] // stride) < size and step:
+            many = left.pop(0)[0]
+            whole = (at, many, step) == (0, size, 1)
+            stop = at + (many - 1) * step + 1
+            front.append(slice(None) if whole else slice(at, stop, step))
+            back.append(slice(None) if whole else slice(at - size, (stop - size) or None, step))
+        elif at < size:
+            front.append(at)
+            back.append(at - size)
+        else:
+            return
+    if not left and not offset:
+        yield tuple(front), tuple(back)
+
+
+def _gathering(tensors: Sequence[torch.Tensor], form: torch.Tensor) -> Make | None:
+    """How to gather elements from several tensors on one memory; None where they have not all of them."""
+    if not tensors or sum(tensor.numel() for tensor in tensors) + form.numel() > MOST_PLACES:
+        return None
+    theirs, wanted = torch.cat([_places(tensor) for tensor in tensors]), _places(form)
+    if not len(theirs):
+        return None
+    order = torch.argsort(theirs)
+    indices = order[torch.searchsorted(theirs[order], wanted).clamp(max=len(theirs) - 1)]
+    if not torch.equal(theirs[indices], wanted):
+        return None
+    return lambda tensors: torch.cat([one.flatten() for one in tensors])[indices].reshape(form.shape)
+
+
+MOST_PLACES: Final = 1 << 22
+"""Elements of a tensor of which parts are picked."""
+
+
+def _places(tensor: torch.Tensor) -> torch.Tensor:
+    """Where the elements of a tensor lie in its storage, row-major."""
+    found = torch.tensor([tensor.storage_offset()])
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        found = (found[:, None] + stride * torch.arange(size)).flatten()
+    return found
+
+
+def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether shapes and bits are equal."""
+    a, b = (tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other))
+    return one.shape == other.shape and torch.equal(a, b)
+
+
+def graphs_of(
+    heads: Sequence[TapedHead], inputs: Sequence[str], tensors: Sequence[torch.Tensor], moving: Sequence[int] = ()
+) -> Iterator[tuple[TapedHead, onnx_ir.Model | IsthmusError]]:
+    """Each head's graph on these inputs, or why there is none. Its outputs are what crosses, by name and in order.
+
+    Heads of which one begins as the other are made together, and share their weights. ``moving``: numbers of the inputs
+    whose size is any, for heads that have one.
+    """
+    call = _Call(inputs, tensors, moving)
+    heads = sorted(heads, key=lambda one: len(one.tape.steps))
+    while heads:
+        last = heads[-1]
+        together = [one for one in heads if one.tape.begins_like(last.tape)]
+        yield from call.graphs(together)
+        heads = [one for one in heads if one not in together]
+
+
+@dataclass(frozen=True)
+class _Call:
+    inputs: Sequence[str]
+    tensors: Sequence[torch.Tensor]
+    moving: Sequence[int]
+
+    def graphs(self, heads: Sequence[TapedHead]) -> Iterator[tuple[TapedHead, onnx_ir.Model | IsthmusError]]:
+        try:
+            made = self._together(heads)
+        except IsthmusError as error:
+            if len(heads) == 1:
+                yield heads[0], error
+                return
+            half = len(heads) // 2  # what cannot be exported is behind some cut: those before it can
+            yield from self.graphs(heads[:half])
+            yield from self.graphs(heads[half:])
+            return
+        yield from made
+
+    def _together(self, heads: Sequence[TapedHead]) -> list[tuple[TapedHead, onnx_ir.Model]]:
+        from onnx_ir.convenience import extract
+
+        wanted = [one for head in heads for one in head.wanted]
+        names = [f"{number}:{one.name}" for number, head in enumerate(heads) for one in head.named]
+        size = heads[-1].size
+        free = {} if size is None else dict.fromkeys(self.moving, size[1])
+        model = converted(Replay(heads[-1].tape, wanted, size), self.tensors, self.inputs, names, free)
+        for at, axis in free.items():
+            shape = model.graph.inputs[at].shape
+            if shape is None or isinstance(shape[axis], int):
+                raise ExportFailed(f"the exporter fixes axis {axis} of {self.inputs[at]}")
+        found = []
+        for number, head in enumerate(heads):
+            half = model if len(heads) == 1 else model.clone()
+            ours = [one for one in half.graph.outputs if (one.name or "").partition(":")[0] == str(number)]
+            half.graph = extract(half.graph, list(half.graph.inputs), ours)
+            rename(half.graph, list(half.graph.outputs), [one.name for one in head.named])
+            found.append((head, half))
+        return found
+
+
+def rename(graph: onnx_ir.Graph, values: Sequence[onnx_ir.Value], names: Sequence[str]) -> None:
+    """Give values these names; another value that has one of them gets another."""
+    wanted = dict(zip(names, values, strict=True))
+    for node in graph.all_nodes():
+        for other in node.outputs:
+            if other.name in wanted and wanted[other.name] is not other:
+                other.name = f"{other.name}:inner"
+    for value in graph.inputs:
+        if value.name in wanted and wanted[value.name] is not value:
+            value.name = f"{value.name}:inner"
+    for name, value in wanted.items():
+        value.name = name

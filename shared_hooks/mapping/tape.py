@@ -1,0 +1,408 @@
+"""What a run did, torch function by torch function, as a module that does it again.
+
+A model's Python chooses by data, asks whether it is being traced, and hands numbers about; of a run that has happened
+all of this is settled. So a head is exported from its tape, not from the model's code: `Tape` listens to one run of
+the real model, and `Replay` runs the same functions on other inputs, or on an exporter's tensors without data.
+
+What the run's Python read from data is part of the tape, and whoever replays it must compare: for other values the
+model might have done something else (`read_again`, `chosen_again`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from math import lcm
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared_hooks.crossing.named import OTHERWISE
+from shared_hooks.errors import CutRefused
+from shared_hooks.forward import Kind, arguments_of, by_truth, is_escape, is_mapped, kind_of, name_of, shape_from_data
+from shared_hooks.modules.attach import running
+from shared_hooks.planning import Moving, Polynomial
+
+
+class Ref(NamedTuple):
+    """The number of a tensor of a tape."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Varying:
+    """A whole number of a tape that moves with a size of its inputs."""
+
+    polynomial: Polynomial
+
+    def at(self, size: Any) -> Any:
+        """``size``: a number, or an exporter's symbol."""
+        a, b, c = self.polynomial
+        shared = lcm(a.denominator, b.denominator, c.denominator)
+        whole = [int(one * shared) for one in (a, b, c)]
+        found = whole[0] * size * size + whole[1] * size + whole[2] if whole[0] else whole[1] * size + whole[2]
+        return found if shared == 1 else found // shared
+
+
+@dataclass(frozen=True)
+class Step:
+    """One function that ran; tensors of its arguments as `Ref`, of its result as numbers with their ``shapes``.
+
+    ``value``: what it read from data, where it gives a Python value; ``reads`` says whether. ``below``: a kernel that
+    no torch function stands for.
+    """
+
+    name: str
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    results: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    reads: bool
+    value: Any
+    below: bool
+    autocast: torch.dtype | None
+    """What it ran in on the CPU, where it did."""
+    chooses: bool = False
+    """Whether the shape of what a kernel of it gave depends on what that read."""
+
+    def is_like(self, other: Step) -> bool:
+        """Whether both are the same step of two runs."""
+        return (
+            self.func == other.func
+            and (self.results, self.shapes, self.reads, self.autocast)
+            == (other.results, other.shapes, other.reads, other.autocast)
+            and repr((self.args, self.kwargs)) == repr((other.args, other.kwargs))
+        )
+
+    def given(self) -> tuple[int, ...]:
+        """The numbers of the tensors that it was given."""
+        found: list[int] = []
+        _mapped((self.args, self.kwargs), Ref, lambda ref: found.append(ref.number))
+        return tuple(found)
+
+
+@dataclass
+class Tape:
+    """A run, listened to by ``with tape.listening(): ...`` on one thread. ``inputs``: its tensors.
+
+    ``constants``: tensors that no function made: weights and buffers of ``model`` by name, others as they are.
+    """
+
+    model: nn.Module
+    inputs: Sequence[torch.Tensor]
+    steps: list[Step] = field(default_factory=list)
+    around: list[Step] = field(default_factory=list)
+    """What ran beside the model's forward: of the head's own."""
+    constants: dict[int, str | torch.Tensor] = field(default_factory=dict)
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    """By their number: kept while listening, so that no id is given twice; `forget` lets go of them."""
+
+    def __post_init__(self) -> None:
+        self._names = {id(one): name for name, one in (*self.model.named_parameters(), *self.model.named_buffers())}
+        self._numbers: dict[int, int] = {}
+        for one in self.inputs:
+            self._new(one)
+
+    def listening(self) -> _Listening:
+        """Around the run."""
+        return _Listening(self)
+
+    def forget(self) -> None:
+        """Let go of the run's tensors."""
+        self.tensors.clear()
+        self._numbers.clear()
+
+    def begins_like(self, other: Tape) -> bool:
+        """Whether the other tape begins with this one."""
+        if len(self.steps) > len(other.steps):
+            return False
+        return all(one.is_like(two) for one, two in zip(self.steps, other.steps, strict=False))
+
+    def note(
+        self, func: Any, name: str, args: Any, kwargs: Any, result: Any, *, below: bool, chooses: bool = False
+    ) -> None:
+        """A function has run."""
+        kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
+        if kind is Kind.FORM or is_escape(name):  # a head looks at addresses; for a model that does there is no cut
+            return
+        given = _mapped(args, torch.Tensor, self._ref), _mapped(kwargs, torch.Tensor, self._ref)
+        results = arguments_of((result,), {})
+        numbers = tuple(self._numbers[id(one)] if id(one) in self._numbers else self._new(one) for one in results)
+        reads = kind is Kind.VALUE
+        shapes = tuple(tuple(one.shape) for one in results)
+        steps = self.around if running.get() is None else self.steps
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        steps.append(
+            Step(name, func, *given, numbers, shapes, reads, result if reads else None, below, autocast, chooses)
+        )
+
+    def _new(self, tensor: torch.Tensor) -> int:
+        self._numbers[id(tensor)] = number = len(self.tensors)
+        self.tensors.append(tensor)
+        return number
+
+    def _ref(self, tensor: torch.Tensor) -> Ref:
+        number = self._numbers.get(id(tensor))
+        if number is None:
+            number = self._new(tensor)
+            self.constants[number] = self._names.get(id(tensor), tensor)
+        return Ref(number)
+
+
+class _Listening:
+    """Torch functions, and kernels that none stands for."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._kernels = _Kernels(tape)
+        self._functions = _Functions(tape, self._kernels)
+
+    def __enter__(self) -> None:
+        self._kernels.__enter__()  # type: ignore[no-untyped-call]
+        self._functions.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: Any) -> None:
+        self._functions.__exit__(*error)  # type: ignore[no-untyped-call]
+        self._kernels.__exit__(*error)  # type: ignore[no-untyped-call]
+
+
+class _Kernels(TorchDispatchMode):
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        return False
+
+    def __init__(self, tape: Tape) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = tape
+        self.inside = False
+        self.chosen = False
+        """Whether a kernel has chosen by data since the last function began."""
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunction():
+            result = func(*args, **(kwargs or {}))
+            chooses = shape_from_data(func) and (func.name() != "aten::index" or by_truth(args))
+            self.chosen |= chooses
+            if not self.inside:
+                self.tape.note(func, str(func), args, kwargs or {}, result, below=True, chooses=chooses)
+        return result
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, tape: Tape, kernels: _Kernels) -> None:
+        super().__init__()
+        self.tape = tape
+        self.kernels = kernels
+
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self.kernels.inside or is_mapped(arguments_of(args, kwargs)):
+            return func(*args, **kwargs)
+        self.kernels.inside, self.kernels.chosen = True, False
+        try:
+            result = func(*args, **kwargs)
+            with torch._C.DisableTorchFunction():
+                name, chooses = name_of(func), self.kernels.chosen
+                self.tape.note(func, name, args, kwargs, result, below=False, chooses=chooses)
+        finally:
+            self.kernels.inside = False
+        return result
+
+
+def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
+    if isinstance(value, kind):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(item, kind, change) for item in value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, kind, change) for item in value))
+    if isinstance(value, dict):
+        return {key: _mapped(item, kind, change) for key, item in value.items()}
+    if isinstance(value, slice):
+        return slice(*(_mapped(item, kind, change) for item in (value.start, value.stop, value.step)))
+    return value
+
+
+def of_any_size(tapes: Sequence[Tape], lengths: Sequence[int]) -> Tape | None:
+    """One tape of several whose inputs differ in a size; None where they differ in more than whole numbers."""
+    first = tapes[0]
+    read = [[(at, step.value) for at, step in enumerate(tape.steps) if step.reads] for tape in tapes]
+    constants = [{at: one if isinstance(one, str) else id(one) for at, one in tape.constants.items()} for tape in tapes]
+    if any(one != read[0] for one in read) or any(one != constants[0] for one in constants):
+        return None
+    moving = Moving.of([tape.steps for tape in tapes], lengths)
+    steps = None if moving is None else moving.with_numbers(Varying)
+    return None if steps is None else replace(first, steps=steps, tensors=[], around=[])
+
+
+Make = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A tensor that a replay gives: ``make`` of those of these numbers, as they are after ``at`` steps."""
+
+    at: int
+    numbers: tuple[int, ...]
+    make: Make
+    picks: tuple[Any, ...] | None = None
+    """Where it is made in this way of inputs of other sizes, too: an index, or two of which one is the same for all."""
+
+
+class Replay(nn.Module):
+    """Runs a tape's functions on other inputs and gives what is wanted.
+
+    The model is a part of it, so its weights keep their names, behind "model.". ``size``: the input and its axis that
+    numbers of the tape move with (`Varying`).
+    """
+
+    def __init__(self, tape: Tape, wanted: Sequence[Wanted], size: tuple[int, int] | None = None) -> None:
+        super().__init__()
+        self.model = tape.model
+        self._tape = tape
+        self._wanted = wanted
+        self._size = size
+        for number, one in tape.constants.items():
+            if not isinstance(one, str):
+                self.register_buffer(f"taken_{number}", one.detach(), persistent=False)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        tape, tensors = self._tape, dict(enumerate(inputs))
+        for number, constant in tape.constants.items():
+            named = isinstance(constant, str)
+            tensors[number] = _attribute(self.model, constant) if named else getattr(self, f"taken_{number}")
+        found: dict[int, torch.Tensor] = {}
+        last = max(one.at for one in self._wanted)
+        size = None if self._size is None else inputs[self._size[0]].shape[self._size[1]]
+        for at in range(last + 1):
+            for place, wanted in enumerate(self._wanted):
+                if wanted.at == at:
+                    found[place] = wanted.make([tensors[number] for number in wanted.numbers]).clone()
+            if at < last and not tape.steps[at].reads:
+                self._run(tape.steps[at], tensors, size)
+        return tuple(found[place] for place in range(len(self._wanted)))
+
+    @staticmethod
+    def _run(step: Step, tensors: dict[int, torch.Tensor], size: Any) -> None:
+        def resolved(one: Ref | Varying) -> Any:
+            return tensors[one.number] if isinstance(one, Ref) else one.at(size)
+
+        args, kwargs = _mapped((step.args, step.kwargs), (Ref, Varying), resolved)
+        with torch.autocast("cpu", step.autocast) if step.autocast is not None else nullcontext():
+            results = arguments_of((_INSTEAD.get(step.name, step.func)(*args, **kwargs),), {})
+        for number, result, shape in zip(step.results, results, step.shapes, strict=True):
+            for has, known in zip(result.shape, shape, strict=True):
+                if not isinstance(known, Varying):
+                    torch._check(has == known)  # whose choice it is, by data, is among what is wanted
+            tensors[number] = result
+
+
+def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    tensor, mask = torch.broadcast_tensors(tensor, mask)
+    return tensor[mask]
+
+
+def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    if query.dim() != 3:
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value, *args, **kwargs)
+    query, key, value = (one.unsqueeze(0) for one in (query, key, value))
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, *args, **kwargs).squeeze(0)
+
+
+_INSTEAD: Final[dict[str, Callable[..., Any]]] = {
+    "masked_select": _masked_select,
+    "scaled_dot_product_attention": _attention,
+}
+"""What is exported in place of functions, or of forms of them, that the exporter has no word for."""
+
+
+def _attribute(module: nn.Module, path: Any) -> Any:
+    for part in path.split("."):
+        module = getattr(module, part)
+    return module
+
+
+# What a run's Python read from data, or chose by it, as whole numbers of the replay: `OTHERWISE` where the replay's
+# data say something else than the tape's, for which the model might have gone another way.
+
+
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    return torch.eq(one, other).all() if one.shape == other.shape else torch.tensor(False)
+
+
+def _allclose(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return torch.isclose(*args, **kwargs).all()
+
+
+_READERS: Final[dict[str, Callable[..., torch.Tensor]]] = {
+    **dict.fromkeys(("item", "__bool__", "is_nonzero", "__int__", "__index__", "tolist"), _itself),
+    "equal": _equal,
+    "allclose": _allclose,
+}
+
+
+def read_again(tape: Tape, at: int, shape: Sequence[int], known: Sequence[int], truth: bool) -> Wanted:
+    """The value that step ``at`` reads, int64; ``known``: those that it read when it was taped. Raises CutRefused."""
+    step = tape.steps[at]
+    if step.name not in _READERS:
+        raise CutRefused(f"before the cut {step.name} reads a value from data, which no graph gives")
+    reader, numbers = _READERS[step.name], step.given()
+
+    def make(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        there = dict(zip(numbers, tensors, strict=True))
+        args, kwargs = _mapped((step.args, step.kwargs), Ref, lambda ref: there[ref.number])
+        value = reader(*args, **kwargs).reshape(tuple(shape))
+        value = (value != 0 if truth else value).to(torch.int64)
+        wanted = torch.tensor(list(known), dtype=torch.int64).reshape(tuple(shape))
+        return torch.where(value == wanted, value, OTHERWISE)
+
+    return Wanted(at, numbers, make, picks=(...,))
+
+
+def chosen_again(tape: Tape, at: int) -> Wanted:
+    """How many elements step ``at`` gives, int64, whose shape depends on its data. Raises CutRefused."""
+    step = tape.steps[at]
+    tensors = step.given()
+    masks = [number for number in tensors if tape.tensors[number].dtype in (torch.bool, torch.uint8)]
+    total = sum(torch.Size(shape).numel() for shape in step.shapes)
+    if not step.chooses or (step.name == "__getitem__" and not masks and _is_fixed(step.args[1])):
+        return Wanted(at, (), lambda tensors: torch.tensor(total))
+    if step.name in ("nonzero", "argwhere") or (step.name == "where" and len(tensors) == 1):
+        mask = tensors[0]
+    elif step.name in ("masked_select", "__getitem__") and len(masks) == 1:
+        mask = masks[0]
+    else:
+        raise CutRefused(f"before the cut the shape of what {step.name} gives depends on data, which no graph says")
+    count = int(torch.count_nonzero(tape.tensors[mask]))
+
+    def make(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+        found = (tensors[0] != 0).to(torch.int64).sum()
+        return torch.where(found == count, total, OTHERWISE)
+
+    return Wanted(at, (mask,), make)
+
+
+def _is_fixed(index: Any) -> bool:
+    """Whether an index without masks says which elements, and not how many: no end of a slice is a tensor's value."""
+    items = index if isinstance(index, tuple) and not isinstance(index, Ref) else (index,)
+    return not any(
+        isinstance(end, Ref) for one in items if isinstance(one, slice) for end in (one.start, one.stop, one.step)
+    )
+
+
+def compiled_again(tape: Tape, total: int) -> Wanted:
+    """The same of a module of which kernels alone were seen. Raises CutRefused where data have a say in them."""
+    for step in tape.steps:
+        if step.below and (step.reads or step.chooses):
+            raise CutRefused(f"a scripted or compiled module before the cut chooses by data ({step.name})")
+    return Wanted(0, (), lambda tensors: torch.tensor(total))

@@ -1,0 +1,200 @@
+"""Heads of models whose Python reads data, chooses by it, or takes any batch and length: exported, served, compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import edge_client
+from cloud_server.models import ServedModel
+from edge_client import LightClient, ModelChoice
+from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
+from tests.cloud_server.inference.served import entry, serving
+
+
+class _Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.second, self.last = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+
+class Branches(_Small):
+    """Python asks whether all of a mask is set, as language models do."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if not bool(mask.all()):
+            hidden = hidden * mask[:, None]
+        return self.last(self.second(hidden).relu())
+
+
+class Counts(_Small):
+    """A whole number that Python reads says how often a layer runs, and how much is kept."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        for _ in range(int(mask.sum())):
+            hidden = self.second(hidden).tanh()
+        return self.last(hidden[: int(mask.sum())])
+
+
+class Chooses(_Small):
+    """How many rows there are behind the first layer depends on data."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.second(self.first(x)[mask])
+        return self.last(hidden) / len(hidden)
+
+
+class Compares(_Small):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        if torch.equal(mask, torch.ones_like(mask)) or torch.allclose(x, torch.zeros_like(x)):
+            return self.last(self.second(hidden).relu())
+        return self.last(hidden)
+
+
+class Lists(_Small):
+    """Sizes of pieces come as a tensor and are read as a list."""
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        sizes = torch.stack([mask.sum(), (~mask).sum()]).tolist()
+        one, other = self.first(x).split(sizes)
+        return self.last(self.second(torch.cat([other, one])).relu())
+
+
+class Tokens(nn.Module):
+    """Takes any batch and any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.embed, self.place = nn.Embedding(20, 8), nn.Embedding(64, 8)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.last = nn.Linear(8, 20)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[1])
+        hidden = self.block(self.embed(ids) + self.place(places))
+        return self.last(hidden[:, -1] * ids.shape[1] ** 0.0)
+
+
+MASK = torch.tensor([True, True, False, True])
+X = torch.linspace(-1, 1, 32).reshape(4, 8)
+
+
+@contextmanager
+def served(model: type[nn.Module], example: dict[str, Any]) -> Iterator[str]:
+    made = entry(model.__name__, __name__, example=example)
+    with serving(ServedModel(replace(made, tails=("all",)), torch.device("cpu"))) as server:
+        yield f"127.0.0.1:{server.port}"
+
+
+@contextmanager
+def reading(model: type[nn.Module], mask: torch.Tensor, folder: Path) -> Iterator[tuple[LightClient, list[str]]]:
+    """A light client of a model of ``x`` and ``mask``, and the cuts that it may use."""
+    fill = {"fill": float(mask.all())} if mask.all() or not mask.any() else {}
+    example = {"args": [{"shape": [4, 8]}, {"shape": [4], "dtype": "bool", **fill}]}
+    choice = ModelChoice(model().eval(), example=((X, mask), {}), model_id="residual")
+    found = edge_client.export(choice, split="all", output=folder / "heads")
+    cuts = [one.cut for one in found.heads if not one.refused]
+    assert found.ok, found.text()
+    with served(model, example) as server, LightClient(server, folder / "heads", cuts[0]) as client:
+        yield client, cuts
+
+
+def _right(model: nn.Module, client: LightClient, cuts: list[str], *tensors: torch.Tensor) -> None:
+    with torch.no_grad():
+        wanted = model(*(one.clone() for one in tensors)).numpy()
+    for cut in cuts:
+        found = client.infer(*(one.numpy() for one in tensors), split=cut).output
+        assert found.shape == wanted.shape and np.abs(found - wanted).max() < 1e-5, cut
+
+
+@pytest.mark.parametrize("kind", [Branches, Counts, Chooses, Compares, Lists])
+@pytest.mark.parametrize("every", [True, False])
+def test_what_python_reads_crosses_too(kind: type[nn.Module], every: bool, tmp_path: Path) -> None:
+    mask = torch.ones(4, dtype=torch.bool) if every else MASK
+    model = kind().eval()
+    with reading(kind, mask, tmp_path) as (client, cuts):
+        _right(model, client, cuts, X, mask)
+        _right(model, client, cuts, -2 * X.flip(0), mask)
+        other = MASK if every else torch.tensor([False, True, False, False])
+        refused = 0
+        for cut in cuts:
+            try:
+                found = client.infer(X.numpy(), other.numpy(), split=cut).output
+            except IsthmusError as error:
+                refused += 1
+                says = "for which the head was not made", "fails on this input", "expected", "path"
+                assert any(word in f"{error}" for word in says), error
+            else:
+                with torch.no_grad():
+                    wanted = model(X, other).numpy()
+                assert found.shape == wanted.shape and np.abs(found - wanted).max() < 1e-5, cut
+        assert refused or kind in (Branches, Compares)
+        _right(model, client, cuts, X, mask)
+
+
+def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
+    with reading(Branches, MASK, tmp_path) as (client, cuts):
+        (cut,) = [one for one in cuts if one == "second"]
+        head = client.heads.head(cut)
+        crossing = client._run(head.file, head.inputs, {"x": X.numpy(), "mask": MASK.numpy()}, None)
+        (read,) = [name for name in crossing if name.startswith("read.")]
+        assert crossing[read].dtype == np.int64 and crossing[read].shape == () and not crossing[read]
+        for value in (1, 2, -1, np.iinfo(np.int64).min):
+            with pytest.raises(IsthmusError):
+                client._ask(head, {**crossing, read: np.array(value)})
+        with pytest.raises(InputMismatch):
+            client._ask(head, {**crossing, read: np.array([0])})
+        assert client._ask(head, crossing)
+
+
+def test_any_batch(tmp_path: Path) -> None:
+    choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
+    found = edge_client.export(choice, split="all", output=tmp_path)
+    assert found.ok and {one["any"] for one in found.rows()} == {"batch"}, found.text()
+    _any_size(tmp_path, [one.cut for one in found.heads], [(1, 5), (2, 5), (7, 5)], [(2, 6), (2, 4)])
+
+
+def test_any_length(tmp_path: Path) -> None:
+    choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
+    found = edge_client.export(choice, split="all", output=tmp_path, vary="length")
+    assert found.ok and {one["any"] for one in found.rows()} == {"length"}, found.text()
+    _any_size(tmp_path, [one.cut for one in found.heads], [(2, 3), (2, 5), (2, 11)], [(1, 5), (3, 5)])
+
+
+def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refused: list[tuple[int, int]]) -> None:
+    model = Tokens().eval()
+    example = {"args": [{"shape": [2, 5], "dtype": "int64", "high": 20}]}
+    with served(Tokens, example) as server, LightClient(server, folder, cuts[0]) as client:
+        for shape in taken:
+            _right(model, client, cuts, torch.arange(shape[0] * shape[1]).remainder(20).reshape(shape))
+        for shape in refused:
+            with pytest.raises(InputMismatch, match="expected int64 of shape"):
+                client.infer(np.zeros(shape, dtype=np.int64))
+        head = client.heads.head(cuts[-1])
+        ids = np.zeros(taken[0], dtype=np.int64)
+        crossing = client._run(head.file, head.inputs, {"ids": ids}, None)
+        assert client._ask(head, crossing)
+        cut = {name: value[:, :1] if value.ndim > 1 else value for name, value in crossing.items()}
+        with pytest.raises(IsthmusError):
+            client._ask(head, cut)
+
+
+def test_sizes_that_are_fixed(tmp_path: Path) -> None:
+    choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
+    found = edge_client.export(choice, split="all", output=tmp_path, vary="fixed")
+    assert found.ok and {one["any"] for one in found.rows()} == {None}
+    with pytest.raises(SpecError, match="vary"):
+        edge_client.export(choice, split="all", output=tmp_path, vary="bach")
