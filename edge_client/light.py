@@ -23,6 +23,7 @@ import grpc
 import numpy as np
 import numpy.typing as npt
 
+from edge_client import light_codecs
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address, dial
 from protos.inference import inference_pb2
@@ -41,6 +42,7 @@ from shared_hooks.errors import (
 Array = npt.NDArray[Any]
 AUTO: Final = "auto"
 EDGE: Final = "edge"
+RAW: Final = "raw"
 DATATYPES: Final = {
     "bool": "BOOL",
     **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)},
@@ -138,6 +140,10 @@ class Head:
     inputs: tuple[Tensor, ...]
     crossing: tuple[Tensor, ...]
     difference: float
+    flat: frozenset[str] = frozenset()
+    """Of what crosses, what a codec may encode."""
+    codecs: Mapping[str, float] = field(default_factory=dict)
+    """The same difference with a codec that rounds."""
 
 
 class Heads:
@@ -172,6 +178,8 @@ class Heads:
                     tuple(tensor.freed(one["free"].get(tensor.name)) for tensor in self.inputs),
                     _tensors(one["crossing"]),
                     float(one["difference"]),
+                    frozenset(map(str, one["flat"])),
+                    {str(name): float(known["difference"]) for name, known in one["codecs"].items()},
                 )
                 for one in known["heads"]
             }
@@ -251,7 +259,8 @@ class LightClient:
     by `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
     ``threads`` within one operation. ``deadline``: seconds for a request; ``patience``: seconds to
     wait for a server that is not there (none with a fallback). ``fallback="edge"``: the whole model runs
-    here where the server does not answer; the folder needs it (``export(whole=True)``).
+    here where the server does not answer; the folder needs it (``export(whole=True)``). ``codec``: one of
+    `edge_client.light_codecs`, for what crosses; what it may change is in the manifest, for those that were measured.
 
     Raises SpecError (for a provider that this onnxruntime lacks, too) and UnknownLayer.
     """
@@ -268,7 +277,11 @@ class LightClient:
         deadline: float = 60.0,
         patience: float = 15.0,
         fallback: str | None = None,
+        codec: str = RAW,
     ) -> None:
+        if codec != RAW:
+            light_codecs.encode(codec, np.zeros(1, np.float32))
+        self._codec = codec
         self.heads = heads if isinstance(heads, Heads) else Heads(heads)
         self.server = check_address(server)
         if split is None and len(self.heads.heads) != 1:
@@ -319,8 +332,9 @@ class LightClient:
             head = self.heads.head(cut)
             crossing = self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
             done = time.perf_counter_ns()
-            outputs, difference = self._ask(head, crossing), head.difference
-            nbytes = sum(one.nbytes for one in crossing.values())
+            request, crossed = self._request(head, crossing)
+            outputs = self._ask(request)
+            difference, nbytes = head.codecs.get(self._codec, head.difference), crossed
         except ServerUnavailable as error:
             if self._fallback != EDGE or self.heads.whole is None:
                 raise
@@ -410,18 +424,29 @@ class LightClient:
             took = []
             for _ in range(TRIES + 1):
                 began = time.perf_counter()
-                self._ask(head, self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing]))
+                crossing = self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
+                self._ask(self._request(head, crossing)[0])
                 took.append(time.perf_counter() - began)
             medians[cut] = statistics.median(took[1:])
         return min(medians, key=medians.__getitem__)
 
-    def _ask(self, head: Head, crossing: Mapping[str, Array]) -> dict[str, Array]:
+    def _request(self, head: Head, crossing: Mapping[str, Array]) -> tuple[Any, int]:
+        """The message for the tail, and the bytes of what crosses."""
         request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
         request.parameters["isthmus_weights"].string_param = self.heads.weights
+        codecs: dict[str, Any] = {}
         for one in head.crossing:
             array = one.check(crossing[one.name])
             request.inputs.add(name=one.name, datatype=DATATYPES[one.dtype], shape=array.shape)
-            request.raw_input_contents.append(array.tobytes())
+            coded = light_codecs.encode(self._codec, array) if self._codec != RAW and one.name in head.flat else None
+            if coded is not None:
+                codecs[one.name] = [self._codec, coded[1]]
+            request.raw_input_contents.append(array.tobytes() if coded is None else coded[0])
+        if codecs:
+            request.parameters["isthmus_codecs"].string_param = json.dumps(codecs)
+        return request, sum(map(len, request.raw_input_contents))
+
+    def _ask(self, request: Any) -> dict[str, Array]:
         reply = self._sent(request)
         kinds = {datatype: name for name, datatype in DATATYPES.items()}
         outputs = {}

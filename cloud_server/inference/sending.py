@@ -6,8 +6,9 @@ own shapes. What crosses a cut of ``tails`` comes as tensors by name, and become
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,7 @@ from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, Parcel
 from shared_hooks.batching.sizes import for_shapes
+from shared_hooks.codecs import Coded
 from shared_hooks.crossing import (
     INPUTS,
     Mark,
@@ -30,8 +32,17 @@ from shared_hooks.crossing import (
     generators,
     named_crossing,
 )
-from shared_hooks.crossing.parcel import borrowed
-from shared_hooks.errors import BadFrame, CutRefused, Disagreement, InputMismatch, TooLarge, UnknownModel, near
+from shared_hooks.crossing.parcel import borrowed, parameters_of
+from shared_hooks.errors import (
+    MALFORMED,
+    BadFrame,
+    CutRefused,
+    Disagreement,
+    InputMismatch,
+    TooLarge,
+    UnknownModel,
+    near,
+)
 from shared_hooks.planning import SizedCrossing
 from shared_hooks.tensors import View, dtype_named
 
@@ -166,6 +177,12 @@ WEIGHTS = "isthmus_weights"
 """The parameter that says which weights the head has; another's are refused."""
 
 
+CODECS = "isthmus_codecs"
+"""The parameter that says which inputs of a tail are encoded: JSON, name of the input -> [codec, its parameters]."""
+MAX_CODECS = 1 << 16
+"""Characters of that."""
+
+
 @dataclass(frozen=True)
 class Sending:
     """``cut``: the description's bytes. ``buffers``: the payload, in order."""
@@ -194,7 +211,9 @@ def sending(query: Query, identity: Identity, max_bytes: int, cut: str | None = 
 
 def _whole(query: Query, identity: Identity, max_bytes: int) -> Sending:
     form = described(identity)
-    tensors = _tensors(query, form["inputs"], max_bytes)
+    if CODECS in query.parameters:
+        raise InputMismatch(f"{CODECS}: codecs are for tails; a whole model takes its inputs as they are")
+    tensors = list(_tensors(query, form["inputs"], max_bytes).values())
     forms = [TensorForm(tuple(one.shape), _contiguous(one.shape), one.dtype) for one in tensors]
     crossing = _crossing(form["cut"], tuple(forms))
     parcel = Parcel.of_tensors(crossing.digest, [*tensors, *generators.fresh(crossing.generators)])
@@ -203,18 +222,35 @@ def _whole(query: Query, identity: Identity, max_bytes: int) -> Sending:
 
 def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> Sending:
     form = described(identity, cut)
-    tensors = _tensors(query, form["inputs"], max_bytes)
-    for (name, _, shape), tensor in zip(form["inputs"], tensors, strict=True):
-        if any(wanted not in (-1, size) for size, wanted in zip(tensor.shape, shape, strict=True)):
-            raise InputMismatch(f'input "{name}": the shape {list(tensor.shape)} came; this tail takes {shape}')
-    inputs, shapes = tuple(name for name, _, _ in identity.form["inputs"]), tuple(tuple(one.shape) for one in tensors)
+    coded = _coded(query)
+    tensors = _tensors(query, form["inputs"], max_bytes, coded)
+    sent = {one.name: one.shape for one in query.inputs}
+    for name, _, shape in form["inputs"]:
+        if any(wanted not in (-1, size) for size, wanted in zip(sent[name], shape, strict=True)):
+            raise InputMismatch(f'input "{name}": the shape {list(sent[name])} came; this tail takes {shape}')
+    inputs = tuple(name for name, _, _ in identity.form["inputs"])
+    shapes = tuple(sent[name] for name, _, _ in form["inputs"])
     known = [_cut_described(form["cut"], inputs), *(_cut_sized(one, inputs, shapes) for one in form["sized"])]
     fitting = [one for one in known if one is not None and tuple(x.shape for x in one[1]) == shapes]
     if not fitting:
         raise InputMismatch(f"the shapes {[list(one) for one in shapes]} do not belong together: no size has them")
     crossing, named = fitting[0]
-    early = named.early(crossing, dict(zip((one.name for one in named), tensors, strict=True)))
-    return _as_if_from(identity, crossing, early.pack())
+    return _as_if_from(identity, crossing, named.parcel(crossing, tensors, coded))
+
+
+def _coded(query: Query) -> dict[str, tuple[str, Coded]]:
+    """Of the inputs that are encoded, by name, the codec and what it gave. Raises BadFrame, InputMismatch."""
+    text = str(query.parameters.get(CODECS, "{}"))
+    inputs = {one.name: one for one in query.inputs}
+    found = {}
+    try:
+        for name, (codec, params) in json.loads(text[:MAX_CODECS]).items():
+            if name not in inputs:
+                raise InputMismatch(f'{CODECS} names "{name[:80]}", which is no input')
+            found[name] = (str(codec), Coded(inputs[name].data, parameters_of(params)))
+    except MALFORMED as error:
+        raise BadFrame(f"the parameter {CODECS} is an object: name of an input -> [codec, parameters]") from error
+    return found
 
 
 def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sending:
@@ -231,9 +267,13 @@ def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sendi
     return Sending(hello, crossing.to_bytes(), crossing.digest, parcel.header, parcel.buffers, parcel.nbytes)
 
 
-def _tensors(query: Query, inputs: list[list[Any]], max_bytes: int) -> list[torch.Tensor]:
-    """The inputs of a request in the order of ``inputs``: [name, dtype, shape] of each, whose sizes may be others."""
-    tensors = []
+def _tensors(
+    query: Query, inputs: list[list[Any]], max_bytes: int, coded: Container[str] = ()
+) -> dict[str, torch.Tensor]:
+    """The inputs of a request, by name, in the order of ``inputs``: [name, dtype, shape] of each, whose sizes may be
+    others. Those that are ``coded`` are looked at, and left out.
+    """
+    tensors = {}
     given = _by_name(query, [name for name, _, _ in inputs])
     total = 0
     for name, dtype, shape in inputs:
@@ -247,6 +287,8 @@ def _tensors(query: Query, inputs: list[list[Any]], max_bytes: int) -> list[torc
         total += nbytes
         if total > max_bytes:
             raise TooLarge(f"{where}: {total} bytes of inputs; at most {max_bytes} are taken (max_request_bytes)")
+        if name in coded:
+            continue
         if nbytes != one.data.nbytes:
             raise BadFrame(
                 f"{where}: {one.data.nbytes} bytes came; {one.datatype} of shape {list(one.shape)} has {nbytes}"
@@ -254,7 +296,7 @@ def _tensors(query: Query, inputs: list[list[Any]], max_bytes: int) -> list[torc
         tensor = _tensor(one, kind)
         if kind is torch.bool and nbytes and int(tensor.view(torch.uint8).max()) > 1:
             raise BadFrame(f"{where}: bytes other than 0 and 1 in truth values")
-        tensors.append(tensor)
+        tensors[name] = tensor
     return tensors
 
 

@@ -24,6 +24,7 @@ TAKEN = {
     "--deadline",
     "--patience",
     "--in-flight",
+    "--codec",
 }
 TAKEN |= {"--fallback", "--json", "--no-progress", "--debug", "--config", "--log-level", "--log-format"}
 TAKEN |= {"--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"}
@@ -49,6 +50,7 @@ def main(options: argparse.Namespace) -> int:
         deadline=options.deadline,
         patience=options.patience,
         fallback=options.fallback,
+        codec=options.codec,
     ) as client:
         width = max(len(file.name) for file in files)
         for file, answer in zip(files, client.infer_many(files, in_flight=options.in_flight), strict=True):
@@ -61,7 +63,7 @@ def main(options: argparse.Namespace) -> int:
                 say(f"{file}: {type(answer).__name__}: {answer}")
                 answers.append({"file": str(file), "error": f"{type(answer).__name__}: {answer}"})
         good = [one for one in answers if "error" not in one]
-        print(_summary(heads, client.split, answers, good))
+        print(_summary(heads, client.split, options.codec, answers, good))
     if options.json:
         text = json.dumps({"model": heads.model, "split": client.split, "answers": answers}, indent=2) + "\n"
         if options.json == "-":
@@ -105,7 +107,7 @@ def _as_dict(file: Path, answer: LightAnswer) -> dict[str, Any]:
     }
 
 
-def _summary(heads: Heads, split: str, answers: list[dict[str, Any]], good: list[dict[str, Any]]) -> str:
+def _summary(heads: Heads, split: str, codec: str, answers: list[dict[str, Any]], good: list[dict[str, Any]]) -> str:
     lines = [f"\n{heads.model}, head up to {split} in onnxruntime: {len(good)} of {len(answers)} inputs answered"]
     if good:
         median = statistics.median(one["end_to_end_ns"] for one in good) / 1e6
@@ -113,6 +115,7 @@ def _summary(heads: Heads, split: str, answers: list[dict[str, Any]], good: list
             f"latency: median {median:.1f} ms; {statistics.mean(one['bytes_up'] for one in good):.0f} bytes up"
         )
     if split in heads.heads:
-        difference = heads.heads[split].difference
+        head = heads.heads[split]
+        difference = head.codecs.get(codec, head.difference)
         lines.append(f"answers are within {difference:.1e} of the model's, as measured when the head was exported")
     return "\n".join(lines)

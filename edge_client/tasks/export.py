@@ -19,7 +19,8 @@ from edge_client.survey.loading import Loaded
 from edge_client.tasks.hierarchy import cut_at
 from edge_client.tasks.subject import Model, Row, Subject, Tabular, subject_of
 from shared_hooks.batching.sizes import BATCH, LENGTH, OtherSizes
-from shared_hooks.crossing import Crossing, NamedCrossing, by_parameter, leaves, named_crossing
+from shared_hooks.codecs import CODECS, RAW
+from shared_hooks.crossing import Crossing, EarlyOutput, NamedCrossing, by_parameter, leaves, named_crossing
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError
 from shared_hooks.files import write_json
 from shared_hooks.mapping import onnx_export
@@ -41,10 +42,21 @@ WEIGHTS: Final = "weights.bin"
 WHOLE: Final = "whole.onnx"
 FIXED: Final = "fixed"
 VARIES: Final = (BATCH, LENGTH, FIXED)
+MEASURED: Final = ("fp16", "int8")
+"""Codecs of which it is measured what they do to answers."""
 SAME: Final = 1e-3
 """How far a graph's tensor may be from torch's, as a share of the largest magnitude, to be taken for the same."""
 MOST_INPUTS: Final = 32
 """Inputs of the user on which answers are compared."""
+
+
+@dataclass(frozen=True)
+class CodecLoss:
+    """Answers with what crosses encoded: `Head.difference` and `Head.labels` with it, and most bytes that crossed."""
+
+    difference: float
+    labels: int
+    nbytes: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,8 @@ class Head:
     compared: int = 0
     free: Mapping[str, int] = field(default_factory=dict)
     """Inputs whose size may be any along this axis."""
+    codecs: Mapping[str, CodecLoss] = field(default_factory=dict)
+    """What codecs that round do to answers (`MEASURED`)."""
     shapes: Sequence[Sequence[int]] = ()
     """Shapes of what crosses, with -1 where a size moves with that."""
     refused: str = ""
@@ -365,9 +379,8 @@ class _Writer:
             if not any(tensors is one for one in (self.samples[0], *self.samples[2:])):
                 continue  # no input that anybody would give
             compared += 1
-            if len(wanted) == 1 and wanted[0].dim() == 2 and wanted[0].is_floating_point():
-                labels += int((found[0].argmax(1) != wanted[0].argmax(1)).sum())
-                rows += len(wanted[0])
+            labels += _labels_changed(found, wanted)
+            rows += len(wanted[0]) if _are_scores(wanted) else 0
         if compared and not twice:
             compared, other = 0, "it takes tensors that no torch function made, and may make them of its inputs"
         if compared and difference > SAME:
@@ -381,7 +394,29 @@ class _Writer:
         if head.size is not None and self.sizes is not None:
             free = {self.inputs[at]: self.sizes.axis for at in self.sizes.which}
             shapes = self.sizes.shapes(head.cut, self.inputs)
-        return Head(head.cut, file, named, difference, labels, rows, free, shapes)
+        codecs = {codec: self._loss(head, file, codec) for codec in MEASURED}
+        return Head(head.cut, file, named, difference, labels, rows, free, codecs, shapes)
+
+    def _loss(self, head: TapedHead, file: str, codec: str) -> CodecLoss:
+        difference, labels, nbytes = 0.0, 0, 0
+        crossing = self.plan.cutting(head.cut)[1]
+        named = named_crossing(crossing, self.inputs)
+        for tensors in (self.samples[0], *self.samples[2:]):
+            try:
+                given = _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
+                early = named.early(crossing, given)
+            except IsthmusError:  # not compared without the codec, either
+                continue
+            wanted_codecs = [CODECS[codec] if one.is_flat else RAW for one in named.tensors]
+            parcel = early.pack(wanted_codecs)
+            nbytes = max(nbytes, parcel.nbytes)
+            again = EarlyOutput.unpack(crossing, parcel.header, bytearray(b"".join(parcel.buffers)))
+            args, kwargs = self._call(tensors)
+            wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+            found = outputs_of(self.wrapped.forward(again))[1]
+            difference = max([difference, *(_apart(a, b) for a, b in zip(found, wanted, strict=True))])
+            labels += _labels_changed(found, wanted)
+        return CodecLoss(difference, labels, nbytes)
 
     def _cases(self, head: TapedHead) -> Iterator[tuple[Sequence[torch.Tensor], Crossing]]:
         """What answers are compared on: inputs, and what crosses for them."""
@@ -435,6 +470,11 @@ class _Writer:
                         for known, shape in zip(one.crossing, one.shapes, strict=True)
                     ],
                     "free": dict(one.free),
+                    "flat": [known.name for known in one.crossing.tensors if known.is_flat],
+                    "codecs": {
+                        name: {"difference": loss.difference, "labels_changed": loss.labels, "bytes": loss.nbytes}
+                        for name, loss in one.codecs.items()
+                    },
                     "bytes": one.nbytes,
                     "difference": one.difference,
                     "labels_changed": one.labels,
@@ -451,6 +491,14 @@ class _Writer:
         written += [WEIGHTS] if (self.folder / WEIGHTS).exists() else []
         found["sha256"] = {name: hashlib.sha256((self.folder / name).read_bytes()).hexdigest() for name in written}
         write_json(self.folder / MANIFEST, found, option("output"))
+
+
+def _are_scores(tensors: Sequence[torch.Tensor]) -> bool:
+    return len(tensors) == 1 and tensors[0].dim() == 2 and tensors[0].is_floating_point() and tensors[0].numel() > 0
+
+
+def _labels_changed(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]) -> int:
+    return int((found[0].argmax(1) != wanted[0].argmax(1)).sum()) if _are_scores(wanted) else 0
 
 
 def _any(head: Head) -> str:

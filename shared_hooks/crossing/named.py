@@ -17,8 +17,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from shared_hooks.codecs import RAW, Coded
 from shared_hooks.crossing.description import INPUTS, Crossing, Place, TensorForm
 from shared_hooks.crossing.early import EarlyOutput
+from shared_hooks.crossing.parcel import Packing, Parcel
 from shared_hooks.errors import CutRefused, InputMismatch
 from shared_hooks.tensors import Structure, View, dtype_name
 
@@ -39,6 +41,11 @@ class NamedTensor:
     @property
     def shape(self) -> tuple[int, ...]:
         return self.view.shape
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether elements lie in memory as in the shape, row-major: what a codec counts on."""
+        return not self.part and self.view.stride == _row_major(self.shape)
 
     def storage_of(self, tensor: torch.Tensor) -> torch.Tensor:
         """The piece that crosses: a whole storage is flat."""
@@ -114,10 +121,37 @@ class NamedCrossing:
 
     def early(self, crossing: Crossing, given: Mapping[str, torch.Tensor]) -> EarlyOutput:
         """A head's result made of tensors by name, whose shapes and dtypes are as said here. Raises InputMismatch."""
+        pieces = tuple(one.storage_of(given[one.name]) for one in self.tensors)
+        return EarlyOutput(crossing, pieces, self._values(given))
+
+    def parcel(
+        self, crossing: Crossing, given: Mapping[str, torch.Tensor], coded: Mapping[str, tuple[str, Coded]]
+    ) -> Parcel:
+        """The same, packed; some tensors are ``coded`` (codec, bytes and parameters), which whoever reads the parcel
+        checks. Raises InputMismatch.
+        """
+        packing = Packing()
+        kept: list[torch.Tensor] = []
+        for number, one in enumerate(self.tensors):
+            if one.name not in coded:
+                kept.append(one.storage_of(given[one.name]))
+                packing.add(number, kept[-1], RAW)
+            elif one.is_flat:
+                name, data = coded[one.name]
+                packing.add_coded(number, name, data, one.dtype, [one.view.numel], [1])
+            else:
+                raise InputMismatch(f'input "{one.name}" lies otherwise in memory than in its shape: no codec for it')
+        numbers = sorted({*coded} - {one.name for one in self.tensors})
+        if numbers:
+            raise InputMismatch(f'input "{numbers[0][:80]}" is no tensor that a codec is for')
+        values = self._values(given)
+        meta = [crossing.digest, values, []] if values else crossing.digest
+        return Parcel.packed(packing, meta, kept)
+
+    def _values(self, given: Mapping[str, torch.Tensor]) -> tuple[Structure, ...]:
         for one in self.counts:
             one.value_of(given[one.name])
-        values = tuple(one.value_of(given[one.name]) for one in self.reads)
-        return EarlyOutput(crossing, tuple(one.storage_of(given[one.name]) for one in self.tensors), values)
+        return tuple(one.value_of(given[one.name]) for one in self.reads)
 
 
 def named_crossing(crossing: Crossing, inputs: Sequence[str] = ()) -> NamedCrossing:

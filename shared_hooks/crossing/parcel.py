@@ -61,9 +61,16 @@ class Packing:
         """
         flat, stride = storage_order(tensor)
         grain = grain or Grain.of(tuple(tensor.shape), tuple(stride))
-        name, (data, params) = _encoded(flat, grain, codec)
+        name, coded = _encoded(flat, grain, codec)
+        return self.add_coded(number, name, coded, tensor.dtype, list(tensor.shape), stride)
+
+    def add_coded(
+        self, number: int, name: str, coded: Coded, dtype: torch.dtype, shape: list[int], stride: list[int]
+    ) -> tuple[memoryview, ...]:
+        """The same of a tensor that a codec of this name has encoded; whoever reads the parcel checks that."""
+        data, params = coded
         checksum = xxhash.xxh3_64_intdigest(data)
-        entry = [name, dtype_name(tensor.dtype), list(tensor.shape), stride, len(data), checksum]
+        entry = [name, dtype_name(dtype), shape, stride, len(data), checksum]
         self._entries[number] = [*entry, params] if params else entry
         before, after = (-self.nbytes % ALIGN, -len(data) % ALIGN) if name in ALIGNED else (0, 0)
         added = [memoryview(bytes(before))] if before else []
@@ -278,7 +285,7 @@ def read_header(header: bytes, bound: Bound = ()) -> tuple[Any, Sections]:
             shape, stride, codecs = tuple(shape), tuple(stride), bound[number] if number < len(bound) else None
             # anything else than numbers ends in `_section`, also what is equal to one
             if more or codecs or {*map(type, shape), *map(type, stride), type(nbytes)} != {int}:
-                section = _section(name, dtype, shape, stride, nbytes, _params(*more) if more else (), codecs)
+                section = _section(name, dtype, shape, stride, nbytes, parameters_of(*more) if more else (), codecs)
             else:
                 section = _known_section(name, dtype, shape, stride, nbytes)
             sections.append(section)
@@ -351,7 +358,8 @@ def _known_section(name: Any, dtype: Any, shape: tuple[int, ...], stride: tuple[
     return _section(name, dtype, shape, stride, nbytes)
 
 
-def _params(params: Any) -> tuple[Param, ...]:
+def parameters_of(params: Any) -> tuple[Param, ...]:
+    """A codec's parameters, as JSON has them. Raises BadFrame."""
     if not isinstance(params, list) or len(params) > MAX_PARAMS:
         raise BadFrame(f"malformed header: a codec's parameters are a list of at most {MAX_PARAMS}")
     for one in params:

@@ -154,10 +154,10 @@ def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
         assert crossing[read].dtype == np.int64 and crossing[read].shape == () and not crossing[read]
         for value in (1, 2, -1, np.iinfo(np.int64).min):
             with pytest.raises(IsthmusError):
-                client._ask(head, {**crossing, read: np.array(value)})
+                client._ask(client._request(head, {**crossing, read: np.array(value)})[0])
         with pytest.raises(InputMismatch):
-            client._ask(head, {**crossing, read: np.array([0])})
-        assert client._ask(head, crossing)
+            client._ask(client._request(head, {**crossing, read: np.array([0])})[0])
+        assert client._ask(client._request(head, crossing)[0])
 
 
 def test_any_batch(tmp_path: Path) -> None:
@@ -186,10 +186,10 @@ def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refus
         head = client.heads.head(cuts[-1])
         ids = np.zeros(taken[0], dtype=np.int64)
         crossing = client._run(head.file, head.inputs, {"ids": ids}, None)
-        assert client._ask(head, crossing)
+        assert client._ask(client._request(head, crossing)[0])
         cut = {name: value[:, :1] if value.ndim > 1 else value for name, value in crossing.items()}
         with pytest.raises(IsthmusError):
-            client._ask(head, cut)
+            client._ask(client._request(head, cut)[0])
 
 
 def test_sizes_that_are_fixed(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from torch import nn
 import edge_client
 from edge_client import LightClient, ModelChoice, local_server
 from edge_client.light import Heads, LightAnswer, provider_of
+from edge_client.light_codecs import CODECS
 from protos.inference import inference_pb2
 from shared_hooks.errors import (
     CutRefused,
@@ -286,3 +287,22 @@ def test_a_server_that_lies_about_its_output(
         client._infer = lambda request, timeout: reply
         with pytest.raises(Disagreement, match="the server gives"):
             client.infer(images[0])
+
+
+@pytest.mark.parametrize("codec", sorted(CODECS))
+def test_codecs(codec: str, server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    model = load_spec("digits").load_model()
+    cut = CUTS[1]
+    with LightClient(server, heads, cut, codec=codec) as client, LightClient(server, heads, cut) as plain:
+        bound = client.heads.head(cut).codecs.get(codec, client.heads.head(cut).difference)
+        for image in images:
+            answer, raw = client.infer(image), plain.infer(image)
+            with torch.no_grad():
+                wanted = model(torch.from_numpy(image)).numpy()
+            assert answer.output.argmax() == wanted.argmax() and answer.difference == bound
+            assert np.abs(answer.output - wanted).max() <= 2 * bound * np.abs(wanted).max()
+            assert answer.bytes_up < raw.bytes_up
+            if codec not in ("fp16", "int8"):
+                assert np.array_equal(answer.output, raw.output)
+    with pytest.raises(SpecError, match="must be one of"):
+        LightClient(server, heads, CUTS[0], codec="int9")

@@ -1,0 +1,182 @@
+"""Codecs of what crosses, in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
+
+"lz4", "shuffle-lz4", "zstd" and "shuffle-zstd" keep every bit; "fp16" and "int8" round. Packages lz4 and zstandard are
+needed by those that are called so, zstandard by "int8", too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from shared_hooks.errors import SpecError, near
+
+Array = npt.NDArray[Any]
+Coded = tuple[bytes, list[int]]
+"""Bytes, and the codec's parameters."""
+
+
+def encode(name: str, array: Array) -> Coded | None:
+    """An array, encoded; None where that does not become smaller, or is another one after it: it goes as it is.
+
+    Raises SpecError without such a codec here.
+    """
+    if name not in CODECS:
+        raise SpecError(f"codec={name!r}: here must be one of {', '.join(CODECS)}{near(name, CODECS)}")
+    found = CODECS[name](array) if array.size else None
+    return None if found is None or len(found[0]) >= array.nbytes else found
+
+
+def _package(name: str, part: str = "") -> Any:
+    try:
+        return import_module(f"{name}{part}")
+    except ImportError as error:
+        raise SpecError(f"codec: {name} is not installed: pip install {name}") from error
+
+
+def _lz4(data: bytes) -> bytes:
+    found: bytes = _package("lz4", ".block").compress(data, store_size=False)
+    return found
+
+
+def _zstd(data: bytes) -> bytes:
+    found: bytes = _package("zstandard").ZstdCompressor(level=1).compress(data)
+    return found
+
+
+def _shuffled(array: Array) -> bytes:
+    """First the first byte of every element, then the second."""
+    flat = np.frombuffer(array.tobytes(), np.uint8)
+    return np.ascontiguousarray(flat.reshape(-1, array.itemsize).T).tobytes()
+
+
+def _half(array: Array) -> Coded | None:
+    if array.dtype not in (np.float32, np.float64):
+        return None
+    with np.errstate(over="ignore"):
+        found = array.astype(np.float32).astype(np.float16)  # as PyTorch rounds float64, too: twice
+    return None if not np.array_equal(np.isinf(found), np.isinf(array)) else (found.tobytes(), [])
+
+
+# "int8", as `shared_hooks.codecs.quantised` has it.
+
+_LEAST, _LEAST_OF_GROUP, _LEAST_OF_TOKEN = 64, 256, 32
+_FAR, _ROUNDS, _RARE = np.float32(10), 3, 256
+_OCTAVE, _LARGEST, _SMALLEST = 8, 800, -720
+_FRACTIONS: Final = (1.0, 1.0905077, 1.1892071, 1.2968396, 1.4142135, 1.5422108, 1.6817929, 1.8340081)
+_OF_ALL, _OF_CHANNEL, _OF_TOKEN = range(3)
+_OTHERS: Final = {_OF_ALL: (0, 1, 2), _OF_CHANNEL: (0, 2), _OF_TOKEN: (1,)}
+
+
+def _grain(shape: tuple[int, ...]) -> tuple[int, tuple[int, int, int]]:
+    """Whose steps pay, and the elements as outer, channels, inner (`shared_hooks.codecs.Grain`)."""
+    count, is_map = int(np.prod(shape)), len(shape) >= 4
+    axis = 1 if is_map else len(shape) - 1
+    if axis < 0 or shape[axis] <= 1:
+        grain = (1, max(1, count), 1) if is_map else (count, 1, 1)
+    else:
+        inner = int(np.prod(shape[axis + 1 :]))
+        grain = (count // (shape[axis] * inner), shape[axis], inner)
+    if is_map:
+        whose = _OF_CHANNEL if grain[0] * grain[2] >= _LEAST_OF_GROUP else _OF_ALL
+    else:
+        whose = _OF_TOKEN if grain[1] >= _LEAST_OF_TOKEN else _OF_ALL
+    return whose, (1, 1, count) if whose == _OF_ALL else grain
+
+
+def _mean_root(values: Array, axes: tuple[int, ...]) -> Array:
+    with np.errstate(over="ignore"):
+        squares = np.square(values, dtype=np.float32).mean(axes, keepdims=True, dtype=np.float64)
+    found: Array = np.sqrt(squares).astype(np.float32)
+    return found
+
+
+def _int8(array: Array) -> Coded | None:
+    if array.dtype not in (np.float32, np.float64, np.float16) or array.size < _LEAST:
+        return None
+    whose, form = _grain(array.shape)
+    values = array.astype(np.float32).reshape(form)
+    axes = _OTHERS[whose]
+    low = values.min(axes, keepdims=True)
+    largest = np.maximum(values.max(axes, keepdims=True), -low)
+    if not np.isfinite(largest).all():
+        return None
+    signed = bool((low < 0).any())
+    side, zero, top_symbol = (127, 127.0, 254) if signed else (255, 0.0, 255)
+    wanted = (largest / np.float32(side)).astype(np.float32)
+    apart = np.zeros(values.shape, bool)
+    uneven = largest > _FAR * _mean_root(values, axes)
+    if uneven.any():
+        found = _apart(values, uneven, axes)
+        if found is not None:
+            apart, near_largest, limit = found
+            better = np.minimum((near_largest / np.float32(side)).astype(np.float32), 2 * limit)
+            wanted = np.where(uneven, better, wanted)
+    named = _steps(wanted.reshape(-1))
+    if named is None:
+        return None
+    top, below = named
+    octaves, eighths = np.divmod(np.int32(top) - below.astype(np.int32), _OCTAVE)
+    steps = np.ldexp(np.array(_FRACTIONS, np.float32)[eighths], octaves).reshape(wanted.shape)
+    numbers = values * (np.float32(1) / steps)
+    if zero:
+        numbers += np.float32(zero)
+    symbols = np.rint(np.clip(numbers, 0, top_symbol)).astype(np.uint8)
+    places = np.flatnonzero(apart).astype("<u4")
+    runs = [below, places.view(np.uint8), values.reshape(-1)[places].astype("<f4").view(np.uint8), symbols.reshape(-1)]
+    return b"".join(map(_run, runs)), [whose, form[1], form[2], int(signed), top, len(places)]
+
+
+def _apart(values: Array, uneven: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array] | None:
+    """What lies far from the rest of its group, the largest of the rest, and the limit. None where that is too much."""
+    size = np.abs(values)
+    near_values = values
+    limit = np.zeros_like(uneven, dtype=np.float32)
+    for _ in range(_ROUNDS):
+        limit = _FAR * _mean_root(near_values, axes)
+        near_values = np.where(size <= limit, values, np.float32(0))
+    far = (size > limit) & uneven
+    if np.count_nonzero(far) * _RARE > values.size:
+        return None
+    return far, np.abs(near_values).max(axes, keepdims=True), limit
+
+
+def _steps(wanted: Array) -> tuple[int, Array] | None:
+    if not wanted.any():
+        return 0, np.zeros(len(wanted), np.uint8)
+    with np.errstate(divide="ignore"):
+        eighths = np.ceil(np.log2(wanted.astype(np.float64)) * _OCTAVE)
+    largest = eighths.max()
+    if not _SMALLEST <= largest <= _LARGEST:
+        return None
+    return int(largest), np.clip(largest - eighths, 0, 255).astype(np.uint8)
+
+
+def _run(run: Array) -> bytes:
+    """A run of bytes behind its size, compressed where that is smaller."""
+    zstandard = _package("zstandard")
+    plain = run.tobytes()
+    packed = plain
+    if len(plain) >= 32:
+        few = zstandard.ZstdCompressionParameters.from_level(1, hash_log=8)
+        packed = zstandard.ZstdCompressor(compression_params=few).compress(plain)
+    smaller = len(packed) < len(plain)
+    number, digits = 2 * len(packed if smaller else plain) + smaller, bytearray()
+    while number >= 128:
+        digits.append(128 | number & 127)
+        number >>= 7
+    return bytes([*digits, number]) + (packed if smaller else plain)
+
+
+CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
+    "lz4": lambda array: (_lz4(array.tobytes()), []),
+    "zstd": lambda array: (_zstd(array.tobytes()), []),
+    "shuffle-lz4": lambda array: (_lz4(_shuffled(array)), []),
+    "shuffle-zstd": lambda array: (_zstd(_shuffled(array)), []),
+    "fp16": _half,
+    "int8": _int8,
+}
