@@ -189,7 +189,8 @@ def export(
         if names == ["all"]:
             names = [one.name for one in plan.cuts if one.can_split]
         else:
-            names = list(dict.fromkeys(cut_at(name, loaded).name for name in names))
+            known = {one.name for one in plan.cuts}
+            names = list(dict.fromkeys(name if name in known else cut_at(name, loaded).name for name in names))
         try:
             return _Writer(loaded, subject, folder).write(names, whole, vary)
         except IsthmusError:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import tomllib
 
 ROOT = Path(__file__).parents[2]
 LOOK_SECONDS = 0.05
@@ -30,7 +31,17 @@ def toml(value: Any) -> str:
     """A value as TOML has it."""
     if isinstance(value, Mapping):
         return "{ " + ", ".join(f"{key} = {toml(each)}" for key, each in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
     return json.dumps(value)
+
+
+def shipped() -> dict[str, Any]:
+    """The shipped model's entry in a server's file, with tails by name."""
+    folder = ROOT / "shared_hooks" / "models" / "digits"
+    known = tomllib.loads((folder / "digits.toml").read_text())
+    known = {name: value for name, value in known.items() if name not in ("id", "description")}
+    return {**known, "weights": str(folder / known["weights"]), "tails": ["stem.2", "pool"]}
 
 
 class Server:

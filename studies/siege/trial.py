@@ -20,7 +20,7 @@ from studies.siege.cases import Case
 from studies.siege.limits import SMALL, most
 from studies.siege.material import Material
 from studies.siege.models import FACTORY, WIDE
-from studies.siege.processes import Child, Server
+from studies.siege.processes import Child, Server, shipped
 from studies.siege.stranger import Stranger, StreamEnded
 
 HONEST = 3
@@ -206,7 +206,7 @@ class Siege:
         """The server's configuration."""
         first = {"listen": "127.0.0.1:0", "threads": 1, "workers": self.workers}
         wide = {"factory": FACTORY, "example": "studies.siege.models:example"}
-        tables = {"": first, "models": {"digits": "digits", WIDE: wide}, "limits": {**SMALL, **changed}}
+        tables = {"": first, "models": {WIDE: wide}, "models.digits": shipped(), "limits": {**SMALL, **changed}}
         for name, table in who.tables.items():
             tables[name] = {**tables.get(name, {}), **table}
         return tables

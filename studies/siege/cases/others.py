@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import math
+
+import grpc
+import zstandard
+
+from protos.inference import inference_pb2
 from protos.isthmus.v1 import split_pb2
 from studies.siege.cases.registry import case
 from studies.siege.material import DIGITS
@@ -50,6 +57,33 @@ def _hello(stranger: Stranger, model_id: str = "") -> split_pb2.ClientFrame:
     frame = stranger.hello()
     frame.hello.model_id = model_id or frame.hello.model_id
     return frame
+
+
+@case("tails-by-name")
+def tails_by_name(stranger: Stranger) -> None:
+    """tensors by name for a tail: batches of all sizes, shapes that lie, codecs that inflate, other weights"""
+    shapes = [[1, 16, 16, 16], [64, 16, 16, 16], [1 << 40, 16, 16, 16], [1, 16, 16], [0, 16, 16, 16]]
+    codecs = ["", json.dumps({"stem.2": ["zstd", []]}), json.dumps({"stem.2": ["int8", [1 << 60] * 6]}), "[" * 60_000]
+    bomb = zstandard.compress(bytes(64 * 16 * 16 * 16 * 4))
+
+    def one(number: int) -> None:
+        call = stranger.channel().unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        while not stranger.over:
+            for at, shape in enumerate(shapes):
+                request = inference_pb2.ModelInferRequest(model_name="digits@stem.2")
+                request.inputs.add(name="stem.2", datatype="FP32", shape=shape)
+                codec = codecs[(at + number) % len(codecs)]
+                size = 4 * math.prod(shape)
+                request.raw_input_contents.append(bomb if codec else bytes(size if size < 1 << 22 else 64))
+                request.parameters["isthmus_codecs"].string_param = codec or "{}"
+                if at == number:
+                    request.parameters["isthmus_weights"].string_param = "0" * 32
+                try:
+                    call(request.SerializeToString(), timeout=10, metadata=stranger._metadata)
+                except grpc.RpcError as error:
+                    stranger.hear_error(error)
+
+    stranger.together(4, one)
 
 
 @case("stolen-ids")
