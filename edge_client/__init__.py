@@ -14,6 +14,7 @@ load          how busy a server says it is
 model_choice  which model, on what device
 dial          the one place that opens a channel, and why one does not open
 light         an edge without PyTorch: heads as ONNX files
+light_codecs  ... codecs of what crosses, in numpy
 journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
 service_manager  ready and alive, for systemd

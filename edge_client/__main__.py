@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from io import TextIOWrapper
@@ -40,6 +40,22 @@ def _main(argv: Sequence[str] | None) -> int:
         return _run(options)
 
 
+def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
+    """What runs it, loaded now: a module of its own, or one of `commands.tasks`."""
+    if getattr(options, "heads", None) is not None:
+        return _main_of("light")
+    if options.command in ("calibrate", "prune", "profile", "bench", "hierarchy", "export"):
+        from edge_client.commands.tasks import COMMANDS
+
+        return COMMANDS[options.command]
+    return _main_of(options.command)
+
+
+def _main_of(name: str) -> Callable[[argparse.Namespace], int]:
+    found: Callable[[argparse.Namespace], int] = import_module(f"edge_client.commands.{name}").main
+    return found
+
+
 def _run(options: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # a server that goes away is our line to write, not gRPC's
     try:
@@ -53,11 +69,10 @@ def _run(options: argparse.Namespace) -> int:
         )
 
         try:
-            light = getattr(options, "heads", None) is not None
-            command = import_module(f"edge_client.commands.{'light' if light else options.command}")
+            command = _command(options)
             interrupts.insists()
             with by_command():
-                status: int = command.main(options)
+                status = command(options)
             sys.stdout.flush()
             options.stdout.flush()
             return status

@@ -141,7 +141,7 @@ class Head:
     crossing: tuple[Tensor, ...]
     difference: float
     flat: frozenset[str] = frozenset()
-    """Of what crosses, what a codec may encode."""
+    """What of it a codec may encode."""
     codecs: Mapping[str, float] = field(default_factory=dict)
     """The same difference with a codec that rounds."""
 

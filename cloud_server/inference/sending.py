@@ -239,7 +239,7 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
 
 
 def _coded(query: Query) -> dict[str, tuple[str, Coded]]:
-    """Of the inputs that are encoded, by name, the codec and what it gave. Raises BadFrame, InputMismatch."""
+    """The inputs that are encoded, by name: the codec, and what it gave. Raises BadFrame, InputMismatch."""
     text = str(query.parameters.get(CODECS, "{}"))
     inputs = {one.name: one for one in query.inputs}
     found = {}

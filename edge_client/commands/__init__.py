@@ -1,11 +1,12 @@
-"""The commands of ``edge-client``, one per file, and what they share. Nothing else imports this package.
+"""The commands of ``edge-client``, and what they share. Nothing else imports this package.
 
-The commands are those that `arguments` lists: each has a file of its name with `main(options)`. To add one, write that
-file, and its name and options in `arguments`.
+The commands are those that `arguments` lists: each has a file of its name with `main(options)`, or a function in
+`tasks`. To add one, write that, and its name and options in `arguments`.
 
 arguments        the commands and their options; loads nothing, so that ``--help`` is quick
 common           options that several commands have
 feed             inputs, models and cuts from words; the pace of a run
+tasks            commands that run one task, and print and write what it found
 report           what became of inputs, printed and written
 light            run with --heads: loads no torch
 run_files        run with --journal, --output and --heat-maps
