@@ -71,6 +71,9 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     add_codec(plan, auto=CHOOSES)
     add_losses(plan)
+    plan.add_argument(
+        "--engine", default="torch", metavar="NAME,NAME", help="of heads: torch, onnxruntime, compile, aotinductor"
+    )
     _add_generation(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
     plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")

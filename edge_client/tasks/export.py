@@ -192,7 +192,7 @@ def export(
             known = {one.name for one in plan.cuts}
             names = list(dict.fromkeys(name if name in known else cut_at(name, loaded).name for name in names))
         try:
-            return _Writer(loaded, subject, folder).write(names, whole, vary)
+            return Writer(loaded, subject, folder).write(names, whole, vary)
         except IsthmusError:
             raise
         except Exception as error:  # of an exporter that took the model apart, or of the model after that
@@ -201,8 +201,8 @@ def export(
             ) from error
 
 
-class _Writer:
-    """The files of one folder."""
+class Writer:
+    """The files of one folder. Raises InputMismatch for inputs without names."""
 
     def __init__(self, loaded: Loaded, subject: Subject, folder: Path) -> None:
         self.loaded, self.folder, self.wrapped = loaded, folder, loaded.wrapped
@@ -218,7 +218,12 @@ class _Writer:
         given = leaves(outputs_of(self.wrapped.whole(*args, **kwargs))[0])
         self.outputs = [name for name, node in given if node[0] == "t"]
 
+    def feeds(self) -> dict[str, Any]:
+        """The example, as numpy arrays by name."""
+        return {name: one.contiguous().numpy() for name, one in zip(self.inputs, self.samples[0], strict=True)}
+
     def write(self, names: Sequence[str], whole: bool, vary: str) -> ExportedHeads:
+        """Heads at these cuts, and the manifest. Raises ExportFailed for a whole model that cannot be exported."""
         self.refused: dict[str, str] = {}
         self.graphs: dict[str, onnx_ir.Model] = {}
         self.taped: dict[str, TapedHead] = {}
@@ -283,11 +288,15 @@ class _Writer:
 
     def _taped(self, name: str) -> TapedHead | None:
         try:
-            args, kwargs = copied(self.loaded.args, dict(self.loaded.kwargs))  # which may share memory
-            return self._listened(name, self.plan, args, kwargs)
+            return self.taped_head(name)
         except Exception as error:  # ours, or torch's about a tensor of a kind that has no bytes
             self.refused[name] = f"{error}" if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
             return None
+
+    def taped_head(self, name: str) -> TapedHead:
+        """The tape of a head on the example. Raises CutRefused."""
+        args, kwargs = copied(self.loaded.args, dict(self.loaded.kwargs))  # which may share memory
+        return self._listened(name, self.plan, args, kwargs)
 
     def _taped_for_any_size(self, name: str, sizes: OtherSizes) -> TapedHead | None:
         """None where sizes cannot be any: then the head is made for the example's."""
@@ -375,7 +384,7 @@ class _Writer:
             except Exception as error:  # the model takes no such data, or goes another way by them
                 other = f"{error}"
                 continue
-            difference = max([difference, *(_apart(a, b) for a, b in zip(found, wanted, strict=True))])
+            difference = max([difference, *(apart(a, b) for a, b in zip(found, wanted, strict=True))])
             twice = twice or tensors is not self.samples[0]
             if not any(tensors is one for one in (self.samples[0], *self.samples[2:])):
                 continue  # no input that anybody would give
@@ -415,7 +424,7 @@ class _Writer:
             args, kwargs = self._call(tensors)
             wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
             found = outputs_of(self.wrapped.forward(again))[1]
-            difference = max([difference, *(_apart(a, b) for a, b in zip(found, wanted, strict=True))])
+            difference = max([difference, *(apart(a, b) for a, b in zip(found, wanted, strict=True))])
             labels += _labels_changed(found, wanted)
         return CodecLoss(difference, labels, nbytes)
 
@@ -439,7 +448,7 @@ class _Writer:
             given = _ran(self.folder / WHOLE, dict(zip(self.inputs, tensors, strict=True)))
             args, kwargs = self._call(tensors)
             wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
-            found = max([found, *(_apart(a, b) for a, b in zip(given.values(), wanted, strict=True))])
+            found = max([found, *(apart(a, b) for a, b in zip(given.values(), wanted, strict=True))])
         if found > SAME:
             raise ExportFailed(f"the whole model in onnxruntime differs by {found:.1e} of the largest element")
         return found
@@ -524,7 +533,7 @@ def _ran(path: Path, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tenso
         raise CutRefused(f"onnxruntime does not run this head: {one_line(str(error))[:200]}") from error
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> float:
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
     """The largest difference as a share of the largest magnitude; infinite for other shapes, dtypes, and places of what
     is not finite.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from edge_client.settings import OWN
 from edge_client.spoken import option
 from edge_client.survey.gather import Gathered, Say, Wanted, gather
 from edge_client.survey.loading import Loaded
+from edge_client.tasks.engines import TORCH, EnginePlan, EngineTimes, engines_of, measure
 from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from shared_hooks.errors import SpecError
 from shared_hooks.models.inputs import to_device
@@ -36,10 +37,11 @@ class Planned(Tabular):
     """`edge_client.plan` returns it. A row is a candidate, in the order of the layers; times in ns.
 
     ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name,
-    `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as
-    they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all this
-    less sure; ``codecs``: those that were chosen from, None for one codec. ``latency_low_ns`` and ``latency_high_ns``:
-    between them lies the median of real requests, nine times of ten (docs/planning.md).
+    `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``:
+    as they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all
+    this less sure; ``engines``: the same for other engines; ``codecs``: those that were chosen from, None for one
+    codec. ``latency_low_ns`` and ``latency_high_ns``: between them lies the median of real requests, nine times of ten
+    (docs/planning.md).
     """
 
     model: str
@@ -57,6 +59,8 @@ class Planned(Tabular):
     warnings: Sequence[str]
     codecs: Codecs | None = None
     edge_speed: float = 1.0
+    engines: Mapping[str, EnginePlan] = field(default_factory=dict)
+    """The plan with heads in other engines than the first that was named, by the engine's name."""
 
     shown = {  # noqa: RUF012
         "best": "best",
@@ -155,6 +159,7 @@ class Planned(Tabular):
             "cloud_machine": dict(self.cloud.machine),
             "server_is_ours": self.server_is_ours,
             "warnings": list(self.warnings),
+            "engines": {name: one.as_dict() for name, one in self.engines.items()},
             **({"explanation": self._explained()[1]} if explanation else {}),
         }
 
@@ -224,8 +229,24 @@ class Planned(Tabular):
                 f", planned for {self.edge_speed:g} times its speed" if side == "edge" and self.edge_speed != 1 else ""
             )
             lines.append(f"{side}: {_machine(profile.machine)}{speed}")
+        lines += self._by_engine()
         if not energy and self.candidates:
             lines.append(f"no energy: {one_line(self.candidates[0].edge_energy.note)}")
+        return lines
+
+    def _by_engine(self) -> list[str]:
+        """A line for each engine: its best cut, what that takes, and how far it is off."""
+        lines = []
+        for name, one in self.engines.items():
+            winner, cut = one.decision.winner, one.decision.best_cut
+            text = f"heads in {name}: {winner.key} is best, {winner.latency_ns / 1e6:.2f} ms"
+            if cut is not None:
+                text += "" if cut is winner else f"; best cut {cut.key}, {cut.latency_ns / 1e6:.2f} ms"
+                text += f", head {cut.stages_ns.get('edge', 0.0) / 1e6:.2f} ms"
+                text += f", off by {one.differences[cut.name]:.1e}" if cut.name in one.differences else ""
+            if one.refused:
+                text += f"; not at {len(one.refused)} cuts, such as {one_line(next(iter(one.refused.items()))[1])[:90]}"
+            lines.append(text)
         return lines
 
     def _interval_of(self, winner: Candidate) -> str:
@@ -274,6 +295,7 @@ def plan(
     codec: str = "raw",
     calibration: str | Path | LossTable | None = None,
     max_loss: str | float | None = None,
+    engine: str | Sequence[str] = TORCH,
     credentials: Credentials | None = None,
     progress: bool = True,
     say: Say = lambda text: None,
@@ -297,11 +319,13 @@ def plan(
     profiles' files: not to measure. ``edge_speed``: the plan is for a device with so many times the speed of the one
     that is measured (0.2: five times slower), whose energy is then unknown. ``power``: watts of this machine, (active,
     idle). ``correct``: real requests at a few cuts, before and after, say what every request takes beyond the
-    profiles, and how far off predictions are (None: where both the link and this side are measured).
-    ``repetitions`` and ``seconds`` bound each profile. ``codec="auto"``: every codec at every cut is a candidate, of
-    those with a loss the ones that ``calibration`` (`edge_client.calibrate`) shows to lose no more than ``max_loss``.
-    Where the model's choice says no number of threads, the fastest one is chosen first. ``say`` gets lines for people
-    as they come up; warnings are in the result, too.
+    profiles, and how far off predictions are (None: where both the link and this side are measured). ``repetitions``
+    and ``seconds`` bound each profile. ``codec="auto"``: every codec at every cut is a candidate, of those with a loss
+    the ones that ``calibration`` (`edge_client.calibrate`) shows to lose no more than ``max_loss``. ``engine``: what
+    heads run in, one or several of "torch", "onnxruntime" (a head as `edge_client.export` writes it), "compile" and
+    "aotinductor" (PyTorch's compilers); of those beside "torch", heads are timed here, for ``seconds`` each
+    (`Planned.engines`). Where the model's choice says no number of threads, the fastest one is chosen first. ``say``
+    gets lines for people as they come up; warnings are in the result, too.
 
     Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.
@@ -323,6 +347,9 @@ def plan(
     link = given_link(uplink, downlink, rtt)
     chosen = Codecs.of(codec, calibration, max_loss)
     table = learnt(codec, calibration) if chosen is None else chosen.table
+    engines = engines_of(engine)
+    if edge_profile is not None and engines != (TORCH,):
+        raise SpecError(f"{option('engine')}: heads are timed on this machine, not with {option('edge_profile')}")
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
     wanted = Wanted(
@@ -347,7 +374,33 @@ def plan(
         if chosen is None and table is not None:
             table.check(loaded.wrapped.weights_hash(), loaded.wrapped.structure_digest())
         with gather(loaded, wanted, say, progress) as gathered:
-            return _decided(loaded, gathered, goal, limits, chooser, partitioner_option, watts)
+            found = _decided(loaded, gathered, goal, limits, chooser, partitioner_option, watts)
+            others = [one for one in engines if one != TORCH]
+            if not others:
+                return found
+            order = [one.name for one in sorted(found.candidates, key=lambda one: one.latency_ns) if one.is_cut]
+            order = list(dict.fromkeys(order))
+            by_engine = {}
+            for name in others:
+                times = measure(name, loaded, subject, order, seconds, say)
+                by_engine[name] = _with_engine(times, gathered, goal, limits, chooser, partitioner_option, watts)
+            return replace(found, engines=by_engine)
+
+
+def _with_engine(
+    times: EngineTimes,
+    gathered: Gathered,
+    goal: Objective,
+    limits: Constraints,
+    chooser: Partitioner,
+    option: str | None,
+    power: Power | None,
+) -> EnginePlan:
+    """The same plan, with the heads of an engine."""
+    changed = replace(gathered, edge=times.profile(gathered.edge))
+    candidates = times.usable(changed.candidates(power=power))
+    decision = chooser.decide(Situation(candidates, goal, limits, changed.edge, gathered.cloud, option))
+    return EnginePlan(times.engine, decision, candidates, times.differences, times.refused)
 
 
 def _decided(
