@@ -167,7 +167,7 @@ def follow(one: Following, cuts: int, seed: int) -> None:
 
         def half() -> str:
             board.begin("mount -o remount,rw / && cd /media/packages && python3 -m venv /opt/isthmus/0.2.1 && "
-                        "/opt/isthmus/0.2.1/bin/pip install isthmus==0.2.1")  # fmt: skip
+                        "/opt/isthmus/0.2.1/bin/pip install isthmus[edge]==0.2.1")  # fmt: skip
             time.sleep(draw.uniform(40, 80))
             board.unplug()
             board.on()
@@ -202,8 +202,7 @@ def light(board: Board, server: str) -> str:
         f"""cd /media/packages
 mount -o remount,rw /
 python3 -m venv /opt/isthmus/light
-/opt/isthmus/light/bin/pip install --quiet numpy grpcio protobuf onnxruntime pillow
-/opt/isthmus/light/bin/pip install --quiet --no-deps isthmus==0.2.0
+/opt/isthmus/light/bin/pip install --quiet "isthmus[light]==0.2.0"
 /opt/isthmus/light/bin/edge-client run --heads heads --split stage2.0.conv2 --server {server} --input pictures
 sync
 mount -o remount,ro /""",

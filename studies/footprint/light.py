@@ -21,7 +21,6 @@ from edge_client import ModelChoice, export, local_server
 from studies.benchmarks.networks import AlexNet, ResNet18, ViT, built, image
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDS = ("numpy", "grpcio", "protobuf", "onnxruntime", "pillow")
 ASKS = """
 import json, resource, sys, time
 began = time.perf_counter()
@@ -160,12 +159,11 @@ def speeds(rounds: int = 30) -> list[dict[str, Any]]:
 
 
 def _environment(folder: Path) -> Path:
-    """A Python with `NEEDS` at the pinned versions, and Isthmus without its dependencies."""
+    """A Python with Isthmus and its extra "light", at the pinned versions."""
     venv.create(folder, with_pip=True)
     python = folder / "bin" / "python"
     pip = [str(python), "-m", "pip", "install", "-q"]
-    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), *NEEDS], check=True)
-    subprocess.run([*pip, "--no-deps", str(ROOT)], check=True)
+    subprocess.run([*pip, "-c", str(ROOT / "constraints.txt"), f"{ROOT}[light]"], check=True)
     return python
 
 
