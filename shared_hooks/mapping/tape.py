@@ -69,7 +69,9 @@ class Step:
     autocast: torch.dtype | None
     """What it ran in on the CPU, where it did."""
     chooses: bool = False
-    """Whether the shape of what a kernel of it gave depends on what that read."""
+    """Whether the shape of what a kernel of it gave depends on what that read, as far as its name tells."""
+    fixed: bool = False
+    """Whether it is taken to give the same shapes whatever it reads: an exporter's tensors without data must agree."""
 
     def is_like(self, other: Step) -> bool:
         """Whether both are the same step of two runs."""
@@ -294,9 +296,11 @@ class Replay(nn.Module):
             return tensors[one.number] if isinstance(one, Ref) else one.at(size)
 
         args, kwargs = _mapped((step.args, step.kwargs), (Ref, Varying), resolved)
-        with torch.autocast("cpu", step.autocast) if step.autocast is not None else nullcontext():
-            results = arguments_of((_INSTEAD.get(step.name, step.func)(*args, **kwargs),), {})
+        with torch.autocast("cpu", step.autocast) if step.autocast is not None else nullcontext(), _Instead():
+            results = arguments_of((step.func(*args, **kwargs),), {})
         for number, result, shape in zip(step.results, results, step.shapes, strict=True):
+            if step.fixed and not all(type(size) is int for size in result.shape):
+                raise CutRefused(f"before the cut the shape of what {step.name} gives depends on data")
             for has, known in zip(result.shape, shape, strict=True):
                 if not isinstance(known, Varying):
                     torch._check(has == known)  # whose choice it is, by data, is among what is wanted
@@ -308,18 +312,36 @@ def _masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return tensor[mask]
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    if query.dim() != 3:
-        return torch.nn.functional.scaled_dot_product_attention(query, key, value, *args, **kwargs)
-    query, key, value = (one.unsqueeze(0) for one in (query, key, value))
-    return torch.nn.functional.scaled_dot_product_attention(query, key, value, *args, **kwargs).squeeze(0)
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> torch.Tensor:
+    if query.dim() != 4:
+        if attn_mask is not None and attn_mask.dim() > 2:
+            attn_mask = attn_mask.expand(*query.shape[:-2], *attn_mask.shape[-2:]).flatten(0, -3).unsqueeze(1)
+        four = [one.flatten(0, -3).unsqueeze(1) for one in (query, key, value)]
+        return _attention(*four, attn_mask, *args, **kwargs).squeeze(1).unflatten(0, query.shape[:-2])
+    found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
+    if attn_mask is None:
+        return found
+    seen = attn_mask if attn_mask.dtype is torch.bool else attn_mask > float("-inf")
+    return torch.where(seen.any(-1, keepdim=True), found, 0.0)  # who sees nothing gets zeros, in PyTorch
 
 
 _INSTEAD: Final[dict[str, Callable[..., Any]]] = {
     "masked_select": _masked_select,
     "scaled_dot_product_attention": _attention,
 }
-"""What is exported in place of functions, or of forms of them, that the exporter has no word for."""
+"""What is exported in place of functions, or of forms of them, that the exporter has no word for, or another answer."""
+
+
+class _Instead(TorchFunctionMode):
+    def __torch_function__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _INSTEAD.get(name_of(func), func)(*args, **(kwargs or {}))
 
 
 def _attribute(module: nn.Module, path: Any) -> Any:
@@ -375,14 +397,17 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
     tensors = step.given()
     masks = [number for number in tensors if tape.tensors[number].dtype in (torch.bool, torch.uint8)]
     total = sum(torch.Size(shape).numel() for shape in step.shapes)
-    if not step.chooses or (step.name == "__getitem__" and not masks and _is_fixed(step.args[1])):
+    if not step.chooses:
         return Wanted(at, (), lambda tensors: torch.tensor(total))
     if step.name in ("nonzero", "argwhere") or (step.name == "where" and len(tensors) == 1):
         mask = tensors[0]
     elif step.name in ("masked_select", "__getitem__") and len(masks) == 1:
         mask = masks[0]
-    else:
+    elif masks:
         raise CutRefused(f"before the cut the shape of what {step.name} gives depends on data, which no graph says")
+    else:  # it may read data for something else; the exporter will tell
+        tape.steps[at] = replace(step, fixed=True)
+        return Wanted(at, (), lambda tensors: torch.tensor(total))
     count = int(torch.count_nonzero(tape.tensors[mask]))
 
     def make(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -390,14 +415,6 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
         return torch.where(found == count, total, OTHERWISE)
 
     return Wanted(at, (mask,), make)
-
-
-def _is_fixed(index: Any) -> bool:
-    """Whether an index without masks says which elements, and not how many: no end of a slice is a tensor's value."""
-    items = index if isinstance(index, tuple) and not isinstance(index, Ref) else (index,)
-    return not any(
-        isinstance(end, Ref) for one in items if isinstance(one, slice) for end in (one.start, one.stop, one.step)
-    )
 
 
 def compiled_again(tape: Tape, total: int) -> Wanted:
