@@ -324,7 +324,8 @@ def _attention(
         if attn_mask is not None and attn_mask.dim() > 2:
             attn_mask = attn_mask.expand(*query.shape[:-2], *attn_mask.shape[-2:]).flatten(0, -3).unsqueeze(1)
         four = [one.flatten(0, -3).unsqueeze(1) for one in (query, key, value)]
-        return _attention(*four, attn_mask, *args, **kwargs).squeeze(1).unflatten(0, query.shape[:-2])
+        flat: torch.Tensor = _attention(*four, attn_mask, *args, **kwargs).squeeze(1)
+        return flat.reshape(*query.shape[:-1], value.shape[-1])
     found = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask, *args, **kwargs)
     if attn_mask is None:
         return found
