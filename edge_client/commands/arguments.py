@@ -71,15 +71,17 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--seconds", type=_seconds, default=20.0, metavar="S", help="for each profile (default: 20)")
     add_codec(plan, auto=CHOOSES)
     add_losses(plan)
-    plan.add_argument(
-        "--engine", default="torch", metavar="NAME,NAME", help="of heads: torch, onnxruntime, compile, aotinductor"
-    )
+    _add_engine(plan, "of heads: torch, onnxruntime, compile, aotinductor")
     _add_generation(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
     plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")
     plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
     plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
     plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
+
+
+def _add_engine(command: argparse._ActionsContainer, text: str) -> None:
+    command.add_argument("--engine", default="torch", metavar="NAME,NAME", help=f"{text} (default: torch)")
 
 
 def _add_power(command: argparse._ActionsContainer) -> None:
@@ -159,6 +161,7 @@ def add_sweep(commands: Commands, model: Parser) -> None:
     sweep.add_argument("--seconds", type=_seconds, metavar="S", help="stop measuring after this long; resumable")
     sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
+    _add_engine(sweep, "of heads: torch, onnxruntime")
     sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
     add_observe(sweep, text="one more request for each input, observed on both sides")
     compare = commands.add_parser("compare", help="compare two sweeps, or two benches, taking noise into account")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from edge_client.planning.objective import Decision
@@ -129,7 +129,7 @@ class Outcome:
 @dataclass(frozen=True)
 class Summary:
     """Everything. ``measured_inputs`` and ``repetitions`` go together; ``ended``: why inputs are missing; ``observed``:
-    of the first inputs, what observers saw.
+    of the first inputs, what observers saw; ``engines``: requests with heads in other engines, by cut.
     """
 
     created: str
@@ -146,6 +146,7 @@ class Summary:
     failures: Sequence[Mapping[str, Any]]
     readings: Sequence[Mapping[str, Any]]
     observed: Sequence[Mapping[str, Any]] = ()
+    engines: Mapping[str, Any] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able, NaN and infinities as None."""
@@ -166,6 +167,7 @@ class Summary:
                 "failures": list(self.failures),
                 "readings": list(self.readings),
                 **({"observed": list(self.observed)} if self.observed else {}),
+                **({"engines": dict(self.engines)} if self.engines else {}),
             }
         )
         return found

@@ -16,6 +16,10 @@ const summary = (way) => {
   for (const [name, label] of Object.entries(SEGMENTS)) {
     if (way.segments_ns[name]) said.push([label, time(way.segments_ns[name])]);
   }
+  for (const [name, one] of Object.entries(data.engines)) {
+    const own = one.cuts[way.name];
+    if (own && way.mode === "networked") said.push([`head in ${name}`, `${time(own.latency_ns)}, head ${time(own.head_ns)}`]);
+  }
   said.push(["up, down", `${bytes(way.bytes_up)}, ${bytes(way.bytes_down)}`]);
   said.push(["exact", `${way.exact} of ${way.requests - way.failed}`]);
   return said;
@@ -54,11 +58,14 @@ const chosenCuts = () => {
 // -- the bars ----------------------------------------------------------------------------------------------------------
 const open = new Set();
 let order = "layers";
-const slowest = Math.max(0, ...networked.map((way) => way.latency_ns)); // a prediction far beyond stands at the end
+const others = Object.values(data.engines).flatMap((one) => Object.values(one.cuts).map((own) => own.latency_ns));
+const slowest = Math.max(0, ...networked.map((way) => way.latency_ns), ...others); // a prediction far beyond stands at the end
 const longest = Math.max(slowest, ...networked.map((way) => (way.predicted ? Math.min(way.predicted.latency_ns, 1.3 * slowest) : 0)));
 const pieces = (way) => Object.keys(SEGMENTS).map((name) => [name, way.segments_ns[name]]);
+const inEngines = (way) => Object.values(data.engines).filter((one) => one.cuts[way.name])
+  .map(({ cuts }) => [["edge", cuts[way.name].head_ns], ["rest", cuts[way.name].latency_ns - cuts[way.name].head_ns]]);
 const wayRow = (way, inner) => ({
-  key: way.name, label: way.name, number: way.layer_id, tracks: [pieces(way)], value: time(way.latency_ns), inner,
+  key: way.name, label: way.name, number: way.layer_id, tracks: [pieces(way), ...inEngines(way)], value: time(way.latency_ns), inner,
   mark: way.predicted ? way.predicted.latency_ns : null, best: way.name === data.winner, title: titleOf(way), lines: summary(way),
 });
 const stageRows = () => {
@@ -90,7 +97,7 @@ const stageRows = () => {
 };
 const stages = figure("#figure-stages", {
   name: "stages", title: `Where the time of a request goes: ${data.model}`, none: networked.length ? null : NONE,
-  legend: [...Object.entries(SEGMENTS), ...(networked.some((way) => way.predicted) ? [["tick", "predicted"]] : [])],
+  legend: [...Object.entries(SEGMENTS), ...(others.length ? [["rest", "network and cloud"]] : []), ...(networked.some((way) => way.predicted) ? [["tick", "predicted"]] : [])],
   controls: (box) => {
     viewChoice(box);
     const press = choice(box, "order", [["layers", "in order of layers"], ["fastest", "fastest first"]], order, (key) => {

@@ -57,6 +57,7 @@ def render(known: Mapping[str, Any]) -> str:
             "energy": _front(costly, lambda way: way["edge_energy"]["value"]),
         },
         "attention": attention(known),
+        "engines": known.get("engines", {}),
     }
     observed = section(known)
     failures = [
@@ -67,6 +68,7 @@ def render(known: Mapping[str, Any]) -> str:
     tables = [
         _table("Every way to run a request", [way for way in ways if is_choice(way)], winner),
         _table("The cuts again, in one process", [way for way in ways if not is_choice(way)], None),
+        *(_engine_table(name, one, ways) for name, one in known.get("engines", {}).items()),
     ]
     return page_of(
         TEMPLATE,
@@ -77,6 +79,7 @@ def render(known: Mapping[str, Any]) -> str:
         heading=f"Where to cut {model}",
         lead=wording.lead(known),
         partial=wording.partial(known),
+        engines=list(known.get("engines", {})),
         contents=[one for one in CONTENTS if there.get(one[0], True)],
         cards=wording.cards(ways, decision, winner),
         explanation=wording.explanation(known),
@@ -113,6 +116,30 @@ def _table(title: str, ways: Sequence[Way], winner: str | None) -> dict[str, Any
         "headers": [HEADERS[at] for at in reported],
         "rows": [[row[at] for at in reported] for row in rows],
         "best": [at for at, way in enumerate(ways) if way["name"] == winner],
+    }
+
+
+def _engine_table(name: str, measured: Mapping[str, Any], ways: Sequence[Way]) -> dict[str, Any]:
+    """Requests with heads in another engine, beside torch's."""
+    torchs = {way["name"]: way["latency_ns"] for way in ways if is_choice(way) and is_cut(way)}
+    cuts = measured["cuts"]
+    best = min(cuts, key=lambda cut: cuts[cut]["latency_ns"], default=None)
+    rows = [
+        [
+            cut,
+            duration(one["latency_ns"]),
+            "–" if torchs.get(cut) is None else duration(torchs[cut]),
+            duration(one["head_ns"]),
+            size(round(one["bytes_up"])),
+            f"{one['difference']:.1e}",
+        ]
+        for cut, one in cuts.items()
+    ]
+    return {
+        "title": f"Heads in {name}",
+        "headers": ["cut", "latency", "with torch", "head", "up", "off by"],
+        "rows": rows,
+        "best": [at for at, cut in enumerate(cuts) if cut == best],
     }
 
 

@@ -111,6 +111,7 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
         failures=summary.failures(requests),
         readings=summary.readings(note for entry in seen for note in entry["notes"]),
         observed=watched,
+        engines=contents.engines,
     )
     if watched:
         write_whole(journal.folder / runner.FILE, lambda path: _write_lines(path, journal), option("output"))

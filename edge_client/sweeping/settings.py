@@ -68,6 +68,8 @@ class SweepOptions:
     profile_repetitions: int = 10
     profile_seconds: float = 20.0
     correct: bool = False
+    engines: tuple[str, ...] = ()
+    """Other than torch, in which heads run, too."""
     progress: bool = True
 
     def credentials_for(self, server: str) -> Credentials:
@@ -223,12 +225,13 @@ _ENTRY: Final = re.compile(rb'\{"index":(\d+),')
 @dataclass
 class Contents:
     """What a journal holds beside what was measured. ``done``: numbers of the inputs that were; ``skipped``: ways that
-    this server does not go, and why.
+    this server does not go, and why; ``engines``: what heads in other engines than torch took.
     """
 
     settings: Settings | None = None
     prediction: dict[str, Any] | None = None
     skipped: dict[str, str] = field(default_factory=dict)
+    engines: dict[str, Any] = field(default_factory=dict)
     done: list[int] = field(default_factory=list)
 
 
@@ -288,6 +291,8 @@ class Journal:
                 contents.settings = record["settings"]
             elif "prediction" in record:
                 contents.prediction = record["prediction"]
+            elif "engine" in record:
+                contents.engines[record["engine"]] = record["measured"]
             elif "skipped" in record:
                 contents.skipped[record["skipped"]] = record["why"]
         return contents

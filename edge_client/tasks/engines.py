@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 import warnings
@@ -12,6 +13,8 @@ from typing import Any, Final
 
 import torch
 
+from edge_client.credentials import Credentials
+from edge_client.light import LightClient
 from edge_client.planning.objective import Candidate, Decision
 from edge_client.spoken import EDGE_ONLY, option
 from edge_client.survey.gather import Say
@@ -19,8 +22,10 @@ from edge_client.survey.loading import Loaded
 from edge_client.tasks.export import FIXED, WHOLE, Writer, apart
 from edge_client.tasks.subject import Subject
 from shared_hooks import devices
+from shared_hooks.batching.sizes import BATCH
 from shared_hooks.errors import IsthmusError, SpecError, near
 from shared_hooks.mapping import onnx_export
+from shared_hooks.mapping.onnx_export import outputs_of
 from shared_hooks.mapping.onnx_heads import TapedHead
 from shared_hooks.mapping.tape import Replay
 from shared_hooks.metrics import Reading
@@ -70,18 +75,32 @@ class EngineTimes:
 
     def profile(self, edge: Profile) -> Profile:
         """The edge's profile with these in place of eager heads. What they take of energy is not known."""
-        unknown = Reading.unavailable(f"heads in {self.engine} were timed, and nothing else")
         cuts = [
-            replace(one, stages={**one.stages, "head": self.heads[one.name]}, energy=unknown, estimated="")
+            replace(one, stages={**one.stages, "head": self.heads[one.name]}, energy=self._unknown, estimated="")
             for one in edge.cuts
             if one.name in self.heads
         ]
         first = [one for one in edge.cuts if one.layer_id < 0]
-        return replace(edge, cuts=(*first, *cuts), bare_ns=self.whole or edge.bare_ns, whole_energy=unknown)
+        return replace(edge, cuts=(*first, *cuts))
 
-    def usable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Without those that this engine has no time of."""
-        return [one for one in candidates if not (one.name == EDGE_ONLY and self.whole is None)]
+    def usable(self, candidates: Sequence[Candidate], speed: float = 1.0) -> list[Candidate]:
+        """With the whole model in this engine on the edge, ``speed`` times as fast, where that was timed."""
+        found = []
+        for one in candidates:
+            if one.name != EDGE_ONLY:
+                found.append(one)
+            elif self.whole is not None:
+                stages = {**one.stages_ns, "edge": self.whole.middle / speed}
+                throughput = 1e9 / max(1.0, sum(stages.values()))
+                changed = replace(
+                    one, stages_ns=stages, edge_energy=self._unknown, interval_ns=None, throughput=throughput
+                )
+                found.append(changed)
+        return found
+
+    @property
+    def _unknown(self) -> Reading:
+        return Reading.unavailable(f"heads in {self.engine} were timed, and nothing else")
 
 
 def engines_of(words: str | Sequence[str]) -> tuple[str, ...]:
@@ -204,3 +223,71 @@ def _runs(run: Callable[[], Any], seconds: float) -> Iterator[float]:
         run()
         yield float(time.perf_counter_ns() - began)
         count += 1
+
+
+# A sweep's requests: through a head in onnxruntime, and the server's tail by name.
+
+
+def asked(
+    server: str,
+    subject: Subject,
+    cuts: Sequence[str],
+    warmup: int,
+    repetitions: int,
+    credentials: Credentials,
+) -> dict[str, Any]:
+    """What requests took, by cut, medians in ns; JSON-able. ``refused``: cuts without a head or a tail, and why."""
+    found: dict[str, Any] = {"cuts": {}, "refused": {}}
+    loaded = subject.load(shallow=True)
+    with loaded.wrapped as wrapped, tempfile.TemporaryDirectory(prefix="isthmus-engine-") as folder:
+        try:
+            writer = Writer(loaded, subject, Path(folder))
+            heads = writer.write(cuts, False, BATCH).heads
+        except IsthmusError as error:
+            return {"cuts": {}, "refused": dict.fromkeys(cuts, f"{error}")}
+        found["refused"] |= {one.cut: one.refused for one in heads if one.refused}
+        wholes = []
+        for tensors in writer.given:
+            args, kwargs = writer.call(tensors)
+            wholes.append(outputs_of(wrapped.whole(*args, **kwargs))[1])
+        for head in heads:
+            if head.refused:
+                continue
+            with LightClient(server, folder, head.cut, credentials=credentials) as client:
+                try:
+                    found["cuts"][head.cut] = _requests(client, writer, wholes, warmup, repetitions)
+                except IsthmusError as error:
+                    found["refused"][head.cut] = f"{error}"
+    return found
+
+
+def _requests(
+    client: LightClient, writer: Writer, wholes: Sequence[Sequence[torch.Tensor]], warmup: int, repetitions: int
+) -> dict[str, Any]:
+    answers, off = [], 0.0
+    for tensors, wanted in zip(writer.given, wholes, strict=True):
+        arrays = [one.contiguous().numpy() for one in tensors]
+        for _ in range(warmup):
+            client.infer(*arrays)
+        answers += [client.infer(*arrays) for _ in range(repetitions)]
+        outputs = [torch.from_numpy(one.copy()) for one in answers[-1].outputs.values()]
+        off = max([off, *(apart(a, b) for a, b in zip(outputs, wanted, strict=True))])
+    return {
+        "latency_ns": statistics.median(one.end_to_end_ns for one in answers),
+        "head_ns": statistics.median(one.head_ns for one in answers),
+        "bytes_up": statistics.median(one.bytes_up for one in answers),
+        "difference": off,
+        "requests": len(answers),
+    }
+
+
+def in_words(name: str, measured: Mapping[str, Any]) -> str:
+    """What a sweep's requests with heads in an engine came to."""
+    cuts, refused = measured["cuts"], measured["refused"]
+    left = f"; not at {len(refused)} cuts, such as {next(iter(refused.values()))[:90]}" if refused else ""
+    if not cuts:
+        return f"heads in {name}: none was asked{left}"
+    best = min(cuts, key=lambda cut: cuts[cut]["latency_ns"])
+    one = cuts[best]
+    took = f"{one['latency_ns'] / 1e6:.2f} ms, head {one['head_ns'] / 1e6:.2f} ms, off by {one['difference']:.1e}"
+    return f"heads in {name}: {best} is the best cut, {took}{left}"

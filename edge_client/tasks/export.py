@@ -213,8 +213,10 @@ class Writer:
         if len(self.inputs) != len(tensors):
             raise InputMismatch("two of the inputs of its example are one tensor, or have one name")
         self.moved = self._moved()
-        self.samples = [tensors, self.moved, *self._given(subject, tensors)]
-        args, kwargs = self._call(tensors)
+        self.given = list(self._given(subject, tensors)) or [tensors]
+        """What the user gave, at most `MOST_INPUTS`; else the example."""
+        self.samples = [tensors, self.moved, *(self.given if self.given[0] is not tensors else [])]
+        args, kwargs = self.call(tensors)
         given = leaves(outputs_of(self.wrapped.whole(*args, **kwargs))[0])
         self.outputs = [name for name, node in given if node[0] == "t"]
 
@@ -303,7 +305,7 @@ class Writer:
         try:
             sizes.crossing(name)
             taped = [
-                self._listened(name, plan, *self._call(sizes.inputs(length)))
+                self._listened(name, plan, *self.call(sizes.inputs(length)))
                 for plan, length in zip(sizes.plans, sizes.lengths, strict=True)
             ]
         except Exception:  # ours, or torch's about a tensor of a kind that has no bytes
@@ -317,7 +319,7 @@ class Writer:
             self.wrapped.model, plan, name, named, tensors, lambda: self.wrapped.head(name, *args, **kwargs)
         )
 
-    def _call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's arguments, of copies: it may write to them."""
         found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
             self.structure, [one.clone() for one in tensors], own_class
@@ -377,7 +379,7 @@ class Writer:
         for tensors, crossing in self._cases(head):
             named = named_crossing(crossing, self.inputs)
             try:
-                args, kwargs = self._call(tensors)
+                args, kwargs = self.call(tensors)
                 wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
                 early = named.early(crossing, _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True))))
                 found = outputs_of(self.wrapped.forward(early))[1]
@@ -421,7 +423,7 @@ class Writer:
             parcel = early.pack(wanted_codecs)
             nbytes = max(nbytes, parcel.nbytes)
             again = EarlyOutput.unpack(crossing, parcel.header, bytearray(b"".join(parcel.buffers)))
-            args, kwargs = self._call(tensors)
+            args, kwargs = self.call(tensors)
             wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
             found = outputs_of(self.wrapped.forward(again))[1]
             difference = max([difference, *(apart(a, b) for a, b in zip(found, wanted, strict=True))])
@@ -446,7 +448,7 @@ class Writer:
         found = 0.0
         for tensors in self.samples:
             given = _ran(self.folder / WHOLE, dict(zip(self.inputs, tensors, strict=True)))
-            args, kwargs = self._call(tensors)
+            args, kwargs = self.call(tensors)
             wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
             found = max([found, *(apart(a, b) for a, b in zip(given.values(), wanted, strict=True))])
         if found > SAME:

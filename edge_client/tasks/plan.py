@@ -398,7 +398,7 @@ def _with_engine(
 ) -> EnginePlan:
     """The same plan, with the heads of an engine."""
     changed = replace(gathered, edge=times.profile(gathered.edge))
-    candidates = times.usable(changed.candidates(power=power))
+    candidates = times.usable(changed.candidates(power=power), gathered.edge_speed)
     decision = chooser.decide(Situation(candidates, goal, limits, changed.edge, gathered.cloud, option))
     return EnginePlan(times.engine, decision, candidates, times.differences, times.refused)
 

@@ -35,7 +35,8 @@ from edge_client.sweeping.settings import (
     predicted,
     settings_of,
 )
-from edge_client.tasks.subject import Model, Row, Tabular, address_of, subject_of
+from edge_client.tasks.engines import ONNXRUNTIME, TORCH, asked, engines_of, in_words
+from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.observers import named
@@ -150,6 +151,8 @@ class Swept(Tabular):
         answered = sum(way.answered for way in found.ways)
         if (exact := sum(way.exact for way in found.ways)) != answered:
             lines.append(f"{answered - exact} of {answered} answers are not bit for bit the whole model's")
+        for name, one in found.engines.items():
+            lines.append(in_words(name, one))
         for one in found.failures[:5]:
             lines.append(f"{one['count']} failed, the first at {one['cut']} with {one['input']}: {one['error']}")
         return "\n".join(printable(line) for part in lines for line in part.split("\n"))
@@ -213,6 +216,7 @@ def sweep(
     deadline: float = 60.0,
     patience: float = 15.0,
     observers: Iterable[str] = (),
+    engine: str | Sequence[str] = TORCH,
     fresh: bool = False,
     credentials: Credentials | None = None,
     failures: Literal["raise", "return"] = "raise",
@@ -231,8 +235,9 @@ def sweep(
     with the model, or its example. ``output``: folder of results and of a journal: the same call continues where an
     earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers; ``every``: every n-th cut.
     ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too. ``predict``: a
-    plan first, to compare with. ``observers``: of one more request for each input. ``say`` gets lines for people as
-    they come up.
+    plan first, to compare with. ``observers``: of one more request for each input. ``engine``: "torch", and with it
+    "onnxruntime": each cut is asked by a head in it, too; the server needs its tails by name (``--tails all``; our own
+    has them). ``say`` gets lines for people as they come up.
 
     A sweep that is interrupted, or loses its server, writes what it has and raises; ``failures="return"`` returns it,
     and `Swept.failure` says why. Raises as `plan` does, and SpecError for a folder of another sweep.
@@ -242,6 +247,9 @@ def sweep(
     for name, count in (("repetitions", repetitions), ("every", 1 if every is None else every)):
         if count < 1:
             raise SpecError(f"{name}={count}: must be a whole number of at least 1")
+    engines = tuple(one for one in engines_of(engine) if one != TORCH)
+    if set(engines) - {ONNXRUNTIME}:
+        raise SpecError(f"{option('engine')}: sweeps ask with heads in {TORCH} and {ONNXRUNTIME}; plan times others")
     address = address_of(server)
     how = SweepOptions(
         server=None if address == OWN else address,
@@ -258,6 +266,7 @@ def sweep(
         profile_repetitions=profile_repetitions,
         profile_seconds=profile_seconds,
         correct=correct,
+        engines=engines,
         progress=progress,
     )
     subject = subject_of(model, handed_over(inputs), address, credentials)
@@ -280,7 +289,7 @@ def sweep(
             if done:
                 say(f"{journal.folder}: going on after {len(done)} of {len(items)} inputs")
             try:
-                ended = _measure(how, loaded, items, ways, journal, done, goal, stack, say)
+                ended = _measure(how, loaded, subject, ways, journal, done, goal, stack, say)
             except KeyboardInterrupt as error:
                 interrupts.heard()
                 ended, failure = "interrupted", error
@@ -298,7 +307,7 @@ def sweep(
 def _measure(
     how: SweepOptions,
     loaded: Loaded,
-    inputs: Sequence[Given],
+    subject: Subject,
     ways: Sequence[Way],
     journal: Journal,
     done: frozenset[int],
@@ -307,7 +316,11 @@ def _measure(
     say: Say,
 ) -> str | None:
     """Why it ended early; None: it did not."""
-
+    inputs = subject.inputs
+    if how.engines and how.server is None:
+        say("starting a server on this machine, with tails by name")
+        own = local_server(loaded.choice, observers=how.observers, arguments=["--tails", "all"])
+        how = replace(how, server=stack.enter_context(own), credentials=Credentials())
     server = _server(how, loaded, inputs, journal, objective, stack, say)
     loaded.wrapped.detach()
     client = EdgeClient(
@@ -336,6 +349,12 @@ def _measure(
             observers=how.observers,
         )
         run.run(done)
+    names = list(dict.fromkeys(way.name for way in ways if way.layer_id is not None and way.layer_id >= 0))
+    for name in how.engines:
+        say(f"each cut again, with heads in {name}")
+        credentials = how.credentials_for(server)
+        measured = asked(server, subject, names, how.warmup, how.repetitions, credentials)
+        journal.write({"engine": name, "measured": measured})
     return f"the budget of {how.seconds:g} s was used up" if run.over else None
 
 

@@ -306,3 +306,13 @@ def test_codecs(codec: str, server: str, heads: Path, images: list[np.ndarray[An
                 assert np.array_equal(answer.output, raw.output)
     with pytest.raises(SpecError, match="must be one of"):
         LightClient(server, heads, CUTS[0], codec="int9")
+
+
+def test_where_a_heads_time_goes(heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    with LightClient("127.0.0.1:1", heads, CUTS[1]) as client:
+        found = client.node_times(images[0], runs=3)
+        assert len(found) > 5 and all(one.ns >= 0 and one.runs == 3 for one in found)
+        assert {"Conv"} <= {one.kind.removeprefix("Fused") for one in found} and "CPU" in found[0].provider
+        assert len(client.node_times(images[0], split=CUTS[0])) < len(found)
+        with pytest.raises(InputMismatch):
+            client.node_times()
