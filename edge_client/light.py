@@ -484,6 +484,8 @@ class LightClient:
         request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
         request.parameters["isthmus_weights"].string_param = self.heads.weights
         codecs: dict[str, Any] = {}
+        if self._codec in light_codecs.ROUNDING and self._codec not in head.codecs:
+            raise SpecError(f"codec={self._codec!r}: it makes other answers at {head.cut}, as was seen at the export")
         for one in head.crossing:
             array = one.check(crossing[one.name])
             request.inputs.add(name=one.name, datatype=DATATYPES[one.dtype], shape=array.shape)

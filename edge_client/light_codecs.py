@@ -180,3 +180,5 @@ CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
     "fp16": _half,
     "int8": _int8,
 }
+ROUNDING: Final = ("fp16", "int8")
+"""Those that do not keep every bit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -76,7 +77,7 @@ class Head:
     free: Mapping[str, int] = field(default_factory=dict)
     """Inputs whose size may be any along this axis."""
     codecs: Mapping[str, CodecLoss] = field(default_factory=dict)
-    """What codecs that round do to answers (`MEASURED`)."""
+    """What codecs that round do to answers (`MEASURED`); without those that make other answers of them."""
     shapes: Sequence[Sequence[int]] = ()
     """Shapes of what crosses, with -1 where a size moves with that."""
     refused: str = ""
@@ -406,7 +407,8 @@ class Writer:
         if head.size is not None and self.sizes is not None:
             free = {self.inputs[at]: self.sizes.axis for at in self.sizes.which}
             shapes = self.sizes.shapes(head.cut, self.inputs)
-        codecs = {codec: self._loss(head, file, codec) for codec in MEASURED}
+        losses = {codec: self._loss(head, file, codec) for codec in MEASURED}
+        codecs = {codec: loss for codec, loss in losses.items() if math.isfinite(loss.difference)}
         return Head(head.cut, file, named, difference, labels, rows, free, codecs, shapes)
 
     def _loss(self, head: TapedHead, file: str, codec: str) -> CodecLoss:

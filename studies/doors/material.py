@@ -22,7 +22,7 @@ def make(folder: Path) -> Path:
     """A folder with `material.npz` (images, answers, and what crosses a cut, by name) and the tail's parameters."""
     spec = load_spec("digits")
     torch.manual_seed(1)
-    images = torch.rand(IMAGES, 1, 28, 28)
+    images = torch.rand(IMAGES, 1, 32, 32)
     model = spec.load_model()
     with torch.no_grad():
         answers = model(images)

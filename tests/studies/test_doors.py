@@ -17,7 +17,7 @@ UNKNOWN, ONE = '[404] UnknownModel: no model "nobody"', '[400] InputMismatch: no
 WELL = {
     "whole model, the same bits": True,
     "tail, the same bits": True,
-    "models": ["digits"],
+    "models": ["digits", "digits@stage2.0.conv2"],
     "refused": [UNKNOWN, ONE],
 }
 
