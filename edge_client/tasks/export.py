@@ -376,21 +376,34 @@ class Writer:
 
         Raises CutRefused, without the file, where answers differ.
         """
-        difference, labels, rows, compared, other, twice = 0.0, 0, 0, 0, "", not head.has_strangers
+        difference, crossing_off, labels, rows, compared, other = 0.0, 0.0, 0, 0, 0, ""
+        twice = not head.has_strangers
         for tensors, crossing in self._cases(head):
             named = named_crossing(crossing, self.inputs)
             try:
                 args, kwargs = self.call(tensors)
-                wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
-                early = named.early(crossing, _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True))))
-                found = outputs_of(self.wrapped.forward(early))[1]
+                given = _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
+                early = named.early(crossing, given)
+                if tensors is self.moved:  # no input that anybody would give: what crosses is compared, not the answer
+                    own = self.wrapped.head(head.cut, *args, **kwargs)
+                    if own.crossing.slots != crossing.slots:
+                        continue
+                    found = [given[one.name] for one in named.tensors]
+                    wanted = [one.tensor_of(own.pieces[one.piece]) for one in named.tensors]
+                else:
+                    found = outputs_of(self.wrapped.forward(early))[1]
+                    wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
             except Exception as error:  # the model takes no such data, or goes another way by them
                 other = f"{error}"
                 continue
-            difference = max([difference, *(apart(a, b) for a, b in zip(found, wanted, strict=True))])
+            off = max((apart(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
             twice = twice or tensors is not self.samples[0]
+            if tensors is self.moved:
+                crossing_off = off
+                continue
+            difference = max(difference, off)
             if not any(tensors is one for one in (self.samples[0], *self.samples[2:])):
-                continue  # no input that anybody would give
+                continue  # of another size, of the example
             compared += 1
             labels += _labels_changed(found, wanted)
             rows += len(wanted[0]) if _are_scores(wanted) else 0
@@ -398,6 +411,8 @@ class Writer:
             compared, other = 0, "it takes tensors that no torch function made, and may make them of its inputs"
         if compared and difference > SAME:
             compared, other = 0, f"its answer differs from the model's by {difference:.1e} of the largest element"
+        if compared and crossing_off > SAME:
+            compared, other = 0, f"what crosses differs by {crossing_off:.1e} of the largest element, on other data"
         if not compared:
             (self.folder / file).unlink()
             raise CutRefused(other)
