@@ -127,16 +127,18 @@ class Tensor:
         """The same, any size along this axis."""
         return self if axis is None else replace(self, shape=(*self.shape[:axis], -1, *self.shape[axis + 1 :]))
 
-    def check(self, array: Any) -> Array:
-        """The array itself, contiguous. Raises InputMismatch."""
+    def check(self, array: Any, largest: int = 0) -> Array:
+        """The array itself, contiguous. ``largest``: of a size that may be any; 0 = no bound. Raises InputMismatch."""
         found = np.asarray(array, order="C")  # the other way makes one dimension of none
         fits = len(found.shape) == len(self.shape) and all(
-            wanted in (-1, size) for size, wanted in zip(found.shape, self.shape, strict=True)
+            wanted == size or (wanted == -1 and not 0 < largest < size)
+            for size, wanted in zip(found.shape, self.shape, strict=True)
         )
         if found.dtype.name != self.dtype or not fits:
+            bound = f" (-1: up to {largest})" if largest else ""
             raise InputMismatch(
                 f'"{self.name}": {found.dtype.name} of shape {list(found.shape)} came; expected {self.dtype} of shape '
-                f"{list(self.shape)}"
+                f"{list(self.shape)}{bound}"
             )
         return found
 
@@ -152,6 +154,8 @@ class Head:
     inputs: tuple[Tensor, ...]
     crossing: tuple[Tensor, ...]
     difference: float
+    largest: int = 0
+    """The most of a size that may be any."""
     flat: frozenset[str] = frozenset()
     """What of it a codec may encode."""
     codecs: Mapping[str, float] = field(default_factory=dict)
@@ -190,6 +194,7 @@ class Heads:
                     tuple(tensor.freed(one["free"].get(tensor.name)) for tensor in self.inputs),
                     _tensors(one["crossing"]),
                     float(one["difference"]),
+                    int(one["largest"]),
                     frozenset(map(str, one["flat"])),
                     {str(name): float(known["difference"]) for name, known in one["codecs"].items()},
                 )
@@ -342,7 +347,7 @@ class LightClient:
             if cut == AUTO:
                 cut = self.split = self._fastest(feeds)
             head = self.heads.head(cut)
-            crossing = self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
+            crossing = self._head(head, feeds)
             done = time.perf_counter_ns()
             request, crossed = self._request(head, crossing)
             outputs = self._ask(request)
@@ -454,6 +459,11 @@ class LightClient:
             options.intra_op_num_threads = self._threads
         return options
 
+    def _head(self, head: Head, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        for one in head.inputs:
+            one.check(feeds[one.name], head.largest)
+        return self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
+
     def _run(
         self, file: str, inputs: Sequence[Tensor], feeds: Mapping[str, Array], names: list[str] | None
     ) -> dict[str, Array]:
@@ -473,7 +483,7 @@ class LightClient:
             took = []
             for _ in range(TRIES + 1):
                 began = time.perf_counter()
-                crossing = self._run(head.file, head.inputs, feeds, [one.name for one in head.crossing])
+                crossing = self._head(head, feeds)
                 self._ask(self._request(head, crossing)[0])
                 took.append(time.perf_counter() - began)
             medians[cut] = statistics.median(took[1:])

@@ -233,7 +233,11 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
     known = [_cut_described(form["cut"], inputs), *(_cut_sized(one, inputs, shapes) for one in form["sized"])]
     fitting = [one for one in known if one is not None and tuple(x.shape for x in one[1]) == shapes]
     if not fitting:
-        raise InputMismatch(f"the shapes {[list(one) for one in shapes]} do not belong together: no size has them")
+        most = max((one.largest or 0 for one in form["sized"]), default=0)
+        bound = f" up to {most}" if most else ""
+        raise InputMismatch(
+            f"the shapes {[list(one) for one in shapes]} do not belong together: no size{bound} has them"
+        )
     crossing, named = fitting[0]
     return _as_if_from(identity, crossing, named.parcel(crossing, tensors, coded))
 

@@ -234,7 +234,7 @@ class Writer:
         heads: dict[str, Head] = {}
         if self.sizes is not None:
             taped = [head for name in names if (head := self._taped_for_any_size(name, self.sizes)) is not None]
-            self._make(taped, self.sizes.inputs(self.sizes.lengths[-1]), self.sizes.which)
+            self._make(taped, self.sizes.inputs(self.sizes.lengths[2]), self.sizes.which)
             heads = self._written(names)
         self.refused.clear()
         rest = [name for name in names if name not in heads]
@@ -454,7 +454,7 @@ class Writer:
         if head.size is None or self.sizes is None:
             return
         sized = self.sizes.crossing(head.cut)
-        for length in (1, self.sizes.lengths[-1] + 2):
+        for length in (1, self.sizes.lengths[2] + 2, self.sizes.largest):
             crossing = sized.at(length)
             if crossing is None:
                 raise CutRefused(f"nothing is known of size {length}")
@@ -499,6 +499,7 @@ class Writer:
                         for known, shape in zip(one.crossing, one.shapes, strict=True)
                     ],
                     "free": dict(one.free),
+                    "largest": self.sizes.largest if one.free and self.sizes is not None else 0,
                     "flat": [known.name for known in one.crossing.tensors if known.is_flat],
                     "codecs": {
                         name: {"difference": loss.difference, "labels_changed": loss.labels, "bytes": loss.nbytes}

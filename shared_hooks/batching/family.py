@@ -306,8 +306,8 @@ class CutOfAnyBatch:
 
     def is_at(self, crossing: Crossing, rows: int) -> bool:
         """Whether this is the same cut, as it is planned or as it is foretold (storages whole)."""
-        same = partial(_core, replace(crossing, context={}))
-        return any(same() == _core(replace(self._foretold(rows, wide=wide), context={})) for wide in (False, True))
+        same = partial(core, replace(crossing, context={}))
+        return any(same() == core(replace(self._foretold(rows, wide=wide), context={})) for wide in (False, True))
 
     def _foretold(self, rows: int, *, wide: bool) -> Crossing:
         if rows == 1:
@@ -322,7 +322,7 @@ def _form_of(slot: Slot) -> tuple[torch.dtype, int]:
     return slot.dtype, len(slot.pieces)
 
 
-def _core(crossing: Crossing) -> bytes:
+def core(crossing: Crossing) -> bytes:
     """What both sides must see alike. The context is compared before each tail, the plan's digest covers what follows,
     how pieces travel is over by then; and what a run was seen to leave behind (`Crossing.leaves`) hangs on what ran
     before it: a batch's tail may leave what this side has seen.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
 import torch
 
+from shared_hooks.batching.family import core
 from shared_hooks.crossing import Crossing, NamedCrossing, named_crossing
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.planning import Plan, Rule, SizedCrossing
@@ -18,10 +20,13 @@ BATCH: Final = "batch"
 LENGTH: Final = "length"
 _AXES: Final = {BATCH: 0, LENGTH: 1}
 SAMPLES: Final = 3
+LARGEST: Final = {BATCH: (16, 4, 2), LENGTH: (8, 4, 2)}
+"""How many times the example's size sizes may be at most: the first that the model takes."""
 
 
 class OtherSizes:
-    """A model's example with another batch or length: `plans` of it for three `lengths`, from which others follow.
+    """A model's example with another batch or length: `plans` of it for three `lengths`, from which others follow, up
+    to a fourth, the `largest`: there a plan is compared with the rule, for Python may do something else from a size on.
 
     What moves is axis 0 (``vary`` is `BATCH`) or axis 1 (`LENGTH`) of all inputs that have the same size there as the
     first that has this axis. Raises CutRefused where nothing does, or where the model does not take it.
@@ -39,14 +44,31 @@ class OtherSizes:
             n for n, one in enumerate(tensors) if one.dim() > self.axis and one.shape[self.axis] == known[0]
         )
         """Numbers of the inputs whose size moves."""
-        self.lengths = tuple(max(known[0], 2) + more for more in range(SAMPLES))
-        self.plans: list[Plan] = []
-        for length in self.lengths:
+        first = max(known[0], 2)
+        lengths = [first + more for more in range(SAMPLES)]
+        self.plans = [self._plan(wrapped, length) for length in lengths]
+        for times in LARGEST[vary]:
             try:
-                args, kwargs = unflatten(structure, self.inputs(length), own_class)
-                self.plans.append(wrapped.plan(*args, **kwargs))
-            except Exception as error:  # whatever a model raises for a size that it does not take
-                raise CutRefused(f"{vary}: the model does not take {length}: {error}") from error
+                self.plans.append(self._plan(wrapped, first * times + SAMPLES))
+            except CutRefused:
+                continue
+            lengths.append(first * times + SAMPLES)
+            break
+        else:
+            raise CutRefused(f"{vary}: the model takes few more than {lengths[-1]}")
+        self.lengths = tuple(lengths)
+
+    @property
+    def largest(self) -> int:
+        """The largest size that is foretold."""
+        return self.lengths[-1]
+
+    def _plan(self, wrapped: WrappedModel, length: int) -> Plan:
+        try:
+            args, kwargs = unflatten(self._structure, self.inputs(length), own_class)
+            return wrapped.plan(*args, **kwargs)
+        except Exception as error:  # whatever a model raises for a size that it does not take
+            raise CutRefused(f"the model does not take {length} along axis {self.axis}: {error}") from error
 
     def inputs(self, length: int) -> list[torch.Tensor]:
         """The example at this size: its rows, over and over. New tensors."""
@@ -59,16 +81,17 @@ class OtherSizes:
         return found
 
     def crossing(self, cut: str) -> SizedCrossing:
-        """Raises CutRefused where three plans give no rule."""
+        """Raises CutRefused where three plans give no rule, or a fourth another cut than that."""
         sizes = [tuple(n for one in self.inputs(length) for n in one.shape) for length in self.lengths]
         first = next(at for at, (one, other) in enumerate(zip(*sizes[:2], strict=True)) if one != other)
         try:
-            rule = Rule.of(sizes, self.plans, first, cut, wide=False)
+            rule = Rule.of(sizes[:SAMPLES], self.plans[:SAMPLES], first, cut, wide=False)
+            found = None if rule is None else rule.sized.at(self.largest, sizes[-1])
+            if rule is None or found is None or core(found) != core(self.plans[-1].cutting(cut)[1]):
+                raise CutRefused("plans of several sizes differ in more than sizes")
         except UnknownLayer as error:
             raise CutRefused(f"{error}") from error
-        if rule is None or any(rule.sized.at(length) is None for length in self.lengths):
-            raise CutRefused("plans of three sizes differ in more than sizes")
-        return rule.sized
+        return replace(rule.sized, largest=self.largest)
 
     def shapes(self, cut: str, inputs: Sequence[str]) -> list[list[int]]:
         """Shapes of what crosses, with -1 where a size moves. Raises CutRefused."""
@@ -93,7 +116,10 @@ def for_shapes(
         for a, b, size in zip(mine.shape, theirs.shape, shape, strict=True):
             if a != b:
                 length = sized.lengths[0] + Fraction(size - a, b - a) * (sized.lengths[1] - sized.lengths[0])
-                if length.denominator != 1 or length < 1 or (crossing := sized.at(int(length))) is None:
+                if length.denominator != 1 or not 1 <= length <= (sized.largest or length):
+                    return None
+                crossing = sized.at(int(length))
+                if crossing is None:
                     return None
                 named = named_crossing(crossing, inputs)
                 return (crossing, named) if [list(x.shape) for x in named] == [list(x) for x in shapes] else None

@@ -232,15 +232,23 @@ def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], A
 
 
 def of_any_size(tapes: Sequence[Tape], lengths: Sequence[int]) -> Tape | None:
-    """One tape of several whose inputs differ in a size; None where they differ in more than whole numbers."""
+    """One tape of several whose inputs differ in a size, by the first three; None where they differ in more than whole
+    numbers, or one behind them does something else than the three tell.
+    """
     first = tapes[0]
     read = [[(at, step.value) for at, step in enumerate(tape.steps) if step.reads] for tape in tapes]
     constants = [{at: one if isinstance(one, str) else id(one) for at, one in tape.constants.items()} for tape in tapes]
     if any(one != read[0] for one in read) or any(one != constants[0] for one in constants):
         return None
-    moving = Moving.of([tape.steps for tape in tapes], lengths)
+    moving = Moving.of([tape.steps for tape in tapes[:3]], lengths[:3])
     steps = None if moving is None else moving.with_numbers(Varying)
-    return None if steps is None else replace(first, steps=steps, tensors=[], around=[])
+    if moving is None or steps is None:
+        return None
+    for tape, length in zip(tapes[3:], lengths[3:], strict=True):
+        told = moving.at(length)
+        if told is None or not all(one.is_like(other) for one, other in zip(told, tape.steps, strict=True)):
+            return None
+    return replace(first, steps=steps, tensors=[], around=[])
 
 
 Make = Callable[[Sequence[torch.Tensor]], torch.Tensor]

@@ -145,10 +145,11 @@ class Rule:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class SizedCrossing:
-    """What crosses at one cut, for any size. ``crossing``: for one of them."""
+    """What crosses at one cut, for any size. ``crossing``: for one of them; ``largest``: the last that was compared."""
 
     crossing: Crossing
     _moving: Moving
+    largest: int | None = None
 
     @property
     def lengths(self) -> tuple[int, ...]:

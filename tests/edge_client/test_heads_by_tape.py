@@ -192,6 +192,30 @@ def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refus
             client._ask(client._request(head, cut)[0])
 
 
+class Turns(nn.Module):
+    """From a size on Python does something else, which no shape shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x) * min(len(x), 9))
+
+
+def test_a_size_from_which_python_does_something_else(tmp_path: Path) -> None:
+    choice = ModelChoice(Turns().eval(), example=((torch.rand(2, 8),), {}), model_id="residual")
+    found = edge_client.export(choice, split="all", output=tmp_path)
+    assert {row["cut"]: row["any"] for row in found.rows()} == {"first": "batch", "last": None}, found.text()
+    with served(Turns, {"args": [{"shape": [2, 8]}]}) as server, LightClient(server, tmp_path, "first") as client:
+        model = Turns().eval()
+        for rows in (1, 2, 9, 30):
+            _right(model, client, ["first"], torch.rand(rows, 8))
+        with pytest.raises(InputMismatch, match="-1: up to 35"):
+            client.infer(np.zeros((36, 8), np.float32))
+
+
 def test_sizes_that_are_fixed(tmp_path: Path) -> None:
     choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
     found = edge_client.export(choice, split="all", output=tmp_path, vary="fixed")

@@ -121,7 +121,7 @@ def test_what_a_stranger_may_send(asker: Asker, wrapped: WrappedModel) -> None:
     assert all(torch.equal(found[one], wanted[one]) for one in wanted)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 50])
+@pytest.mark.parametrize("rows", [1, 2, 3, 35])
 def test_any_batch_is_exact(asker: Asker, wrapped: WrappedModel, rows: int) -> None:
     x = torch.randn(rows, 8)
     with torch.no_grad():
