@@ -159,7 +159,7 @@ class Head:
     flat: frozenset[str] = frozenset()
     """What of it a codec may encode."""
     codecs: Mapping[str, float] = field(default_factory=dict)
-    """The same difference with a codec that rounds."""
+    """What answers are expected to be within with a codec that rounds."""
 
 
 class Heads:
@@ -196,7 +196,7 @@ class Heads:
                     float(one["difference"]),
                     int(one["largest"]),
                     frozenset(map(str, one["flat"])),
-                    {str(name): float(known["difference"]) for name, known in one["codecs"].items()},
+                    {str(name): float(known["bound"]) for name, known in one["codecs"].items()},
                 )
                 for one in known["heads"]
             }

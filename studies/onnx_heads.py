@@ -2,7 +2,8 @@
 
     python -m studies.onnx_heads --json docs/results/onnx_heads.json                       # the zoo of the tests
     python -m studies.onnx_heads --family transformers --models 40 --json ...
-    python -m studies.onnx_heads --family timm --family torchvision --models 40 --json ... # where they are installed
+    python -m studies.onnx_heads --family timm --family detection --models 40 --json ...   # where they are installed
+    python -m studies.onnx_heads --shipped --json ...       # the shipped model, every cut, through a server, by codec
 
 Of each model some cuts are exported (`--cuts`); a head runs in onnxruntime, its tail in torch, and the answer is
 compared with the whole model's on two inputs. Every model runs in a process of its own, with a bound of time.
@@ -126,6 +127,49 @@ def summary(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def shipped() -> list[dict[str, Any]]:
+    """The shipped model's pictures through every head and a real server: 32 are compared at the export, 40 asked."""
+    from edge_client import LightClient, ModelChoice, export, local_server
+    from shared_hooks.models import digits, load_spec
+
+    pictures = sorted((Path(digits.__file__).parent / "images").glob("*.png"))
+    spec = load_spec("digits")
+    model = spec.load_model()
+    with torch.no_grad():
+        wanted = [model(*spec.preprocess(one)[0]) for one in pictures]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        made = export("digits", [str(one) for one in pictures[:32]], split="all", output=folder)
+        cuts = [one.cut for one in made.heads if not one.refused]
+        with local_server(ModelChoice("digits"), arguments=["--tails", "all"]) as server:
+            for codec in ("raw", "lz4", "fp16", "int8"):
+                off, bound, labels, held, asked = 0.0, 0.0, 0, 0, 0
+                for cut in cuts:
+                    with LightClient(server, folder, cut, codec=codec) as client:
+                        worst = 0.0
+                        for picture, whole in zip(pictures, wanted, strict=True):
+                            answer = client.infer_file(picture)
+                            found = torch.from_numpy(answer.output.copy())
+                            worst = max(worst, float((found - whole).abs().max() / whole.abs().max()))
+                            labels += int(found.argmax() != whole.argmax())
+                            asked += 1
+                        off, bound = max(off, worst), max(bound, answer.difference)
+                        held += worst <= max(answer.difference, 1e-6)
+                rows.append(
+                    {
+                        "codec": codec,
+                        "cuts": len(cuts),
+                        "answers": asked,
+                        "labels changed": labels,
+                        "largest difference": off,
+                        "largest bound told": bound,
+                        "cuts within their own bound": held,
+                    }
+                )
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
+
+
 def main() -> int:
     """Exit status 1 where a model failed otherwise than by a refusal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -134,7 +178,11 @@ def main() -> int:
     parser.add_argument("--cuts", type=int, default=4, help="of each model")
     parser.add_argument("--seed", type=int, default=28)
     parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--shipped", action="store_true", help="the shipped model's pictures through a server")
     options = parser.parse_args()
+    if options.shipped:
+        options.json.write_text(json.dumps(shipped(), indent=1) + "\n")
+        return 0
     sources = {one: of_family(one, options.models, options.seed) for one in options.family or ()} or {"zoo": of_zoo()}
     written = {}
     for family, models in sources.items():

@@ -59,6 +59,11 @@ class CodecLoss:
     labels: int
     nbytes: int
 
+    @property
+    def bound(self) -> float:
+        """What answers to other inputs of the kind are expected to be within: twice what was measured."""
+        return 2 * self.difference
+
 
 @dataclass(frozen=True)
 class Head:
@@ -502,7 +507,12 @@ class Writer:
                     "largest": self.sizes.largest if one.free and self.sizes is not None else 0,
                     "flat": [known.name for known in one.crossing.tensors if known.is_flat],
                     "codecs": {
-                        name: {"difference": loss.difference, "labels_changed": loss.labels, "bytes": loss.nbytes}
+                        name: {
+                            "difference": loss.difference,
+                            "bound": loss.bound,
+                            "labels_changed": loss.labels,
+                            "bytes": loss.nbytes,
+                        }
                         for name, loss in one.codecs.items()
                     },
                     "bytes": one.nbytes,
