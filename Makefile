@@ -116,6 +116,7 @@ attacks: $(DEV)
 	$(PY) -m studies.attacks.steps --minutes 5
 	$(PY) -m studies.attacks.pressure --answers 200
 	$(PY) -m studies.attacks.files --files 10000 --minutes 3
+	$(PY) -m studies.attacks.tails --minutes 3
 	$(PY) -m studies.attacks.servers --minutes 2
 
 chaos: $(DEV)

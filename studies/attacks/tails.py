@@ -206,8 +206,14 @@ class Doors:
     """One server, by both transports."""
 
     def __init__(self, server: Server, rest: str) -> None:
-        self._call = grpc.insecure_channel(server.address).unary_unary(METHOD)
+        self._channel = grpc.insecure_channel(server.address)
+        self._call = self._channel.unary_unary(METHOD)
         self._rest = http.client.HTTPConnection(rest, timeout=SECONDS)
+
+    def close(self) -> None:
+        """Both connections."""
+        self._channel.close()
+        self._rest.close()
 
     def grpc(self, request: pb.ModelInferRequest) -> tuple[str, torch.Tensor | None]:
         """The error's name, or the answer."""
@@ -292,8 +298,8 @@ def tried(minutes: float, most: int, seed: int, folder: Path) -> dict[str, Any]:
     faults: list[str] = []
     asked = answered = exact = 0
     slowest = 0.0
+    doors = Doors(server, rest_of(server))
     try:
-        doors = Doors(server, rest_of(server))
         for one in honest:
             if not same(doors.grpc(one.request())[1], one.answer(one.tensors)):
                 faults.append(f"honest {one.model}@{one.cut} before")
@@ -339,6 +345,7 @@ def tried(minutes: float, most: int, seed: int, folder: Path) -> dict[str, Any]:
             "said": dict(counted.most_common()),
         }  # fmt: skip
     finally:
+        doors.close()
         server.drain(5)
     return {**row, "faults": faults}
 
