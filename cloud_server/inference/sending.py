@@ -20,7 +20,7 @@ from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, Parcel
-from shared_hooks.batching.sizes import for_shapes
+from shared_hooks.batching.sizes import for_shapes, sized_crossing
 from shared_hooks.codecs import Coded
 from shared_hooks.crossing import (
     INPUTS,
@@ -230,10 +230,11 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
             raise InputMismatch(f'input "{name}": the shape {list(sent[name])} came; this tail takes {shape}')
     inputs = tuple(name for name, _, _ in identity.form["inputs"])
     shapes = tuple(sent[name] for name, _, _ in form["inputs"])
-    known = [_cut_described(form["cut"], inputs), *(_cut_sized(one, inputs, shapes) for one in form["sized"])]
+    sizes = [sized_crossing(identity.form["sizes"][number], own) for number, own in form["sized"]]
+    known = [_cut_described(form["cut"], inputs), *(_cut_sized(one, inputs, shapes) for one in sizes)]
     fitting = [one for one in known if one is not None and tuple(x.shape for x in one[1]) == shapes]
     if not fitting:
-        most = max((one.largest or 0 for one in form["sized"]), default=0)
+        most = max((one.largest or 0 for one in sizes), default=0)
         bound = f" up to {most}" if most else ""
         raise InputMismatch(
             f"the shapes {[list(one) for one in shapes]} do not belong together: no size{bound} has them"

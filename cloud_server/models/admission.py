@@ -40,9 +40,10 @@ TRIALS_SECONDS = 1.0
 """No further size is tried beyond this; what was not tried is said to be fixed."""
 
 Form = dict[str, Any]
-"""``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
+"""JSON-able. ``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
 example. Or ``refused`` alone: why the model cannot be asked by names. ``tails``: by the name of a cut, ``inputs`` and
-``cut`` of the tail behind it, and what crosses for other sizes (``sized``); or ``refused``.
+``cut`` of the tail behind it, and what crosses for other sizes (``sized``: a number of ``sizes``, and the rest of its
+description); or ``refused``.
 """
 ALL = "all"
 """As the only name of ``tails``: every cut that there is."""
@@ -67,7 +68,7 @@ def form_of(
     inputs = [name for name, _, _ in form["inputs"]]
     sizes = [*other_sizes(wrapped, *flatten((args, kwargs)))]
     made = {name: _tail_form(plan, name, inputs, sizes, refuses=tails[0] == ALL) for name in names}
-    return {**form, "tails": made}
+    return {**form, "tails": made, "sizes": [one.described() for one in sizes]}
 
 
 def _tail_form(plan: Plan, name: str, inputs: Sequence[str], sizes: Sequence[OtherSizes], *, refuses: bool) -> Form:
@@ -76,10 +77,10 @@ def _tail_form(plan: Plan, name: str, inputs: Sequence[str], sizes: Sequence[Oth
         crossing = plan.cutting(name)[1]
         named = named_crossing(crossing, inputs)
         forms, sized = named.to_json(), []
-        for one in sizes:
+        for number, one in enumerate(sizes):
             with suppress(CutRefused):
                 shapes = moving_shapes(one.crossing(name), inputs)
-                sized.append(one.crossing(name))
+                sized.append([number, one.cut_described(name)])
                 for (*_, shape), moving in zip(forms, shapes, strict=True):
                     shape[:] = [-1 if -1 in pair else pair[0] for pair in zip(shape, moving, strict=True)]
         return {"inputs": forms, "cut": crossing.to_bytes().decode(), "sized": sized}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Final
+from functools import lru_cache
+from typing import Any, Final
 
 import torch
 
 from shared_hooks.batching.family import core
-from shared_hooks.crossing import Crossing, NamedCrossing, named_crossing
+from shared_hooks.crossing import Crossing, NamedCrossing, decode, named_crossing
+from shared_hooks.crossing.description import CALL
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
 from shared_hooks.planning import Plan, Rule, SizedCrossing
 from shared_hooks.tensors import Structure, own_class, unflatten
@@ -93,9 +96,47 @@ class OtherSizes:
             raise CutRefused(f"{error}") from error
         return replace(rule.sized, largest=self.largest)
 
+    def described(self) -> str:
+        """What all cuts share, as JSON: sizes, and what the model's forward calls and does at the first three."""
+        plans = self.plans[:SAMPLES]
+        items = [[_as_json(item) for item in plan.trace.path_items(plan.trace.end)] for plan in plans]
+        return json.dumps({"lengths": self.lengths[:SAMPLES], "largest": self.largest, "items": items})
+
+    def cut_described(self, cut: str) -> str:
+        """What is one cut's own, as JSON: `sized_crossing` makes of both what `crossing` is. Raises CutRefused."""
+        self.crossing(cut)
+        plans = self.plans[:SAMPLES]
+        texts = [plan.cutting(cut)[1].to_bytes().decode() for plan in plans]
+        return json.dumps(
+            {"crossings": texts, "items": sum(1 for _ in plans[0].trace.path_items(plans[0].position(cut)))}
+        )
+
     def shapes(self, cut: str, inputs: Sequence[str]) -> list[list[int]]:
         """Shapes of what crosses, with -1 where a size moves. Raises CutRefused."""
         return moving_shapes(self.crossing(cut), inputs)
+
+
+def _as_json(item: tuple[Any, ...]) -> list[Any]:
+    if item[0] == CALL:
+        return list(item)
+    return [item[0], [[list(shape), str(dtype)] for shape, dtype in item[1]]]
+
+
+@lru_cache(256)
+def sized_crossing(shared: str, own: str) -> SizedCrossing:
+    """Of `OtherSizes.described` and `cut_described`."""
+    known, cut = json.loads(shared), json.loads(own)
+    values = []
+    for text, items in zip(cut["crossings"], known["items"], strict=True):
+        path = tuple(
+            tuple(item) if item[0] == CALL else (item[0], [(tuple(shape), dtype) for shape, dtype in item[1]])
+            for item in items[: cut["items"]]
+        )
+        values.append((decode(text.encode()), path))
+    found = SizedCrossing.of(values, known["lengths"])
+    if found is None:
+        raise CutRefused("what is said of several sizes differs in more than sizes")
+    return replace(found, largest=known["largest"])
 
 
 def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]]:

@@ -126,12 +126,13 @@ class Rule:
             () if c.layer_id < 0 else tuple(p.trace.path_items(p.position(cut)))
             for p, (_, c) in zip(plans, cuts, strict=True)
         ]
-        parts = [(_parts(crossing), *more) for (_, crossing), *more in zip(cuts, items, sizes, strict=True)]
         lengths = [known[first] for known in sizes]
-        moving, captures = Moving.of(parts, lengths), Moving.of([cutting.captures for cutting, _ in cuts], lengths)
-        if moving is None or captures is None:
+        values = [(crossing, *more) for (_, crossing), *more in zip(cuts, items, sizes, strict=True)]
+        sized = SizedCrossing.of(values, lengths)
+        captures = Moving.of([cutting.captures for cutting, _ in cuts], lengths)
+        if sized is None or captures is None:
             return None
-        return cls(plans[-1], cuts[-1][0], SizedCrossing(cuts[-1][1], moving), captures, first)
+        return cls(plans[-1], cuts[-1][0], sized, captures, first)
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
         """The plan's numbers at these sizes; None where a number follows no rule."""
@@ -150,6 +151,12 @@ class SizedCrossing:
     crossing: Crossing
     _moving: Moving
     largest: int | None = None
+
+    @classmethod
+    def of(cls, values: Sequence[tuple[Any, ...]], lengths: Sequence[int]) -> SizedCrossing | None:
+        """From crossings with their paths (`Trace.path_items`), and maybe all sizes; None where more than numbers differ."""
+        moving = Moving.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
+        return None if moving is None else cls(values[-1][0], moving)
 
     @property
     def lengths(self) -> tuple[int, ...]:

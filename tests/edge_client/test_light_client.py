@@ -37,7 +37,7 @@ CUTS = ["stem.2", "stage2.0.conv2", "pool"]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    with local_server(ModelChoice("digits"), arguments=["--tails", ",".join(CUTS)]) as address:
+    with local_server(ModelChoice("digits"), arguments=["--tails", ",".join(CUTS), "--workers", "2"]) as address:
         yield address
 
 
