@@ -404,7 +404,8 @@ class Writer:
             off = max((apart(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
             twice = twice or tensors is not self.samples[0]
             if tensors is self.moved:
-                crossing_off = off
+                coarse = [torch.finfo(one.dtype).eps for one in wanted if one.is_floating_point()]
+                crossing_off = off / max(1.0, 8 * max(coarse, default=0.0) / SAME)
                 continue
             difference = max(difference, off)
             if not any(tensors is one for one in (self.samples[0], *self.samples[2:])):
