@@ -162,7 +162,7 @@ def shipped() -> list[dict[str, Any]]:
                         "answers": asked,
                         "labels changed": labels,
                         "largest difference": off,
-                        "largest bound told": bound,
+                        "largest bound": bound,
                         "cuts within their own bound": held,
                     }
                 )

@@ -7,6 +7,7 @@ sweep       every cut measured
 prune       which channels are worth sending
 calibrate  what every codec costs in answers
 export     heads as ONNX files
+engines    heads in other engines, timed and asked
 bench      a server under an open load
 hierarchy  the module tree, what ran of it, ONNX files
 layers     a model's layers, and where it can be cut

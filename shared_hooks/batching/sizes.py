@@ -124,7 +124,7 @@ def _as_json(item: tuple[Any, ...]) -> list[Any]:
 
 @lru_cache(256)
 def sized_crossing(shared: str, own: str) -> SizedCrossing:
-    """Of `OtherSizes.described` and `cut_described`."""
+    """What `OtherSizes.described` and `cut_described` say."""
     known, cut = json.loads(shared), json.loads(own)
     values = []
     for text, items in zip(cut["crossings"], known["items"], strict=True):

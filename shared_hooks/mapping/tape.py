@@ -245,8 +245,8 @@ def of_any_size(tapes: Sequence[Tape], lengths: Sequence[int]) -> Tape | None:
     if moving is None or steps is None:
         return None
     for tape, length in zip(tapes[3:], lengths[3:], strict=True):
-        told = moving.at(length)
-        if told is None or not all(one.is_like(other) for one, other in zip(told, tape.steps, strict=True)):
+        wanted = moving.at(length)
+        if wanted is None or not all(one.is_like(other) for one, other in zip(wanted, tape.steps, strict=True)):
             return None
     return replace(first, steps=steps, tensors=[], around=[])
 

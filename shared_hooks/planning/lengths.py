@@ -154,7 +154,7 @@ class SizedCrossing:
 
     @classmethod
     def of(cls, values: Sequence[tuple[Any, ...]], lengths: Sequence[int]) -> SizedCrossing | None:
-        """From crossings with their paths (`Trace.path_items`), and perhaps all sizes; None where they differ in more."""
+        """From crossings with their paths (`Trace.path_items`), and perhaps all sizes; None where more is unlike."""
         moving = Moving.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
         return None if moving is None else cls(values[-1][0], moving)
 
