@@ -40,7 +40,8 @@ import numpy as np, onnxruntime
 options = onnxruntime.SessionOptions()
 options.intra_op_num_threads = 1
 session = onnxruntime.InferenceSession(sys.argv[1], options, providers=["CPUExecutionProvider"])
-feeds = {one.name: np.random.default_rng(0).random(one.shape, np.float32) for one in session.get_inputs()}
+shapes = {one.name: [size if isinstance(size, int) else 1 for size in one.shape] for one in session.get_inputs()}
+feeds = {name: np.random.default_rng(0).random(shape, np.float32) for name, shape in shapes.items()}
 took = []
 for turn in range(int(sys.argv[2]) + 3):
     began = time.perf_counter()
