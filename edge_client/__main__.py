@@ -43,7 +43,9 @@ def _main(argv: Sequence[str] | None) -> int:
 def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
     """What runs it, loaded now: a module of its own, or one of `commands.tasks`."""
     if getattr(options, "heads", None) is not None:
-        return _main_of("light")
+        from edge_client.commands import light
+
+        return light.doctor if options.command == "doctor" else light.main
     if options.command in ("calibrate", "prune", "profile", "bench", "hierarchy", "export"):
         from edge_client.commands.tasks import COMMANDS
 

@@ -80,6 +80,11 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--list-partitioners", action="store_true", help="list them and exit")
 
 
+def _add_heads(command: argparse._ActionsContainer) -> None:
+    command.add_argument("--heads", metavar="DIR", help="of edge-client export: run an ONNX head, without PyTorch")
+    command.add_argument("--provider", default="cpu", metavar="NAME", help="onnxruntime's, for --heads (default: cpu)")
+
+
 def _add_engine(command: argparse._ActionsContainer, text: str) -> None:
     command.add_argument("--engine", default="torch", metavar="NAME,NAME", help=f"{text} (default: torch)")
 
@@ -363,8 +368,7 @@ def add_run(commands: Commands, model: Parser) -> None:
         default=True,
         help="--no-exact: the server may compute inputs in batches with other clients'; last bits then differ",
     )
-    run.add_argument("--heads", metavar="DIR", help="of edge-client export: run an ONNX head, without PyTorch")
-    run.add_argument("--provider", default="cpu", metavar="NAME", help="onnxruntime's, for --heads (default: cpu)")
+    _add_heads(run)
     run.add_argument("--layers", action="store_true", help="print each layer's time on both sides")
     run.add_argument(
         "--dashboard",
@@ -591,6 +595,7 @@ def make_parser() -> Parser:
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
     doctor.add_argument("server", nargs="?", metavar="HOST:PORT", help="(default: as --server of run)")
     doctor.add_argument("--server", dest="named", metavar="HOST:PORT", help="the same, as other commands have it")
+    _add_heads(doctor)
     add_credentials(doctor)
     add_run(commands, model)
     add_dashboard(commands, model)

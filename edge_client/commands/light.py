@@ -1,4 +1,7 @@
-"""``edge-client run --heads DIR``: inputs through an exported head and its tail on a server. Loads no torch."""
+"""``edge-client run --heads DIR``: inputs through an exported head and its tail on a server; ``doctor --heads DIR``.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,14 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from edge_client.commands import common
 from edge_client.commands.common import credentials_of, needed, say
-from edge_client.light import Heads, LightAnswer, LightClient
+from edge_client.light import Heads, LightAnswer, LightClient, provider_of
 from edge_client.settings import OWN
-from shared_hooks.errors import ServerUnavailable, SpecError
+from shared_hooks.errors import InputMismatch, IsthmusError, ServerUnavailable, SpecError
+from shared_hooks.version import __version__
 
 TAKEN = {
     "--heads",
@@ -73,6 +79,42 @@ def main(options: argparse.Namespace) -> int:
 
             write_text(options.json, text, "--json")
     return common.OK if len(good) == len(answers) else common.SOME_FAILED
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """What stands between these heads and a server's answers, a line each; exit status 1 if anything is wrong."""
+    import onnxruntime
+
+    options.server = options.server or options.named
+    server, wrong = needed(options), 0
+    _found("ok", "versions", f"Isthmus {__version__}, onnxruntime {onnxruntime.__version__}, without PyTorch")
+    heads = Heads(options.heads)
+    provider = provider_of(options.provider)
+    _found("ok", "heads", f"{heads.model}: {len(heads.cuts)} in {heads.folder}, every file as it was exported")
+    _found("ok", "provider", f"{provider}, of {', '.join(onnxruntime.get_available_providers())}")
+    for cut in heads.cuts:
+        zeros = [np.zeros([max(size, 1) for size in one.shape], one.dtype) for one in heads.head(cut).inputs]
+        client = LightClient(
+            server, heads, cut, provider=options.provider, credentials=credentials_of(options), patience=0.0
+        )
+        try:
+            with client:
+                client.infer(*zeros)
+                answer = client.infer(*zeros)
+            took = f"{answer.end_to_end_ns / 1e6:.1f} ms, head {answer.head_ns / 1e6:.1f} ms"
+            _found("ok", cut, f"{took}, {answer.bytes_up} bytes up; off by {answer.difference:.1e}")
+        except InputMismatch as error:
+            _found("warning", cut, f"zeros are no input of this head: {error}")
+        except IsthmusError as error:
+            wrong += 1
+            _found("wrong", cut, f"{type(error).__name__}: {error}")
+            if isinstance(error, ServerUnavailable):
+                break
+    return common.SOME_FAILED if wrong else common.OK
+
+
+def _found(level: str, about: str, says: str) -> None:
+    print(f"{level:<8} {about:<12} {says}", flush=True)
 
 
 def _files(words: list[str]) -> list[Path]:

@@ -316,3 +316,22 @@ def test_where_a_heads_time_goes(heads: Path, images: list[np.ndarray[Any, Any]]
         assert len(client.node_times(images[0], split=CUTS[0])) < len(found)
         with pytest.raises(InputMismatch):
             client.node_times()
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_doctor_without_torch(server: str, heads: Path, tmp_path: Path, wrong: bool) -> None:
+    program = (
+        "import sys; from edge_client.__main__ import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    folder = copy(heads, tmp_path)
+    if wrong:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "weights": "0" * 32}))
+    words = [sys.executable, "-c", program, "doctor", server, "--heads", str(folder)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == (1 if wrong else 0), done.stderr
+    lines = {line.split()[1]: line for line in done.stdout.splitlines()}
+    assert lines.keys() == {"versions", "heads", "provider", *CUTS}
+    for cut in CUTS:
+        assert lines[cut].startswith("wrong" if wrong else "ok") and ("other weights" in lines[cut]) == wrong
