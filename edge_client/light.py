@@ -7,6 +7,7 @@ goes by the Open Inference Protocol to the model ``NAME@CUT`` of the server (doc
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import statistics
@@ -39,6 +40,7 @@ from shared_hooks.errors import (
     by_name,
     near,
 )
+from shared_hooks.frames import Frame
 
 Array = npt.NDArray[Any]
 AUTO: Final = "auto"
@@ -235,6 +237,16 @@ class Heads:
             raise InputMismatch(f"{file}: {self.model} says nothing about pictures that can be done without its code")
         return (_as_array(file, self._pictures),)
 
+    def of_frame(self, frame: Frame) -> tuple[Array, ...]:
+        """The same of a frame of a camera or a video (`edge_client.sources`)."""
+        from PIL import Image
+
+        if self._pictures is None:
+            raise InputMismatch(f"{frame.id.name}: {self.model} says nothing about pictures")
+        held = io.BytesIO()
+        Image.fromarray(frame.pixels).save(held, "PNG", compress_level=0)
+        return (_pixels(held.getvalue(), frame.id.name, self._pictures),)
+
     def rank(self, outputs: Mapping[str, Array]) -> tuple[Prediction, ...]:
         """The best classes, where the spec ranks class scores; else none."""
         ranks, known = self._ranks, list(outputs)
@@ -378,7 +390,8 @@ class LightClient:
     ) -> Iterator[LightAnswer | IsthmusError]:
         """Answers in the order of ``inputs``, with up to ``in_flight`` under way; an input that fails gives its error.
 
-        An input is an array, a tuple of them, or what ``prepare`` makes arrays of; paths are read as files.
+        An input is an array, a tuple of them, or what ``prepare`` makes arrays of; paths are read as files, and frames
+        of `edge_client.sources` as pictures.
         """
 
         def one(item: Any) -> LightAnswer | IsthmusError:
@@ -387,6 +400,8 @@ class LightClient:
                     return self.infer(*prepare(item))
                 if isinstance(item, (str, Path)):
                     return self.infer_file(item)
+                if isinstance(item, Frame):
+                    return self.infer(*self.heads.of_frame(item))
                 return self.infer(*(item if isinstance(item, tuple) else (item,)))
             except IsthmusError as error:
                 return error
@@ -558,6 +573,10 @@ def _as_array(file: Path, how: _Pictures) -> Array:
         data = file.read_bytes()
     except OSError as error:
         raise InputMismatch(f"{file} cannot be read: {error.strerror}") from error
+    return _pixels(data, str(file), how)
+
+
+def _pixels(data: bytes, name: str, how: _Pictures) -> Array:
     size = None if how.size is None else (int(how.size[0]), int(how.size[1]))
     asked: picture.How = {
         "mode": how.mode,
@@ -569,7 +588,7 @@ def _as_array(file: Path, how: _Pictures) -> Array:
     try:
         _, (width, height), pixels = picture.decode(data, asked)
     except picture.Refused as error:
-        raise InputMismatch(f"{file} cannot be read as an image: {error}") from None
+        raise InputMismatch(f"{name} cannot be read as an image: {error}") from None
     values: Array = np.frombuffer(pixels, dtype=np.uint8).reshape(height, width, -1).astype(np.float32)
     values = values * np.float32(how.scale / 255.0)
     values = (values - np.asarray(how.mean, np.float32)) / np.asarray(how.std, np.float32)

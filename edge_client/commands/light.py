@@ -8,6 +8,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +21,9 @@ from edge_client.commands import common
 from edge_client.commands.common import credentials_of, needed, say
 from edge_client.light import Heads, LightAnswer, LightClient, provider_of
 from edge_client.settings import OWN
+from edge_client.sources.cameras import KEPT, camera, is_camera
 from shared_hooks.errors import InputMismatch, IsthmusError, ServerUnavailable, SpecError
+from shared_hooks.frames import Frame
 from shared_hooks.version import __version__
 
 TAKEN = {
@@ -31,6 +37,11 @@ TAKEN = {
     "--patience",
     "--in-flight",
     "--codec",
+    "--frames",
+    "--queue",
+    "--camera-size",
+    "--camera-rate",
+    "--camera-format",
 }
 TAKEN |= {"--fallback", "--json", "--no-progress", "--debug", "--config", "--log-level", "--log-format"}
 TAKEN |= {"--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"}
@@ -44,30 +55,33 @@ def main(options: argparse.Namespace) -> int:
     if server == OWN:
         raise SpecError(f"--server {OWN}: a device without PyTorch has none of its own; give HOST:PORT")
     heads = Heads(options.heads)
-    files = _files(options.input)
     answers: list[dict[str, Any]] = []
-    with LightClient(
-        server,
-        heads,
-        options.split,
-        provider=options.provider,
-        threads=options.threads,
-        credentials=credentials_of(options),
-        deadline=options.deadline,
-        patience=options.patience,
-        fallback=options.fallback,
-        codec=options.codec,
-    ) as client:
-        width = max(len(file.name) for file in files)
-        for file, answer in zip(files, client.infer_many(files, in_flight=options.in_flight), strict=True):
+    with (
+        _inputs(options) as (inputs, width),
+        LightClient(
+            server,
+            heads,
+            options.split,
+            provider=options.provider,
+            threads=options.threads,
+            credentials=credentials_of(options),
+            deadline=options.deadline,
+            patience=options.patience,
+            fallback=options.fallback,
+            codec=options.codec,
+        ) as client,
+    ):
+        begun: deque[tuple[str, str]] = deque()
+        for answer in client.infer_many(_noted(inputs, begun), in_flight=options.in_flight):
+            name, file = begun.popleft()
             if isinstance(answer, LightAnswer):
-                print(_line(file.name.ljust(width), answer), flush=True)
+                print(_line(name.ljust(width), answer), flush=True)
                 answers.append(_as_dict(file, answer))
             elif isinstance(answer, ServerUnavailable):
                 raise answer
             else:
                 say(f"{file}: {type(answer).__name__}: {answer}")
-                answers.append({"file": str(file), "error": f"{type(answer).__name__}: {answer}"})
+                answers.append({"file": file, "error": f"{type(answer).__name__}: {answer}"})
         good = [one for one in answers if "error" not in one]
         print(_summary(heads, client.split, options.codec, answers, good))
     if options.json:
@@ -117,6 +131,28 @@ def _found(level: str, about: str, says: str) -> None:
     print(f"{level:<8} {about:<12} {says}", flush=True)
 
 
+@contextmanager
+def _inputs(options: argparse.Namespace) -> Iterator[tuple[Iterable[Path | Frame], int]]:
+    """Files, or the frames of a camera (at most --frames of them), and how wide their names are."""
+    cameras = [word for word in options.input if is_camera(word)]
+    if cameras:
+        if len(options.input) > 1:
+            raise SpecError("--input: a camera comes alone")
+        how = {"size": options.camera_size, "rate": options.camera_rate, "pixel_format": options.camera_format}
+        with camera(cameras[0], **how, queue=KEPT if options.queue is None else options.queue) as frames:
+            yield islice((one for one in frames if isinstance(one, Frame)), options.frames), 0
+        return
+    files = _files(options.input)
+    yield files, max(len(file.name) for file in files)
+
+
+def _noted(inputs: Iterable[Path | Frame], begun: deque[tuple[str, str]]) -> Iterator[Path | Frame]:
+    """The same; names of those that were begun are added to ``begun``."""
+    for one in inputs:
+        begun.append((one.name, str(one)) if isinstance(one, Path) else (one.id.name, one.id.name))
+        yield one
+
+
 def _files(words: list[str]) -> list[Path]:
     found: list[Path] = []
     for word in words:
@@ -136,9 +172,9 @@ def _line(name: str, answer: LightAnswer) -> str:
     return f"{name}  {what}{took}{fallen}"
 
 
-def _as_dict(file: Path, answer: LightAnswer) -> dict[str, Any]:
+def _as_dict(file: str, answer: LightAnswer) -> dict[str, Any]:
     return {
-        "file": str(file),
+        "file": file,
         "split": answer.split,
         "predictions": [vars(one) for one in answer.predictions],
         "head_ns": answer.head_ns,

@@ -16,6 +16,6 @@ camera is opened. No module has the name of a function here, which would stand b
 from edge_client.sources.cameras import camera, live
 from edge_client.sources.source import Item, Source, Tally, folder
 from edge_client.sources.videos import video
-from shared_hooks.models.images import Frame, FrameId, Pixels
+from shared_hooks.frames import Frame, FrameId, Pixels
 
 __all__ = ["Frame", "FrameId", "Item", "Pixels", "Source", "Tally", "camera", "folder", "live", "video"]

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from edge_client.sources.source import Source, check
 from edge_client.sources.videos import LIVE_FORMATS, ToPixels, naming_errors, opened
 from shared_hooks.errors import InputMismatch, SpecError
-from shared_hooks.models.images import Frame, FrameId, Pixels
+from shared_hooks.frames import Frame, FrameId, Pixels
 
 if TYPE_CHECKING:
     from av.container import InputContainer

@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from shared_hooks.errors import InputMismatch, SpecError
-from shared_hooks.models.images import Frame
-from shared_hooks.models.inputs import InputItem, find_inputs
+from shared_hooks.frames import Frame
 
-Item: TypeAlias = InputItem | Frame
+if TYPE_CHECKING:
+    from shared_hooks.models.inputs import InputItem
+
+Item: TypeAlias = "InputItem | Frame"
 """What a source gives: `ModelSpec.preprocess` takes it."""
 
 
@@ -161,6 +163,8 @@ def folder(*paths: str | Path) -> Files:
     A file that is given twice comes twice. One that cannot be read fails at its place. Raises InputMismatch where there
     is none.
     """
+    from shared_hooks.models.inputs import find_inputs  # which loads torch: a camera needs none
+
     return Files(find_inputs(paths, once=False), ", ".join(map(str, paths)))
 
 

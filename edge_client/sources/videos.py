@@ -14,8 +14,7 @@ import numpy as np
 from edge_client.sources import source
 from edge_client.sources.source import Source
 from shared_hooks.errors import InputMismatch, near
-from shared_hooks.models.images import Frame, FrameId, Pixels
-from shared_hooks.models.inputs import truth_of
+from shared_hooks.frames import Frame, FrameId, Pixels
 
 if TYPE_CHECKING:
     from av.container import InputContainer
@@ -161,6 +160,8 @@ class Video(Source):
         if not path.is_file():
             raise InputMismatch(f"{path} is no file")
         source.check(str(path))
+        from shared_hooks.models.inputs import truth_of  # which loads torch: a camera needs none
+
         self._truth = truth_of(path)
         self.first()
 

@@ -11,7 +11,7 @@ digits       the model that ships
 """
 
 from shared_hooks.config import Table
-from shared_hooks.models.images import Frame, FrameId
+from shared_hooks.frames import Frame, FrameId
 from shared_hooks.models.inputs import InputItem, find_inputs, truth_of
 from shared_hooks.models.named import BUILT_IN, load_spec, spec_from_table
 from shared_hooks.models.predictions import Prediction

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import safetensors
 import torch
 
 from shared_hooks import picture
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, TooLarge
+from shared_hooks.frames import Pixels
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, TENSOR_SUFFIXES
 from shared_hooks.picture import MAX_PIXELS as MAX_PIXELS
 
@@ -30,54 +30,6 @@ if TYPE_CHECKING:
 
 
 # A frame: one picture of a video or a camera, in memory.
-
-
-Pixels = npt.NDArray[np.uint8]
-"""RGB: (height, width, 3)."""
-
-
-@dataclass(frozen=True, slots=True)
-class FrameId:
-    """Which frame it is: of a ``source`` (a file, a device, an address without its password), ``index`` from 0.
-
-    A live source counts the frames that were dropped, too. ``seconds``: when a video shows it; None where nothing says
-    so. ``truth`` is the label it should get.
-    """
-
-    source: str
-    index: int
-    seconds: float | None = None
-    truth: str | None = None
-
-    @property
-    def name(self) -> str:
-        """For tables and messages."""
-        return f"{self.source if '://' in self.source else Path(self.source).name}#{self.index}"
-
-    @property
-    def origin(self) -> str:
-        """Where it came from, in full."""
-        return f"{self.source}#{self.index}"
-
-
-@dataclass(frozen=True, slots=True, eq=False)  # arrays compare by element
-class Frame:
-    """A frame's pixels (`Pixels`), and which it is. Raises InputMismatch for another kind of array."""
-
-    id: FrameId
-    pixels: Pixels
-
-    def __post_init__(self) -> None:
-        array: Any = self.pixels
-        if not isinstance(array, np.ndarray):
-            raise InputMismatch(f"{self.id.name}: expected a numpy array of pixels, found {type(array).__name__}")
-        if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != 3 or not array.size:
-            found = f"{array.dtype} of {array.shape}"
-            raise InputMismatch(f"{self.id.name}: expected RGB as uint8 of shape (height, width, 3), found {found}")
-
-    def __repr__(self) -> str:
-        return f"Frame({self.id.name}, {self.pixels.shape[1]} x {self.pixels.shape[0]})"
-
 
 _IN_PNG = ("1", "L", "LA", "P", "RGB", "RGBA", "I;16")
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4}

@@ -19,8 +19,9 @@ from torch import nn
 from shared_hooks import devices
 from shared_hooks.config import kind_of, resolve
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError, TooLarge
+from shared_hooks.frames import Frame
 from shared_hooks.models import images
-from shared_hooks.models.images import Frame, ImagePreprocess, as_png, picture_as_png
+from shared_hooks.models.images import ImagePreprocess, as_png, picture_as_png
 from shared_hooks.models.inputs import (
     TENSOR_SUFFIXES,
     Example,

@@ -30,6 +30,7 @@ from shared_hooks.errors import (
     UnknownModel,
 )
 from shared_hooks.models import digits, load_spec
+from tests.edge_client.sources.streams import streaming
 
 IMAGES = sorted((Path(digits.__file__).parent / "images").glob("*.png"))
 CUTS = ["stem.2", "stage2.0.conv2", "pool"]
@@ -335,3 +336,21 @@ def test_a_doctor_without_torch(server: str, heads: Path, tmp_path: Path, wrong:
     assert lines.keys() == {"versions", "heads", "provider", *CUTS}
     for cut in CUTS:
         assert lines[cut].startswith("wrong" if wrong else "ok") and ("other weights" in lines[cut]) == wrong
+
+
+def test_a_camera_without_torch(server: str, heads: Path) -> None:
+    program = (
+        "import sys; from edge_client.__main__ import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    with streaming(frames=60, seconds=0.05) as address:
+        words = ["run", "--heads", str(heads), "--split", CUTS[1], "--server", server, "--input", address]
+        done = subprocess.run(
+            [sys.executable, "-c", program, *words, "--frames", "3", "--json", "-"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    answers = json.loads(done.stdout)["answers"]
+    assert len(answers) == 3 and all(one["predictions"] and "#" in one["file"] for one in answers)

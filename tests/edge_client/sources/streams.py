@@ -17,7 +17,7 @@ from typing import Any
 import av
 import numpy as np
 
-from shared_hooks.models.images import Pixels
+from shared_hooks.frames import Pixels
 
 WIDTH, HEIGHT = 64, 48
 PACKET = 188

@@ -15,8 +15,8 @@ from edge_client import sources
 from edge_client.request.many import Position, in_order
 from edge_client.sources import Frame
 from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.frames import FrameId, Pixels
 from shared_hooks.lifecycle import Lifecycle
-from shared_hooks.models.images import FrameId, Pixels
 from tests.edge_client.sources.streams import number_of, picture
 from tests.waiting import eventually
 
