@@ -36,6 +36,7 @@ observers     looks at modules on either side
 batching      requests of several callers as one batch
 profiling     layers and cuts measured
 picture       image files decoded in a process with limits of memory and time
+frames        frames of videos and cameras
 showing       what objects say of themselves: a line, a table, a small picture
 version       of all three packages
 sinks         where numbers of observers and metrics go

@@ -66,7 +66,7 @@ def test_what_a_client_and_a_run_load() -> None:
     assert of(NOT_FOR_A_CLIENT, client) == []
     assert of(NOT_FOR_A_RUN, run) == []
 
-    needed = closure(declared())
+    needed = closure(declared() + declared("edge"))
     owners = packages_distributions()
     for module in {name.partition(".")[0] for name in run} & set(owners):
         names = {one.lower().replace("_", "-") for one in owners[module]}
@@ -75,7 +75,10 @@ def test_what_a_client_and_a_run_load() -> None:
 
 
 def test_a_server_needs_more_than_an_edge() -> None:
-    assert closure(declared("cloud")) - closure(declared()) >= {"prometheus-client", "grpcio-reflection"}
+    assert closure(declared("cloud")) - closure(declared() + declared("edge")) >= {
+        "prometheus-client",
+        "grpcio-reflection",
+    }
 
 
 def test_errors_and_the_way_to_a_server_need_no_torch() -> None:

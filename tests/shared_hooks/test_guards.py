@@ -14,7 +14,7 @@ from torch import nn
 
 from shared_hooks.batching.proof import Seconds
 from shared_hooks.crossing.description import TensorForm
-from shared_hooks.crossing.parcel import _params
+from shared_hooks.crossing.parcel import parameters_of
 from shared_hooks.errors import BadFrame
 from shared_hooks.metrics.measurement import NO_TIME, _energy
 from shared_hooks.metrics.records import Reading
@@ -42,9 +42,9 @@ def test_times_between_and_beyond_what_was_measured() -> None:
 
 @pytest.mark.parametrize("parameter", [1 << 63, -(1 << 63) - 1, math.nan, "x" * 10_000, None, [1]])
 def test_a_codecs_parameters_are_numbers_of_64_bits_and_short_texts(parameter: Any) -> None:
-    assert _params([(1 << 63) - 1, -(1 << 63), 0.5, "x"])
+    assert parameters_of([(1 << 63) - 1, -(1 << 63), 0.5, "x"])
     with pytest.raises(BadFrame):
-        _params([parameter])
+        parameters_of([parameter])
 
 
 def test_power_of_no_time_is_none() -> None:

@@ -41,7 +41,7 @@ class Counting(nn.Module):
 
 def form(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, Any]:
     with WrappedModel(model.eval()) as wrapped:
-        return form_of(wrapped.plan(*args, **kwargs), model, args, kwargs)
+        return form_of(wrapped.plan(*args, **kwargs), wrapped, args, kwargs)
 
 
 def test_names_are_those_of_parameters_and_keys() -> None:
@@ -72,7 +72,7 @@ def test_the_model_and_its_example_stay_as_they_are() -> None:
     with WrappedModel(model.eval()) as wrapped:
         plan, calls = wrapped.plan(x), model.calls
         x.zero_()
-        found = form_of(plan, model, (x,), {})
+        found = form_of(plan, wrapped, (x,), {})
     assert "refused" not in found and model.calls == calls and not x.any()
 
 
@@ -93,7 +93,7 @@ def test_buffers_stay_as_they_are() -> None:
     with WrappedModel(model.eval()) as wrapped:
         plan = wrapped.plan(torch.ones(2))
         before = model.calls.clone()
-        form_of(plan, model, (torch.ones(2),), {})
+        form_of(plan, wrapped, (torch.ones(2),), {})
     assert torch.equal(model.calls, before)
 
 
@@ -101,7 +101,7 @@ def test_a_model_that_fails_beside_its_plan_is_served_to_edges_none_the_less() -
     model = nn.Linear(2, 2).eval()
     with WrappedModel(model) as wrapped:
         plan = wrapped.plan(torch.ones(1, 2))
-        assert "fails on its example" in form_of(plan, model, (torch.ones(1, 3),), {})["refused"]
+        assert "fails on its example" in form_of(plan, wrapped, (torch.ones(1, 3),), {})["refused"]
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -112,5 +112,5 @@ def test_generators_stay_as_they_are(seed: int) -> None:
     with WrappedModel(model.train()) as wrapped:
         plan = wrapped.plan(torch.ones(1, 2))
         torch.set_rng_state(before)
-        form_of(plan, model, (torch.ones(1, 2),), {})
+        form_of(plan, wrapped, (torch.ones(1, 2),), {})
     assert torch.equal(torch.get_rng_state(), before)
