@@ -26,7 +26,7 @@ def encode(name: str, array: Array) -> Coded | None:
     Raises SpecError without such a codec here.
     """
     if name not in CODECS:
-        raise SpecError(f"codec={name!r}: here must be one of {', '.join(CODECS)}{near(name, CODECS)}")
+        raise SpecError(f"codec={name!r}: here must be one of {', '.join(CODECS)}.{near(name, CODECS)}")
     found = CODECS[name](array) if array.size else None
     return None if found is None or len(found[0]) >= array.nbytes else found
 

@@ -109,7 +109,7 @@ def engines_of(words: str | Sequence[str]) -> tuple[str, ...]:
     found = tuple(dict.fromkeys(name.strip() for name in names))
     for name in found:
         if name not in ENGINES:
-            raise SpecError(f"{option('engine')}={name!r}: must be of {', '.join(ENGINES)}{near(name, ENGINES)}")
+            raise SpecError(f"{option('engine')}={name!r}: must be of {', '.join(ENGINES)}.{near(name, ENGINES)}")
     if ONNXRUNTIME in found:
         onnx_export.check()
     return found
