@@ -230,16 +230,17 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
             raise InputMismatch(f'input "{name}": the shape {list(sent[name])} came; this tail takes {shape}')
     inputs = tuple(name for name, _, _ in identity.form["inputs"])
     shapes = tuple(sent[name] for name, _, _ in form["inputs"])
-    sizes = [sized_crossing(identity.form["sizes"][number], own) for number, own in form["sized"]]
-    known = [_cut_described(form["cut"], inputs), *(_cut_sized(one, inputs, shapes) for one in sizes)]
-    fitting = [one for one in known if one is not None and tuple(x.shape for x in one[1]) == shapes]
-    if not fitting:
-        most = max((one.largest or 0 for one in sizes), default=0)
-        bound = f" up to {most}" if most else ""
-        raise InputMismatch(
-            f"the shapes {[list(one) for one in shapes]} do not belong together: no size{bound} has them"
-        )
-    crossing, named = fitting[0]
+    crossing, named = _cut_described(form["cut"], inputs)
+    if tuple(one.shape for one in named) != shapes:
+        sizes = [sized_crossing(identity.form["sizes"][number], own) for number, own in form["sized"]]
+        others = (_cut_sized(one, inputs, shapes) for one in sizes)
+        fitting = next((one for one in others if one is not None), None)
+        if fitting is None:
+            most = max((one.largest or 0 for one in sizes), default=0)
+            bound = f" up to {most}" if most else ""
+            came = [list(one) for one in shapes]
+            raise InputMismatch(f"the shapes {came} do not belong together: no size{bound} has them")
+        crossing, named = fitting
     return _as_if_from(identity, crossing, named.parcel(crossing, tensors, coded))
 
 

@@ -118,7 +118,7 @@ def engines_of(words: str | Sequence[str]) -> tuple[str, ...]:
 def measure(
     engine: str, loaded: Loaded, subject: Subject, cuts: Sequence[str], seconds: float, say: Say
 ) -> EngineTimes:
-    """Time an engine's heads at these cuts, in this order, for so many seconds in all. Raises SpecError."""
+    """Time an engine's heads at ``cuts``, in that order, within ``seconds`` overall. Raises SpecError."""
     if not devices.is_host(loaded.wrapped.device):
         raise SpecError(f"{option('engine')}={engine}: heads are timed on the CPU; the model is on another device")
     say(f"heads in {engine}, timed")

@@ -399,7 +399,7 @@ class Writer:
                     found = outputs_of(self.wrapped.forward(early))[1]
                     wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
             except Exception as error:  # the model takes no such data, or goes another way by them
-                other = f"{error}"
+                other = f"{error}" if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
                 continue
             off = max((apart(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
             twice = twice or tensors is not self.samples[0]

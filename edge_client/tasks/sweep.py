@@ -283,7 +283,7 @@ def sweep(
         done = frozenset(contents.done)
         ended: str | None = None
         failure: BaseException | None = None
-        if len(done) == len(items):
+        if len(done) == len(items) and not set(how.engines) - contents.engines.keys():
             say(f"{journal.folder}: all {len(done)} inputs are measured already; {option('fresh')} measures them again")
         else:
             if done:
@@ -351,6 +351,8 @@ def _measure(
         run.run(done)
     names = list(dict.fromkeys(way.name for way in ways if way.layer_id is not None and way.layer_id >= 0))
     for name in how.engines:
+        if name in journal.read().engines:
+            continue
         say(f"each cut again, with heads in {name}")
         credentials = how.credentials_for(server)
         measured = asked(server, subject, names, how.warmup, how.repetitions, credentials)

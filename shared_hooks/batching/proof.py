@@ -383,7 +383,7 @@ def _size(tensor: torch.Tensor) -> float:
     return float(tensor.abs().double().square().mean().sqrt())
 
 
-# How long a tail takes for so many rows, as it was measured here.
+# Durations of a tail by its number of rows, as measured on this machine.
 
 
 LAST: Final = 8
@@ -410,8 +410,8 @@ class Seconds:
             self._seen.clear()
 
     def of(self, rows: int) -> float | None:
-        """What so many rows may take: the median of what they took, or on the line through those next to them. None
-        where too little is known.
+        """The expected duration for ``rows``: the median of its measurements, else interpolated between its neighbours.
+        None where too little is known.
         """
         with self._lock:
             return self._of(rows)

@@ -60,6 +60,7 @@ class OtherSizes:
         else:
             raise CutRefused(f"{vary}: the model takes few more than {lengths[-1]}")
         self.lengths = tuple(lengths)
+        self._known: dict[str, SizedCrossing] = {}
 
     @property
     def largest(self) -> int:
@@ -85,16 +86,27 @@ class OtherSizes:
 
     def crossing(self, cut: str) -> SizedCrossing:
         """Raises CutRefused where three plans give no rule, or a fourth another cut than that."""
-        sizes = [tuple(n for one in self.inputs(length) for n in one.shape) for length in self.lengths]
+        if cut in self._known:
+            return self._known[cut]
+        sizes = [self._sizes(length) for length in self.lengths]
         first = next(at for at, (one, other) in enumerate(zip(*sizes[:2], strict=True)) if one != other)
         try:
             rule = Rule.of(sizes[:SAMPLES], self.plans[:SAMPLES], first, cut, wide=False)
-            found = None if rule is None else rule.sized.at(self.largest, sizes[-1])
-            if rule is None or found is None or core(found) != core(self.plans[-1].cutting(cut)[1]):
+            largest = None if rule is None else rule.sized.at(self.largest, sizes[-1])
+            if rule is None or largest is None or core(largest) != core(self.plans[-1].cutting(cut)[1]):
                 raise CutRefused("plans of several sizes differ in more than sizes")
         except UnknownLayer as error:
             raise CutRefused(f"{error}") from error
-        return replace(rule.sized, largest=self.largest)
+        found = self._known[cut] = replace(rule.sized, largest=self.largest)
+        return found
+
+    def _sizes(self, length: int) -> tuple[int, ...]:
+        """All sizes of all inputs."""
+        return tuple(
+            length if number in self.which and axis == self.axis else size
+            for number, one in enumerate(self._tensors)
+            for axis, size in enumerate(one.shape)
+        )
 
     def described(self) -> str:
         """What all cuts share, as JSON: sizes, and what the model's forward calls and does at the first three."""
@@ -122,7 +134,7 @@ def _as_json(item: tuple[Any, ...]) -> list[Any]:
     return [item[0], [[list(shape), str(dtype)] for shape, dtype in item[1]]]
 
 
-@lru_cache(256)
+@lru_cache(4096)
 def sized_crossing(shared: str, own: str) -> SizedCrossing:
     """What `OtherSizes.described` and `cut_described` say."""
     known, cut = json.loads(shared), json.loads(own)

@@ -216,6 +216,22 @@ def test_a_size_from_which_python_does_something_else(tmp_path: Path) -> None:
             client.infer(np.zeros((36, 8), np.float32))
 
 
+class Pieces(Turns):
+    """From a size on, more functions of no data run."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = torch.ones(8)
+        for _ in range(len(x) // 16):
+            scale = scale + 1
+        return self.last(self.first(x * scale))
+
+
+def test_a_size_from_which_more_functions_run(tmp_path: Path) -> None:
+    choice = ModelChoice(Pieces().eval(), example=((torch.rand(2, 8),), {}), model_id="residual")
+    found = edge_client.export(choice, split="first", output=tmp_path)
+    assert found.ok and found.rows()[0]["any"] is None, found.text()
+
+
 def test_sizes_that_are_fixed(tmp_path: Path) -> None:
     choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
     found = edge_client.export(choice, split="all", output=tmp_path, vary="fixed")

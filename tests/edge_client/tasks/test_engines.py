@@ -63,10 +63,12 @@ def test_compiled_heads_are_timed_and_compared(server: str, engine: str) -> None
 
 
 def test_a_sweep_asks_with_heads_in_an_engine(server: str, tmp_path: Path) -> None:
-    found = edge_client.sweep(
-        server, SMALL, IMAGES[:2], output=tmp_path, cuts="stem.2,stage2.0.conv2,pool", repetitions=1, predict=False,
-        local=False, engine="torch,onnxruntime", progress=False,
-    )  # fmt: skip
+    for engine in ("torch", "torch,onnxruntime", "torch,onnxruntime"):  # named later, and measured once
+        found = edge_client.sweep(
+            server, SMALL, IMAGES[:2], output=tmp_path, cuts="stem.2,stage2.0.conv2,pool", repetitions=1, predict=False,
+            local=False, engine=engine, progress=False,
+        )  # fmt: skip
+    assert (tmp_path / "journal.jsonl").read_text().count('"engine"') == 1
     known = json.loads((tmp_path / "summary.json").read_text())["engines"]["onnxruntime"]
     assert list(known["cuts"]) == ["stem.2", "pool"] and list(known["refused"]) == ["stage2.0.conv2"]
     assert "no tail behind" in known["refused"]["stage2.0.conv2"]
