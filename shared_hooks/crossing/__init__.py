@@ -29,7 +29,16 @@ from shared_hooks.crossing.description import (
 from shared_hooks.crossing.early import EarlyOutput, books_of, parts
 from shared_hooks.crossing.format import decode, decoded_bytes
 from shared_hooks.crossing.generators import torch_generator
-from shared_hooks.crossing.named import NamedCrossing, NamedNumbers, NamedTensor, by_parameter, leaves, named_crossing
+from shared_hooks.crossing.named import (
+    NamedCrossing,
+    NamedNumbers,
+    NamedTensor,
+    as_held,
+    as_sent,
+    by_parameter,
+    leaves,
+    named_crossing,
+)
 from shared_hooks.crossing.parcel import ALIGN, MAX_RANK, Packing, Parcel, Section, read_header
 
 __all__ = [
@@ -54,6 +63,8 @@ __all__ = [
     "Section",
     "Slot",
     "TensorForm",
+    "as_held",
+    "as_sent",
     "books_of",
     "by_parameter",
     "decode",

@@ -4,6 +4,8 @@ A name is that of the module call in which the tensor first appears (``stage1.1`
 after ``#``. An input that is read behind the cut is ``input.NAME``. Numbers that the model's Python read from data
 before the cut are tensors, too: ``read.MODULE``; so is how many elements an operation gave whose shape depends on
 data: ``count.MODULE``. Both sides work names out from the description.
+
+Runtimes and protocols have no word for some of torch's dtypes: tensors of these are sent as others (`as_sent`).
 """
 
 from __future__ import annotations
@@ -28,38 +30,73 @@ OTHERWISE: Final = -(1 << 63)
 """What a head gives for a number of data where it was not made for the one that it finds."""
 
 
+def as_sent(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor as it is given a name: bfloat16 and floats of eight bits as float32, complex numbers as real ones with
+    one more axis, (real, imaginary). All others are themselves.
+    """
+    if tensor.is_complex():
+        return torch.view_as_real(tensor.resolve_conj())
+    sent = _sent_dtype(tensor.dtype)
+    return tensor if sent is tensor.dtype else tensor.to(sent)
+
+
+def as_held(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The reverse: ``dtype`` is the model's."""
+    if dtype.is_complex:
+        return torch.view_as_complex(tensor.contiguous())
+    return tensor if tensor.dtype is dtype else tensor.to(dtype)
+
+
+def _sent_dtype(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return dtype.to_real()
+    return torch.float32 if dtype is torch.bfloat16 or "float8" in str(dtype) else dtype
+
+
 @dataclass(frozen=True)
 class NamedTensor:
-    """One tensor of a cut: the ``piece``-th that crosses, seen through ``view``; a ``part`` of a storage as it is."""
+    """One tensor of a cut: the ``piece``-th that crosses, seen through ``view``; a ``part`` of a storage as it is.
+
+    ``held``: its dtype in the model; ``dtype`` and ``shape`` are as it is sent.
+    """
 
     name: str
     piece: int
     view: View
-    dtype: torch.dtype
+    held: torch.dtype
     part: bool = False
 
     @property
+    def dtype(self) -> torch.dtype:
+        return _sent_dtype(self.held)
+
+    @property
     def shape(self) -> tuple[int, ...]:
-        return self.view.shape
+        return (*self.view.shape, 2) if self.held.is_complex else self.view.shape
 
     @property
     def is_flat(self) -> bool:
-        """Whether elements lie in memory as in the shape, row-major: what a codec counts on."""
-        return not self.part and self.view.stride == _row_major(self.shape)
+        """Whether elements lie in memory as they are sent, row-major: what a codec counts on."""
+        return not self.part and self.dtype is self.held and self.view.stride == _row_major(self.view.shape)
 
     def storage_of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The piece that crosses: a whole storage is flat."""
+        """The piece that crosses, of a tensor as it was sent: a whole storage is flat."""
+        tensor = as_held(tensor, self.held)
         if self.part:
             return tensor.contiguous()
-        if self.view.stride == _row_major(self.shape):
+        if self.view.stride == _row_major(self.view.shape):
             return tensor.contiguous().reshape(-1)
-        flat = torch.empty(self.view.numel, dtype=self.dtype, device=tensor.device)
+        flat = torch.empty(self.view.numel, dtype=self.held, device=tensor.device)
         flat.as_strided(self.view.shape, self.view.stride).copy_(tensor)
         return flat
 
-    def tensor_of(self, piece: torch.Tensor) -> torch.Tensor:
-        """The reverse."""
+    def view_of(self, piece: torch.Tensor) -> torch.Tensor:
+        """The reverse, as the model holds it."""
         return piece if self.part else piece.as_strided(self.view.shape, self.view.stride)
+
+    def tensor_of(self, piece: torch.Tensor) -> torch.Tensor:
+        """The reverse, as it is sent."""
+        return as_sent(self.view_of(piece))
 
 
 @dataclass(frozen=True)

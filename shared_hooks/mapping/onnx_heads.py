@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch import nn
 
-from shared_hooks.crossing import EarlyOutput, NamedCrossing, NamedNumbers, NamedTensor
+from shared_hooks.crossing import EarlyOutput, NamedCrossing, NamedNumbers, NamedTensor, as_sent
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.forward import is_escape
 from shared_hooks.mapping.onnx_export import ExportFailed, converted
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TapedHead:
-    """A head that has run. ``wanted``: how to get each of ``named`` from its tape. ``size``: the input and its axis
-    that the tape moves with.
+    """A head that has run. ``wanted``: how to get each of ``named`` from its tape. ``of_weights``: steps of it that
+    hang on weights alone. ``size``: the input and its axis that the tape moves with.
     """
 
     cut: str
     named: NamedCrossing
     tape: Tape
     wanted: tuple[Wanted, ...]
+    of_weights: tuple[int, ...] = ()
     size: tuple[int, int] | None = None
 
     @property
@@ -71,6 +72,7 @@ def tape_head(
     with torch.no_grad(), tape.listening():
         early = run()
     places = _Places(plan, plan.cutting(cut)[0], tape)
+    of_weights = tuple(at for at in tape.of_weights() if at < places.end)
     try:
         wanted = [_tensor(tape, places.end, early, one) for one in named.tensors]
         for one, value in zip(named.reads, early.values, strict=True):
@@ -81,7 +83,7 @@ def tape_head(
     finally:
         tape.forget()
     del tape.steps[places.end :]
-    return TapedHead(cut, named, tape, tuple(wanted))
+    return TapedHead(cut, named, tape, tuple(wanted), of_weights)
 
 
 class _Places:
@@ -115,10 +117,10 @@ def _tensor(tape: Tape, end: int, early: EarlyOutput, one: NamedTensor) -> Wante
         at
         for at in sorted(known | {*range(len(tape.inputs)), *tape.constants}, reverse=True)
         if tape.tensors[at].layout is torch.strided
-        and tape.tensors[at].dtype is one.dtype
+        and tape.tensors[at].dtype is one.held
         and tape.tensors[at].untyped_storage()._cdata == lying.untyped_storage()._cdata
     ]
-    wanted = one.tensor_of(piece)
+    wanted = one.view_of(piece)
     form = lying if one.part else lying.as_strided(one.view.shape, one.view.stride, lying.storage_offset())
     for at in there:
         if _is_like(tape.tensors[at], form):
@@ -234,7 +236,7 @@ class _Call:
             made = self._together(heads)
         except IsthmusError as error:
             if len(heads) == 1:
-                yield heads[0], error
+                yield self._with_weights_done(heads[0], error)
                 return
             half = len(heads) // 2  # what cannot be exported is behind some cut: those before it can
             yield from self.graphs(heads[:half])
@@ -242,14 +244,25 @@ class _Call:
             return
         yield from made
 
-    def _together(self, heads: Sequence[TapedHead]) -> list[tuple[TapedHead, onnx_ir.Model]]:
+    def _with_weights_done(
+        self, head: TapedHead, error: IsthmusError
+    ) -> tuple[TapedHead, onnx_ir.Model | IsthmusError]:
+        """What is made of weights alone is made here: the exporter may have no word for how. ``error`` if it fails."""
+        try:
+            return self._together([head], head.of_weights)[0] if head.of_weights else (head, error)
+        except IsthmusError:
+            return head, error
+
+    def _together(self, heads: Sequence[TapedHead], done: Sequence[int] = ()) -> list[tuple[TapedHead, onnx_ir.Model]]:
         from onnx_ir.convenience import extract
 
         wanted = [one for head in heads for one in head.wanted]
         names = [f"{number}:{one.name}" for number, head in enumerate(heads) for one in head.named]
         size = heads[-1].size
         free = {} if size is None else dict.fromkeys(self.moving, size[1])
-        model = converted(Replay(heads[-1].tape, wanted, size), self.tensors, self.inputs, names, free)
+        model = converted(
+            Replay(heads[-1].tape, wanted, size, done), [as_sent(one) for one in self.tensors], self.inputs, names, free
+        )
         for at, axis in free.items():
             shape = model.graph.inputs[at].shape
             if shape is None or isinstance(shape[axis], int):

@@ -10,7 +10,7 @@ model might have done something else (`read_again`, `chosen_again`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from math import lcm
@@ -21,7 +21,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.crossing.named import OTHERWISE
+from shared_hooks.crossing.named import OTHERWISE, as_held, as_sent
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind, arguments_of, by_truth, is_escape, is_mapped, kind_of, name_of, shape_from_data
 from shared_hooks.modules.attach import running
@@ -70,6 +70,8 @@ class Step:
     """What it ran in on the CPU, where it did."""
     chooses: bool = False
     """Whether the shape of what a kernel of it gave depends on what that read, as far as its name tells."""
+    pure: bool = True
+    """Whether no kernel of it wrote to what it was given, or drew random numbers."""
     fixed: bool = False
     """Whether it is taken to give the same shapes whatever it reads: an exporter's tensors without data must agree."""
 
@@ -120,6 +122,20 @@ class Tape:
         self.tensors.clear()
         self._numbers.clear()
 
+    def of_weights(self) -> list[int]:
+        """Steps that hang on weights and buffers alone, which nothing wrote to. Before `forget`."""
+        storages = [one.untyped_storage()._cdata if one.layout is torch.strided else None for one in self.tensors]
+        moved = {None, *(storages[number] for number in range(len(self.inputs)))}
+        found = []
+        for at, step in enumerate(self.steps):
+            given = {storages[number] for number in step.given()}
+            if step.pure and not step.reads and not moved & given:
+                found.append(at)
+            else:
+                moved |= given if not step.pure else set()
+                moved |= {storages[number] for number in step.results}
+        return found
+
     def begins_like(self, other: Tape) -> bool:
         """Whether the other tape begins with this one."""
         if len(self.steps) > len(other.steps):
@@ -127,7 +143,7 @@ class Tape:
         return all(one.is_like(two) for one, two in zip(self.steps, other.steps, strict=False))
 
     def note(
-        self, func: Any, name: str, args: Any, kwargs: Any, result: Any, *, below: bool, chooses: bool = False
+        self, func: Any, name: str, args: Any, kwargs: Any, result: Any, *, below: bool, chooses: bool, pure: bool
     ) -> None:
         """A function has run."""
         kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
@@ -141,7 +157,7 @@ class Tape:
         steps = self.around if running.get() is None else self.steps
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         steps.append(
-            Step(name, func, *given, numbers, shapes, reads, result if reads else None, below, autocast, chooses)
+            Step(name, func, *given, numbers, shapes, reads, result if reads else None, below, autocast, chooses, pure)
         )
 
     def _new(self, tensor: torch.Tensor) -> int:
@@ -183,16 +199,18 @@ class _Kernels(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.tape = tape
         self.inside = False
-        self.chosen = False
-        """Whether a kernel has chosen by data since the last function began."""
+        self.chosen, self.drew = False, False
+        """Of kernels since the last function began: whether one has chosen by data, or drew random numbers."""
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
             result = func(*args, **(kwargs or {}))
             chooses = shape_from_data(func) and (func.name() != "aten::index" or by_truth(args))
-            self.chosen |= chooses
+            draws = torch.Tag.nondeterministic_seeded in func.tags
+            self.chosen, self.drew = self.chosen or chooses, self.drew or draws
             if not self.inside:
-                self.tape.note(func, str(func), args, kwargs or {}, result, below=True, chooses=chooses)
+                pure = not draws and not func._schema.is_mutable
+                self.tape.note(func, str(func), args, kwargs or {}, result, below=True, chooses=chooses, pure=pure)
         return result
 
 
@@ -206,12 +224,15 @@ class _Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if self.kernels.inside or is_mapped(arguments_of(args, kwargs)):
             return func(*args, **kwargs)
-        self.kernels.inside, self.kernels.chosen = True, False
+        self.kernels.inside, self.kernels.chosen, self.kernels.drew = True, False, False
         try:
+            versions = [one._version for one in arguments_of(args, kwargs)]
             result = func(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 name, chooses = name_of(func), self.kernels.chosen
-                self.tape.note(func, name, args, kwargs, result, below=False, chooses=chooses)
+                wrote = versions != [one._version for one in arguments_of(args, kwargs)]
+                pure = not wrote and not self.kernels.drew
+                self.tape.note(func, name, args, kwargs, result, below=False, chooses=chooses, pure=pure)
         finally:
             self.kernels.inside = False
         return result
@@ -266,13 +287,15 @@ class Wanted:
 
 
 class Replay(nn.Module):
-    """Runs a tape's functions on other inputs and gives what is wanted.
+    """Runs a tape's functions on other inputs and gives what is wanted; both as tensors are sent (`as_sent`).
 
     The model is a part of it, so its weights keep their names, behind "model.". ``size``: the input and its axis that
-    numbers of the tape move with (`Varying`).
+    numbers of the tape move with (`Varying`). ``done``: steps (`Tape.of_weights`) that are run now, once and for all.
     """
 
-    def __init__(self, tape: Tape, wanted: Sequence[Wanted], size: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self, tape: Tape, wanted: Sequence[Wanted], size: tuple[int, int] | None = None, done: Sequence[int] = ()
+    ) -> None:
         super().__init__()
         self.model = tape.model
         self._tape = tape
@@ -281,20 +304,41 @@ class Replay(nn.Module):
         for number, one in tape.constants.items():
             if not isinstance(one, str):
                 self.register_buffer(f"taken_{number}", one.detach(), persistent=False)
+        self._done = frozenset(done)
+        self._made = self._run_now(sorted(done))
+
+    def _run_now(self, steps: Sequence[int]) -> list[int]:
+        """Numbers of what these steps gave, now buffers."""
+        tensors: dict[int, torch.Tensor] = dict(self._constants())
+        made: dict[int, torch.Tensor] = {}
+        with torch.no_grad():
+            for at in steps:
+                self._run(self._tape.steps[at], tensors, None)
+                made |= {number: tensors[number] for number in self._tape.steps[at].results}
+        for number, one in made.items():
+            self.register_buffer(f"made_{number}", one.detach().clone(), persistent=False)
+        return list(made)
+
+    def _constants(self) -> Iterator[tuple[int, torch.Tensor]]:
+        for number, constant in self._tape.constants.items():
+            named = isinstance(constant, str)
+            yield number, _attribute(self.model, constant) if named else getattr(self, f"taken_{number}")
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        tape, tensors = self._tape, dict(enumerate(inputs))
-        for number, constant in tape.constants.items():
-            named = isinstance(constant, str)
-            tensors[number] = _attribute(self.model, constant) if named else getattr(self, f"taken_{number}")
+        tape = self._tape
+        tensors = {
+            at: as_held(one, known.dtype) for at, (one, known) in enumerate(zip(inputs, tape.inputs, strict=True))
+        }
+        tensors |= self._constants()
+        tensors |= {number: getattr(self, f"made_{number}") for number in self._made}
         found: dict[int, torch.Tensor] = {}
         last = max(one.at for one in self._wanted)
         size = None if self._size is None else inputs[self._size[0]].shape[self._size[1]]
         for at in range(last + 1):
             for place, wanted in enumerate(self._wanted):
                 if wanted.at == at:
-                    found[place] = wanted.make([tensors[number] for number in wanted.numbers]).clone()
-            if at < last and not tape.steps[at].reads:
+                    found[place] = as_sent(wanted.make([tensors[number] for number in wanted.numbers])).clone()
+            if at < last and at not in self._done and not tape.steps[at].reads:
                 self._run(tape.steps[at], tensors, size)
         return tuple(found[place] for place in range(len(self._wanted)))
 
@@ -341,9 +385,21 @@ def _attention(
     return torch.where(seen.any(-1, keepdim=True), found, 0.0)  # who sees nothing gets zeros, in PyTorch
 
 
+def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    ends = kwargs.pop("offs", None)
+    if ends is None or rows.dim() != 2 or weights.dim() != 3 or any(one is not None for one in kwargs.values()):
+        found: torch.Tensor = torch.nn.functional.grouped_mm(rows, weights, offs=ends, **kwargs)
+        return found
+    group = (torch.arange(len(rows))[:, None] >= ends[None]).sum(1).clamp(max=len(weights) - 1)
+    every = torch.matmul(rows[None], weights)  # a graph of all groups has one shape for all data
+    return every.gather(0, group[None, :, None].expand(1, -1, every.shape[2]))[0]
+
+
 _INSTEAD: Final[dict[str, Callable[..., Any]]] = {
     "masked_select": _masked_select,
     "scaled_dot_product_attention": _attention,
+    "grouped_mm": _grouped_product,
+    "_grouped_mm": _grouped_product,
 }
 """What is exported in place of functions, or of forms of them, that the exporter has no word for, or another answer."""
 
