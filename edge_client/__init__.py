@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from edge_client import aio
     from edge_client.adaptive import AutoClient, AutoOptions
     from edge_client.answer import Answer, Failure
+    from edge_client.benching.light import bench_heads
     from edge_client.call import Call
     from edge_client.client import EdgeClient
     from edge_client.core import CONNECTION_ERRORS
@@ -97,6 +98,7 @@ _HOME = {
     "Times": "transport.times",
     "Witness": "witness",
     "bench": "tasks.bench",
+    "bench_heads": "benching.light",
     "calibrate": "tasks.calibrate",
     "export": "tasks.export",
     "hierarchy": "tasks.hierarchy",
@@ -132,6 +134,7 @@ __all__ = [
     "__version__",
     "aio",
     "bench",
+    "bench_heads",
     "calibrate",
     "export",
     "hierarchy",

@@ -45,7 +45,7 @@ def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]
     if getattr(options, "heads", None) is not None:
         from edge_client.commands import light
 
-        return light.doctor if options.command == "doctor" else light.main
+        return {"doctor": light.doctor, "bench": light.bench}.get(options.command, light.main)
     if options.command in ("calibrate", "prune", "profile", "bench", "hierarchy", "export"):
         from edge_client.commands.tasks import COMMANDS
 

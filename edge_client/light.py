@@ -97,6 +97,9 @@ class LightAnswer:
     fallback: str = ""
     """Why the whole model ran here; empty where the server answered."""
     predictions: tuple[Prediction, ...] = ()
+    queue_ns: int = 0
+    tail_ns: int = 0
+    """Nanoseconds on the server, within ``request_ns``: until work began, and the tail; 0 where it does not say."""
 
     @property
     def output(self) -> Array:
@@ -225,6 +228,10 @@ class Heads:
             f"no head of {cut!r} in {self.folder}; there is: {', '.join(self.cuts)}{near(cut, self.cuts)}"
         )
 
+    def zeros(self, cut: str) -> tuple[Array, ...]:
+        """Inputs of a head's form; of a size that may be any, 1."""
+        return tuple(np.zeros([max(size, 1) for size in one.shape], one.dtype) for one in self.head(cut).inputs)
+
     def read(self, path: str | Path) -> tuple[Array, ...]:
         """A picture or a .npy file as the model's inputs, by the spec's [preprocess]. Raises InputMismatch."""
         file = Path(path)
@@ -322,15 +329,22 @@ class LightClient:
         self.split = self.heads.cuts[0] if split is None else split
         self._fallback, self._deadline = fallback, deadline
         self._patience = 0.0 if fallback == EDGE else patience
-        self._provider, self._threads = provider_of(provider), threads
+        self.provider, self._threads = provider_of(provider), threads
         self._sessions: dict[str, Any] = {}
+        self.listeners: list[Callable[[LightAnswer | IsthmusError], None]] = []
+        """Each hears of every answer and failure, in the thread that asked."""
         if self.split != AUTO:
             self._session(self.heads.head(self.split).file)
         self._channel = dial(self.server, credentials=credentials)
-        self._infer: Any = self._channel.unary_unary(
-            "/inference.GRPCInferenceService/ModelInfer",  # our file's package is another: Triton's client has this
-            request_serializer=inference_pb2.ModelInferRequest.SerializeToString,
-            response_deserializer=inference_pb2.ModelInferResponse.FromString,
+        self._infer = self._method("ModelInfer", inference_pb2.ModelInferRequest, inference_pb2.ModelInferResponse)
+        self._live = self._method("ServerLive", inference_pb2.ServerLiveRequest, inference_pb2.ServerLiveResponse)
+
+    def _method(self, name: str, request: Any, response: Any) -> Any:
+        """A call of the protocol's service: our file's package is another, and Triton's client has this name."""
+        return self._channel.unary_unary(
+            f"/inference.GRPCInferenceService/{name}",
+            request_serializer=request.SerializeToString,
+            response_deserializer=response.FromString,
         )
 
     def __enter__(self) -> LightClient:
@@ -345,16 +359,31 @@ class LightClient:
         """Requests under way fail. May be repeated."""
         self._channel.close()
 
-    def infer(self, *args: Array, split: str | None = None, **kwargs: Array) -> LightAnswer:
-        """One answer. Arrays in the order of the model's inputs, or by their names.
+    def infer(
+        self, *args: Array, split: str | None = None, deadline: float | None = None, **kwargs: Array
+    ) -> LightAnswer:
+        """One answer. Arrays in the order of the model's inputs, or by their names. ``deadline``: seconds for it.
 
         Raises InputMismatch, ServerUnavailable without an answer in time, Disagreement for a server with other weights,
         and what else the server refuses by.
         """
+        try:
+            answer = self._answered(args, kwargs, split or self.split, deadline or self._deadline)
+        except IsthmusError as error:
+            self._hear(error)
+            raise
+        self._hear(answer)
+        return answer
+
+    def _hear(self, what: LightAnswer | IsthmusError) -> None:
+        for listener in self.listeners:
+            listener(what)
+
+    def _answered(self, args: Sequence[Array], kwargs: Mapping[str, Array], cut: str, deadline: float) -> LightAnswer:
         began = time.perf_counter_ns()
         feeds = self._feeds(args, kwargs)
-        cut = split or self.split
         done, difference, nbytes, why = began, self.heads.whole_difference, 0, ""
+        there = (0, 0)
         try:
             if cut == AUTO:
                 cut = self.split = self._fastest(feeds)
@@ -362,7 +391,7 @@ class LightClient:
             crossing = self._head(head, feeds)
             done = time.perf_counter_ns()
             request, crossed = self._request(head, crossing)
-            outputs = self._ask(request)
+            outputs, there = self._ask(request, deadline)
             difference, nbytes = head.codecs.get(self._codec, head.difference), crossed
         except ServerUnavailable as error:
             if self._fallback != EDGE or self.heads.whole is None:
@@ -379,7 +408,18 @@ class LightClient:
             difference=difference,
             fallback=why,
             predictions=self.heads.rank(outputs),
+            queue_ns=there[0],
+            tail_ns=there[1],
         )
+
+    def ping(self) -> int:
+        """Nanoseconds of a round trip to the server. Raises ServerUnavailable, and what else the server refuses by."""
+        began = time.perf_counter_ns()
+        try:
+            self._live(inference_pb2.ServerLiveRequest(), timeout=self._deadline)
+        except grpc.RpcError as error:
+            raise _error(error, self.server) from error
+        return time.perf_counter_ns() - began
 
     def infer_file(self, path: str | Path) -> LightAnswer:
         """The same for a picture or a .npy file."""
@@ -429,7 +469,7 @@ class LightClient:
             options = self._options()
             options.enable_profiling, options.profile_file_prefix = True, f"{folder}/nodes"
             where = str(self.heads.folder / head.file)
-            session = onnxruntime.InferenceSession(where, options, providers=[self._provider])
+            session = onnxruntime.InferenceSession(where, options, providers=[self.provider])
             taken = {one.name: feeds[one.name] for one in session.get_inputs()}
             for _ in range(runs + 1):
                 session.run(None, taken)
@@ -460,7 +500,7 @@ class LightClient:
 
             try:
                 where = str(self.heads.folder / file)
-                self._sessions[file] = onnxruntime.InferenceSession(where, self._options(), providers=[self._provider])
+                self._sessions[file] = onnxruntime.InferenceSession(where, self._options(), providers=[self.provider])
             except Exception as error:  # onnxruntime has no class of its own for all that a file may be
                 raise SpecError(f"{self.heads.folder / file} cannot be loaded: {str(error).splitlines()[0]}") from error
         return self._sessions[file]
@@ -499,7 +539,7 @@ class LightClient:
             for _ in range(TRIES + 1):
                 began = time.perf_counter()
                 crossing = self._head(head, feeds)
-                self._ask(self._request(head, crossing)[0])
+                self._ask(self._request(head, crossing)[0], self._deadline)
                 took.append(time.perf_counter() - began)
             medians[cut] = statistics.median(took[1:])
         return min(medians, key=medians.__getitem__)
@@ -522,9 +562,10 @@ class LightClient:
             request.parameters["isthmus_codecs"].string_param = json.dumps(codecs)
         return request, sum(map(len, request.raw_input_contents))
 
-    def _ask(self, request: Any) -> dict[str, Array]:
-        reply = self._sent(request)
-        kinds = {datatype: name for name, datatype in DATATYPES.items()}
+    def _ask(self, request: Any, deadline: float) -> tuple[dict[str, Array], tuple[int, int]]:
+        """The outputs, and the server's queue and tail in nanoseconds."""
+        reply = self._sent(request, deadline)
+        kinds = {"BF16": "uint16", **{datatype: name for name, datatype in DATATYPES.items()}}
         outputs = {}
         for number, output in enumerate(reply.outputs):
             if output.datatype not in kinds or number >= len(reply.raw_output_contents):
@@ -532,24 +573,32 @@ class LightClient:
                     f'the server gives "{output.name}" as {output.datatype}, which is not understood here'
                 )
             data, shape = reply.raw_output_contents[number], tuple(output.shape)
-            wanted = math.prod(shape) * np.dtype(kinds[output.datatype]).itemsize
+            kind = np.dtype(kinds[output.datatype])
+            wanted = math.prod(shape) * kind.itemsize
             if len(shape) > MOST_SIZES or any(size < 0 for size in shape) or wanted != len(data):
                 raise Disagreement(f'the server gives {len(data)} bytes of "{output.name}" of shape {list(shape)[:8]}')
-            outputs[output.name] = np.frombuffer(data, dtype=kinds[output.datatype]).reshape(shape)
-        return outputs
+            found = np.frombuffer(data, dtype=kind).reshape(shape)
+            outputs[output.name] = _single(found) if output.datatype == "BF16" else found
+        took = [max(0, reply.parameters[name].int64_param) for name in ("isthmus_queue_ns", "isthmus_tail_ns")]
+        return outputs, (took[0], took[1])
 
-    def _sent(self, request: Any) -> Any:
+    def _sent(self, request: Any, deadline: float) -> Any:
         """Send a request, and retry until ``patience`` is over where no server answers: it has no side effects."""
         until, pause = time.monotonic() + self._patience, 0.1
         while True:
             try:
-                return self._infer(request, timeout=self._deadline)
+                return self._infer(request, timeout=deadline)
             except grpc.RpcError as error:
                 found = _error(error, self.server)
                 if not isinstance(found, ServerUnavailable) or time.monotonic() + pause > until:
                     raise found from error
             time.sleep(pause)
             pause = min(2 * pause, 2.0)
+
+
+def _single(bits: Array) -> Array:
+    """bfloat16, of which numpy knows nothing, as float32: its upper half."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(frozen=True)

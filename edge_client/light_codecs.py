@@ -181,4 +181,5 @@ CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
     "int8": _int8,
 }
 ROUNDING: Final = ("fp16", "int8")
+NAMES: Final = ("raw", *CODECS)
 """Those that do not keep every bit."""

@@ -1,4 +1,4 @@
-"""Sizes, rates and durations as people write them on a command line."""
+"""Sizes, rates and durations as people write them on a command line, and a check of seconds."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ _BITS: Final = ("bit", "bit/s", "bps")  # 20mbit, 20 Mbit/s as all output says i
 _RATES: Final = {
     prefix + bit: bytes_ for prefix, bytes_ in (("", 0.125), ("k", 125.0), ("m", 125e3), ("g", 125e6)) for bit in _BITS
 }
+LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
 _TIMES: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 
 
@@ -38,3 +39,10 @@ def _parse(name: str, text: str, units: dict[str, float], expected: str) -> floa
     if match is None or match[2] not in units:
         raise SpecError(f"{name} {text!r}: expected {expected}")
     return float(match[1]) * units[match[2]]
+
+
+def check_seconds(name: str, value: float) -> float:
+    """``value``, or SpecError unless it is above 0 and at most `LONGEST_SECONDS`."""
+    if not 0 < value <= LONGEST_SECONDS:  # rejects NaN, too
+        raise SpecError(f"{name}={value}: must be more than 0 and at most {LONGEST_SECONDS:.0f} seconds")
+    return value

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from edge_client import interrupts
-from edge_client.benching.load import ABANDONED, CONNECTION, Ended, Lane, Shot
+from edge_client.benching.load import ABANDONED, CONNECTION, Ended, Lane, Over, Shot
+from shared_hooks.errors import DeadlineExceeded
 
 TICK: Final = 0.05
 """Seconds between two looks at what has taken too long."""
 GONE: Final = 20
 """Errors of the connection in a row, none of them from before the last answer, after which nothing more is sent."""
 LOST: Final = "the server was gone"
+AHEAD: Final = 0.2
+"""Seconds from an order to second 0, so that all processes have it before."""
 GRACE: Final = 2.0
 """Seconds after the time of the last request, for those that end themselves."""
 
@@ -119,3 +124,90 @@ class Generator:
                 return
             self._ended.append(ended)
             self._in_a_row = self._in_a_row + 1 if ended.error in CONNECTION else 0
+
+
+class Gang(Protocol):
+    """Sends the load of one run."""
+
+    def fire(self, shots: Sequence[Shot], give_up: float) -> list[Fired]:
+        """One for each process. Ends early, saying why, at Ctrl-C and where the server is gone."""
+
+    def close(self) -> None:
+        """Disconnects all."""
+
+
+class Alone:
+    """One generator, in this process."""
+
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        """Makes and connects all clients. Raises what that raises."""
+        made: list[Lane] = []
+        self._generator = Generator(made)
+        try:
+            made.extend(lanes)
+            self._generator.begin()
+        except BaseException:
+            self._generator.close()
+            raise
+
+    def fire(self, shots: Sequence[Shot], give_up: float) -> list[Fired]:
+        return [self._generator.fire(shots, time.monotonic() + AHEAD, give_up)]
+
+    def close(self) -> None:
+        self._generator.close()
+
+
+Order = tuple[Shot, float, int, Over]
+
+
+class WaitingLane(ABC):
+    """A client asked by as many threads as it may have requests under way.
+
+    What is due while all of them are busy waits here: its time continues from when it was to begin.
+    """
+
+    def __init__(self, in_flight: int, give_up: float) -> None:
+        self._in_flight = in_flight
+        self._give_up = give_up
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+
+    @abstractmethod
+    def ask(self, shot: Shot, left: float, ended: Ended) -> None:
+        """Ask within ``left`` seconds, and note in ``ended`` what came of it. What it raises is counted."""
+
+    @abstractmethod
+    def disconnect(self) -> None:
+        """Ends what is under way."""
+
+    def begin(self) -> None:
+        for _ in range(self._in_flight):
+            self._threads.append(threading.Thread(target=self._work, name="bench", daemon=True))
+            self._threads[-1].start()
+
+    def send(self, shot: Shot, intended: float, over: Over) -> None:
+        self._orders.put((shot, intended, int(1e9 * (time.monotonic() - intended)), over))
+
+    def tick(self) -> None:
+        return  # each request has its deadline, and a thread that waits for it
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._orders.put(None)
+        self.disconnect()
+        for thread in self._threads:
+            thread.join(1.0)
+
+    def _work(self) -> None:
+        while (order := self._orders.get()) is not None:
+            shot, intended, late_ns, over = order
+            ended = Ended(shot.number, late_ns, 0)
+            try:
+                left = intended + self._give_up - time.monotonic()
+                if left <= 0:
+                    raise DeadlineExceeded("it waited here, behind others, until then")
+                self.ask(shot, left, ended)
+            except Exception as failed:  # whatever it is, it is counted
+                ended.error = type(failed).__name__
+            ended.took_ns = int(1e9 * (time.monotonic() - intended))
+            over(ended)

@@ -1,31 +1,17 @@
-"""The instructions of one run's generators: the server, the model, the clients."""
+"""What is sent, when, by whom, and what became of it; quantiles of that. Loads no torch."""
 
 from __future__ import annotations
 
 import math
-import time
-import uuid
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field, replace
-from functools import partial
-from itertools import count
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
 
-from edge_client.call import Call
-from edge_client.credentials import Credentials
-from edge_client.model_choice import ModelChoice
-from edge_client.planning.codecs import LEARNT
-from edge_client.request import EdgeModel
 from edge_client.spoken import AUTO, CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
-from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
-from protos.isthmus.v1 import split_pb2
-from shared_hooks.codecs import CODECS
-from shared_hooks.errors import Cancelled, DeadlineExceeded, SpecError, near
-from shared_hooks.lifecycle import Lifecycle
+from shared_hooks.errors import SpecError, near
 
 # One request, and what became of it.
 
@@ -209,17 +195,17 @@ def cuts_of(text: str) -> tuple[Weighted, ...]:
     return tuple(Weighted(INPUT if one.word == CLOUD_ONLY else one.word, one.share) for one in found)
 
 
-def codecs_of(text: str, clients: int) -> list[str]:
+def codecs_of(text: str, clients: int, known: Iterable[str], learnt: Container[str] = ()) -> list[str]:
     """The codec of each client: every one has one, as many clients as its share says, and one at least.
 
-    Raises SpecError for a codec that there is not or that needs a calibration, and for more codecs than clients.
+    Raises SpecError for a codec that is not ``known`` or needs a calibration, and for more codecs than clients.
     """
     found = weighted("codec", text)
     for one in found:
-        if one.word not in CODECS:
-            listed = f"{', '.join(CODECS)}.{near(one.word, CODECS)}"
+        if one.word not in known:
+            listed = f"{', '.join(known)}.{near(one.word, known)}"
             raise SpecError(f'{option("codec", text)}: "{one.word}" is not one of {listed}')
-        if one.word in LEARNT:
+        if one.word in learnt:
             raise SpecError(f"{option('codec', text)}: {one.word} goes by a calibration, which a bench does not take")
     if len(found) > clients:
         raise SpecError(
@@ -242,28 +228,6 @@ def shots(
         Shot(number, float(at), int(cut), int(one), int(client))
         for number, (at, cut, one, client) in enumerate(zip(times, drawn, which, whose, strict=True))
     ]
-
-
-@dataclass(frozen=True)
-class Load:
-    """``codecs``: one for each client. ``give_up``: seconds after which a request is lost. ``exact``: else the server
-    may compute requests as rows of a batch.
-    """
-
-    server: str
-    choice: ModelChoice
-    cuts: Sequence[str]
-    codecs: Sequence[str]
-    calls: Sequence[Call]
-    give_up: float
-    in_flight: int
-    patience: float
-    exact: bool = True
-    credentials: Credentials = field(default_factory=Credentials)
-
-    def connection(self) -> ConnectionOptions:
-        """One client's connection."""
-        return ConnectionOptions(patience=self.patience, max_in_flight=self.in_flight, credentials=self.credentials)
 
 
 # Quantiles, and how far they may be off.
@@ -320,122 +284,3 @@ def estimate(values: np.ndarray, figure: Callable[[np.ndarray], float], seed: in
     known = drawn[np.isfinite(drawn) & (drawn > 0)]
     spread = float(np.std(np.log(known))) if len(known) == DRAWS else None
     return Estimate(value, float(edges[0]), float(edges[1]), spread)
-
-
-# A client whose frontiers were made before: it sends them as they are, so that no head takes this machine's time.
-#
-# This is what the server can do for clients on other machines. Answers are received whole, and not decoded.
-
-
-MAX_ANSWER: Final = 1 << 30
-BEGIN_SECONDS: Final = 60.0
-MOST_BYTES: Final = 2 << 30
-"""Most of all frontiers: they are in memory, in each process."""
-
-
-@dataclass(frozen=True)
-class Recorded:
-    """``hello``: the greeting, serialized; ``frontiers``: by codec, of each cut those of each input."""
-
-    hello: bytes
-    frontiers: Mapping[str, Sequence[Sequence[Outgoing]]]
-
-
-def record(load: Load) -> Recorded:
-    """Runs every head once for each codec. Raises as `EdgeModel.head`, SpecError for too many bytes."""
-    total, hello = 0, b""
-    frontiers: dict[str, list[list[Outgoing]]] = {}
-    for codec in dict.fromkeys(load.codecs):
-        model = EdgeModel(load.choice, codec=codec, metrics=False)
-        try:
-            hello = hello or model.greeting("").SerializeToString()
-            frontiers[codec] = []
-            for cut in load.cuts:
-                frontiers[codec].append([])
-                for call in load.calls:
-                    made = model.head(call, cut, Stamps()).outgoing
-                    payload = b"".join(made.buffers)  # the head's own memory is written again by the next
-                    total += len(payload)
-                    if total > MOST_BYTES:
-                        raise SpecError(
-                            f"the frontiers of {len(load.calls)} inputs at {len(load.cuts)} cuts are more than "
-                            f"{MOST_BYTES >> 30} GiB: give fewer inputs"
-                        )
-                    frontiers[codec][-1].append(replace(made, buffers=(memoryview(payload),)))
-        finally:
-            model.wrapped.detach()
-    return Recorded(hello, frontiers)
-
-
-class RecordedLane:
-    """One stream. Requests are given to the connection when they are due, which keeps its window."""
-
-    def __init__(self, load: Load, recorded: Recorded, client: int) -> None:
-        self._load = load
-        self._frontiers = recorded.frontiers[load.codecs[client]]
-        hello = split_pb2.ClientFrame.FromString(recorded.hello)
-        hello.hello.client_id = uuid.uuid4().hex
-        self._lifecycle = Lifecycle("edge")
-        self._connection = Connection(
-            load.server, hello, load.connection(), lifecycle=self._lifecycle, codec=load.codecs[client]
-        )
-        self._ids = count(1)
-        self._under: deque[Exchange] = deque()
-
-    def begin(self) -> None:
-        self._connection.open(self._load.patience)
-        for cut in self._frontiers:
-            exchange = self._exchange(cut[0], time.monotonic() + BEGIN_SECONDS)
-            self._connection.submit(exchange)
-            if not exchange.wait():
-                self._connection.cancel(exchange, DeadlineExceeded(f"no first answer within {BEGIN_SECONDS:.0f} s"))
-            if exchange.error is not None:
-                raise exchange.error
-
-    def send(self, shot: Shot, intended: float, over: Over) -> None:
-        late_ns = int(1e9 * (time.monotonic() - intended))
-        holder: list[Exchange] = []
-        settled = partial(self._settled, holder, shot, intended, late_ns, over)
-        exchange = self._exchange(self._frontiers[shot.cut][shot.input], intended + self._load.give_up, settled)
-        holder.append(exchange)
-        self._under.append(exchange)
-        try:
-            self._connection.submit(exchange)
-        except Cancelled as closed:
-            exchange.settle(closed)
-
-    def tick(self) -> None:
-        """All requests have the same time, so the first that was sent is the first to be given up."""
-        now = time.monotonic()
-        while self._under and (self._under[0].settled or self._under[0].until <= now):
-            exchange = self._under.popleft()
-            if not exchange.settled:
-                self._connection.cancel(exchange, DeadlineExceeded("no answer in time"))
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _exchange(self, outgoing: Outgoing, until: float, settled: partial[None] | None = None) -> Exchange:
-        return Exchange(
-            next(self._ids),
-            outgoing,
-            until=until,
-            stamps=Stamps(),
-            check_header=lambda header, size: wire.check_answer(header, size, MAX_ANSWER),
-            want_metrics=False,
-            together=not self._load.exact,
-            lifecycle=self._lifecycle,
-            on_settled=settled or (lambda: None),
-        )
-
-    def _settled(self, holder: list[Exchange], shot: Shot, intended: float, late_ns: int, over: Over) -> None:
-        took_ns = int(1e9 * (time.monotonic() - intended))
-        exchange = holder[0]
-        error = "" if exchange.error is None else type(exchange.error).__name__
-        ended = Ended(shot.number, late_ns, took_ns, error, exchange.put_offs, exchange.bytes_up)
-        if not error and (reply := exchange.reply) is not None:
-            ended.company = max(1, reply.company)
-            if (load := wire.load(reply)) is not None:
-                ended.pending, ended.workers, ended.queue_ns = load.pending, load.workers, int(load.queue_ns)
-        exchange.payload = bytearray()  # nobody reads it
-        over(ended)

@@ -282,6 +282,7 @@ def add_bench(commands: Commands, model: Parser) -> None:
     bench.add_argument("--processes", type=_count, default=1, metavar="N", help="that send (default: 1)")
     bench.add_argument("--seed", type=_number, default=0, metavar="N", help="of what is drawn (default: 0)")
     bench.add_argument("--html", metavar="FILE", help="also write a page")
+    _add_heads(bench)
 
 
 # The options of the commands that send inputs: run, watch and dashboard.

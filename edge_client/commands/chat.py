@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from edge_client import interrupts
 from edge_client.commands import common
-from edge_client.commands.common import say
-from edge_client.commands.report import check_json_target, write_json
+from edge_client.commands.common import check_json_target, say, write_json
 from edge_client.commands.speaking import draw, figures, how, speaker, tell
 from edge_client.generation import Conversation
 from edge_client.screen.flow import Flow

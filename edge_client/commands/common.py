@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Final, TypeAlias
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
-from edge_client.screen.text import one_line
+from edge_client.screen.text import finite, one_line
 from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.command_line import Parser
 from shared_hooks.errors import SpecError
+from shared_hooks.files import write_text
 
 if TYPE_CHECKING:
+    from edge_client.benching.run import Benched
     from edge_client.credentials import Credentials
     from edge_client.model_choice import ModelChoice
 
@@ -228,11 +234,16 @@ ONLY_FOR_AUTO = (
 NOT_FOR_EDGE_ONLY = ("--codec", "--calibration", "--max-loss", "--exact", "--no-exact", "--fallback")
 
 
+def check_provider(options: argparse.Namespace) -> None:
+    """Raises SpecError for --provider where PyTorch runs heads."""
+    if "--provider" in getattr(options, "given", ()):
+        raise SpecError("--provider has an effect with --heads only: PyTorch runs the model itself")
+
+
 def check_effects(options: argparse.Namespace) -> None:
     """Raises SpecError for an option that was given and that this ``--split`` makes no use of."""
     given = getattr(options, "given", ())
-    if "--provider" in given:
-        raise SpecError("--provider has an effect with --heads only: PyTorch runs the model itself")
+    check_provider(options)
     if options.split != "auto" and (wrong := [one for one in ONLY_FOR_AUTO if one in given]):
         what = f"a cut that is given ({options.split}) is not chosen"
         raise SpecError(f"{wrong[0]} has an effect with --split auto only: {what}")
@@ -283,3 +294,82 @@ def running(server: str | None, choice: ModelChoice, observers: Sequence[str] = 
     say("starting a server on this machine")
     with local_server(choice, observers=observers) as address:
         yield address
+
+
+def keywords(options: argparse.Namespace, task: Callable[..., Any], *but: str) -> dict[str, Any]:
+    """What a command passes on to its task: an option and the task's keyword of the same name are one. ``but``: those
+    that the command gives itself.
+    """
+    found: dict[str, Any] = {}
+    for name, keyword in inspect.signature(task).parameters.items():
+        if keyword.kind is not keyword.KEYWORD_ONLY or name in but:
+            continue
+        if name == "progress" and hasattr(options, "no_progress"):
+            found[name] = not options.no_progress
+        elif name == "credentials" and hasattr(options, "token_file"):
+            found[name] = credentials_of(options)
+        elif name == "failures":
+            found[name] = "raise" if options.debug else "return"
+        elif hasattr(options, name):
+            found[name] = getattr(options, name)
+    return found
+
+
+# What commands print. Where JSON is asked for, standard output holds that and nothing else.
+
+
+def screen_width() -> int | None:
+    """The width of the terminal; None where standard output is none: a file is as wide as its lines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def write_json(value: Any, target: str, stdout: TextIO) -> None:
+    """``value`` as JSON to a file, or to ``stdout`` for "-". NaN and infinities become null: JSON has none."""
+    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
+    if target == "-":
+        stdout.write(text)
+        stdout.flush()
+        return
+    write_text(target, text, "--json")
+
+
+def check_json_target(target: str | None) -> None:
+    """SpecError, before hours of work, for a file that could not be written after them."""
+    if target is None or target == "-":
+        return
+    path = Path(target)
+    known = path.exists()
+    if known and not path.is_file() and not path.is_dir():
+        return  # whoever reads a pipe would take this for its end
+    try:
+        path.open("ab").close()
+        if not known:
+            path.unlink()
+    except OSError as error:
+        raise SpecError(f"--json: {target} cannot be written: {error.strerror}") from error
+
+
+def show(options: argparse.Namespace, found: Any, text: str) -> None:
+    """What a task found: as JSON where that is asked for, and as text unless standard output has the JSON."""
+    if options.json:
+        write_json(found, options.json, options.stdout)
+    if options.json != "-":
+        print(text, file=options.stdout, flush=True)
+
+
+def show_bench(options: argparse.Namespace, measure: Callable[[], Benched]) -> int:
+    """Run a bench and show it, as a page, too; exit status. What was measured before Ctrl-C, or before the server went,
+    is written.
+    """
+    check_json_target(options.json)
+    if options.html:
+        if find_spec("jinja2") is None:
+            raise SpecError('jinja2 missing: pip install "isthmus[sweep]"')
+        write_text(options.html, "", "--html")
+    found = measure()
+    if options.html:
+        write_text(options.html, found.page(), "--html")
+    show(options, found.as_dict(), found.text(screen_width()))
+    if isinstance(found.failure, KeyboardInterrupt):
+        return INTERRUPTED
+    return OK if found.failure is None else CONNECTION

@@ -10,7 +10,8 @@ from typing import Any, Final
 from edge_client.benching import results as benches
 from edge_client.benching.load import CONFIDENCE
 from edge_client.commands import common
-from edge_client.commands.report import check_json_target, table, write_json
+from edge_client.commands.common import check_json_target, write_json
+from edge_client.commands.report import table
 from edge_client.screen.text import milliseconds, one_line, printable
 from edge_client.sweeping import settings
 from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read, render

@@ -10,9 +10,8 @@ import torch
 
 from edge_client import doctor
 from edge_client.commands import common
-from edge_client.commands.common import credentials_of, needed
+from edge_client.commands.common import check_json_target, credentials_of, needed, write_json
 from edge_client.commands.feed import choice_of
-from edge_client.commands.report import check_json_target, write_json
 from edge_client.credentials import Credentials
 from edge_client.model_choice import ModelChoice
 from edge_client.settings import OWN

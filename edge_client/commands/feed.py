@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import math
 import time
 from collections import deque
@@ -11,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
-from edge_client.commands.common import credentials_of
 from edge_client.model_choice import ModelChoice
 from edge_client.screen.text import milliseconds
 from edge_client.sources import Item, Source, Tally
@@ -221,22 +219,3 @@ def choice_of(options: argparse.Namespace) -> ModelChoice:
         threads=options.threads,
         only_head=getattr(options, "only_head", None),  # of run
     )
-
-
-def keywords(options: argparse.Namespace, task: Callable[..., Any], *but: str) -> dict[str, Any]:
-    """What a command passes on to its task: an option and the task's keyword of the same name are one. ``but``: those
-    that the command gives itself.
-    """
-    found: dict[str, Any] = {}
-    for name, keyword in inspect.signature(task).parameters.items():
-        if keyword.kind is not keyword.KEYWORD_ONLY or name in but:
-            continue
-        if name == "progress" and hasattr(options, "no_progress"):
-            found[name] = not options.no_progress
-        elif name == "credentials" and hasattr(options, "token_file"):
-            found[name] = credentials_of(options)
-        elif name == "failures":
-            found[name] = "raise" if options.debug else "return"
-        elif hasattr(options, name):
-            found[name] = getattr(options, name)
-    return found

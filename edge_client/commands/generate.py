@@ -8,7 +8,7 @@ import sys
 import torch
 
 from edge_client.commands import common
-from edge_client.commands.report import check_json_target, write_json
+from edge_client.commands.common import check_json_target, write_json
 from edge_client.commands.speaking import draw, figures, how, speaker, tell
 from edge_client.generation import SplitGenerator, TextStream, Words
 from edge_client.screen.flow import Flow

@@ -13,9 +13,9 @@ from typing import Any
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import common
-from edge_client.commands.common import credentials_of, needed, running, say
+from edge_client.commands.common import check_json_target, credentials_of, needed, running, say, write_json
 from edge_client.commands.feed import choice_of, cut_for, find
-from edge_client.commands.report import check_json_target, table, write_json
+from edge_client.commands.report import table
 from edge_client.model_choice import ModelChoice
 from edge_client.screen.text import one_line, printable
 from edge_client.settings import NONE

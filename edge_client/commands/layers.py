@@ -8,8 +8,8 @@ import shutil
 from typing import Any
 
 from edge_client.commands import common
+from edge_client.commands.common import check_json_target, write_json
 from edge_client.commands.feed import choice_of, cut_of, find, load
-from edge_client.commands.report import check_json_target, write_json
 from edge_client.screen.text import printable
 from edge_client.survey.loading import Loaded
 from edge_client.tasks.layers import layers

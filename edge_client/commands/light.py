@@ -1,4 +1,4 @@
-"""``edge-client run --heads DIR``: inputs through an exported head and its tail on a server; ``doctor --heads DIR``.
+"""``--heads DIR`` of ``run``, ``bench`` and ``doctor``: inputs through an exported head and its tail on a server.
 
 Loads no torch.
 """
@@ -10,15 +10,13 @@ import json
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edge_client.commands import common
-from edge_client.commands.common import credentials_of, needed, say
+from edge_client.commands.common import credentials_of, keywords, needed, say, show_bench
 from edge_client.light import Heads, LightAnswer, LightClient, provider_of
 from edge_client.settings import OWN
 from edge_client.sources.cameras import KEPT, camera, is_camera
@@ -42,8 +40,11 @@ TAKEN = {
     "--camera-size",
     "--camera-rate",
     "--camera-format",
+    "--dashboard",
 }
 TAKEN |= {"--fallback", "--json", "--no-progress", "--debug", "--config", "--log-level", "--log-format"}
+BENCH = {f"--{one}" for one in "arrivals clients give-up html input json rate seconds seed warmup".split()}
+"""Those of `bench` alone, or of it, too."""
 TAKEN |= {"--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"}
 
 
@@ -70,6 +71,7 @@ def main(options: argparse.Namespace) -> int:
             fallback=options.fallback,
             codec=options.codec,
         ) as client,
+        _page(client, options.dashboard),
     ):
         begun: deque[tuple[str, str]] = deque()
         for answer in client.infer_many(_noted(inputs, begun), in_flight=options.in_flight):
@@ -95,6 +97,32 @@ def main(options: argparse.Namespace) -> int:
     return common.OK if len(good) == len(answers) else common.SOME_FAILED
 
 
+def _page(client: LightClient, listen: str | None) -> AbstractContextManager[Any]:
+    """The dashboard of a run, where one is asked for."""
+    if listen is None:
+        return nullcontext()
+    from edge_client.live import LightDashboard
+
+    page = LightDashboard(client, listen)
+    say(f"dashboard at {page.url}")
+    return page
+
+
+def bench(options: argparse.Namespace) -> int:
+    """An open load on a server by clients without PyTorch; exit status."""
+    from edge_client.benching.light import bench_heads
+
+    if unused := sorted(options.given - BENCH - TAKEN):
+        raise SpecError(f"{unused[0]} has no effect with --heads: heads run in each client, in onnxruntime")
+    server = needed(options)
+    if server == OWN:
+        raise SpecError(f"--server {OWN}: a device without PyTorch has none of its own; give HOST:PORT")
+    if "--split" not in options.given:
+        options.split = None
+    files = [str(one) for one in _files(options.input)] if options.input else None
+    return show_bench(options, lambda: bench_heads(server, options.heads, files, **keywords(options, bench_heads)))
+
+
 def doctor(options: argparse.Namespace) -> int:
     """What stands between these heads and a server's answers, a line each; exit status 1 if anything is wrong."""
     import onnxruntime
@@ -107,7 +135,7 @@ def doctor(options: argparse.Namespace) -> int:
     _found("ok", "heads", f"{heads.model}: {len(heads.cuts)} in {heads.folder}, every file as it was exported")
     _found("ok", "provider", f"{provider}, of {', '.join(onnxruntime.get_available_providers())}")
     for cut in heads.cuts:
-        zeros = [np.zeros([max(size, 1) for size in one.shape], one.dtype) for one in heads.head(cut).inputs]
+        zeros = heads.zeros(cut)
         client = LightClient(
             server, heads, cut, provider=options.provider, credentials=credentials_of(options), patience=0.0
         )
@@ -179,6 +207,8 @@ def _as_dict(file: str, answer: LightAnswer) -> dict[str, Any]:
         "predictions": [vars(one) for one in answer.predictions],
         "head_ns": answer.head_ns,
         "request_ns": answer.request_ns,
+        "queue_ns": answer.queue_ns,
+        "tail_ns": answer.tail_ns,
         "end_to_end_ns": answer.end_to_end_ns,
         "bytes_up": answer.bytes_up,
         "fallback": answer.fallback or None,

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import common
-from edge_client.commands.common import chosen, power_of, say
-from edge_client.commands.feed import choice_of, find, keywords
-from edge_client.commands.report import check_json_target, screen_width, write_json
+from edge_client.commands.common import check_json_target, chosen, keywords, power_of, say, screen_width, write_json
+from edge_client.commands.feed import choice_of, find
 from edge_client.planning.partitioners import partitioners
 from edge_client.settings import NONE
 from edge_client.tasks.plan import Planned, plan

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import shutil
-import sys
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final
 
 from edge_client.answer import Answer
 from edge_client.commands import witnesses
 from edge_client.commands.feed import Named, Pace
 from edge_client.screen.observation_table import tables
-from edge_client.screen.text import finite, milliseconds, one_line, printable, size
+from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.screen.text import table as table
 from edge_client.sources import Tally
 from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import Times
 from shared_hooks import ForwardMetrics, LayerMetrics
-from shared_hooks.errors import SpecError
-from shared_hooks.files import write_text
 from shared_hooks.metrics import Reading
 from shared_hooks.models import FrameId, Prediction
 
@@ -120,40 +114,6 @@ class Outcome:
             "fallback": self.answer.fallback or None,
             "company": self.answer.company,
         }
-
-
-# What commands print. Where JSON is asked for, standard output holds that and nothing else.
-
-
-def screen_width() -> int | None:
-    """The width of the terminal; None where standard output is none: a file is as wide as its lines."""
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-
-
-def write_json(value: Any, target: str, stdout: TextIO) -> None:
-    """``value`` as JSON to a file, or to ``stdout`` for "-". NaN and infinities become null: JSON has none."""
-    text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
-    if target == "-":
-        stdout.write(text)
-        stdout.flush()
-        return
-    write_text(target, text, "--json")
-
-
-def check_json_target(target: str | None) -> None:
-    """SpecError, before hours of work, for a file that could not be written after them."""
-    if target is None or target == "-":
-        return
-    path = Path(target)
-    known = path.exists()
-    if known and not path.is_file() and not path.is_dir():
-        return  # whoever reads a pipe would take this for its end
-    try:
-        path.open("ab").close()
-        if not known:
-            path.unlink()
-    except OSError as error:
-        raise SpecError(f"--json: {target} cannot be written: {error.strerror}") from error
 
 
 # One side's layers as a table: mean over the inputs, what lies outside the layers, and the whole.

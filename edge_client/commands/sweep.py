@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 
 from edge_client.commands import common
-from edge_client.commands.common import chosen, say
-from edge_client.commands.feed import choice_of, keywords
-from edge_client.commands.report import check_json_target, write_json
+from edge_client.commands.common import check_json_target, chosen, keywords, say, write_json
+from edge_client.commands.feed import choice_of
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.settings import NONE
 from edge_client.sweeping import settings

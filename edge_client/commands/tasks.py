@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from edge_client.commands import common
-from edge_client.commands.common import chosen, needed, say
-from edge_client.commands.feed import choice_of, find, keywords
-from edge_client.commands.report import check_json_target, screen_width, write_json
+from edge_client.commands.common import check_json_target, chosen, keywords, needed, say, screen_width, show, show_bench
+from edge_client.commands.feed import choice_of, find
 from edge_client.settings import NONE
 from shared_hooks.errors import SpecError
 
@@ -23,7 +21,7 @@ def calibrate(options: argparse.Namespace) -> int:
     found = calibrate(choice_of(options), options.input, **keywords(options, calibrate), say=say)
     for text in found.warnings:
         say(f"warning: {text}")
-    _show(options, found.as_dict(), found.text())
+    show(options, found.as_dict(), found.text())
     return common.OK
 
 
@@ -38,7 +36,7 @@ def prune(options: argparse.Namespace) -> int:
     serve = None if options.serve else False
     more = keywords(options, prune, "serve")
     found = prune(choice_of(options), options.split, options.input, serve=serve, **more)
-    _show(options, found.as_dict(), found.text())
+    show(options, found.as_dict(), found.text())
     if options.json != "-":
         for name, why in found.report.trial.unavailable.items():
             say(f"{name} is not available: {one_line(why)}")
@@ -60,27 +58,20 @@ def profile(options: argparse.Namespace) -> int:
     for one in found.profiles:
         if one.whole_energy.value is None:
             say(f"{one.side}: {one.whole_energy.note}")
-    _show(options, found.as_dict(), found.text(screen_width()))
+    show(options, found.as_dict(), found.text(screen_width()))
     return common.OK if found.failure is None else common.CONNECTION
 
 
 def bench(options: argparse.Namespace) -> int:
     """An open load on a server. What was measured before Ctrl-C, or before the server went, is written."""
-    from edge_client.sweeping import settings
     from edge_client.tasks.bench import bench
-    from shared_hooks.files import write_text
 
-    check_json_target(options.json)
-    if options.html:
-        settings.check("jinja2")
-        write_text(options.html, "", "--html")
-    found = bench(needed(options), choice_of(options), options.input, say=say, **keywords(options, bench))
-    if options.html:
-        write_text(options.html, found.page(), "--html")
-    _show(options, found.as_dict(), found.text(screen_width()))
-    if isinstance(found.failure, KeyboardInterrupt):
-        return common.INTERRUPTED
-    return common.OK if found.failure is None else common.CONNECTION
+    common.check_provider(options)
+
+    return show_bench(
+        options,
+        lambda: bench(needed(options), choice_of(options), options.input, say=say, **keywords(options, bench)),
+    )
 
 
 def hierarchy(options: argparse.Namespace) -> int:
@@ -93,7 +84,7 @@ def hierarchy(options: argparse.Namespace) -> int:
     found = hierarchy(choice_of(options), inputs, **keywords(options, hierarchy))
     if options.json != "-":
         print_tree(found.map, options.stdout)
-    _show(options, found.as_dict(), "\n" + "\n".join(found.lines()))
+    show(options, found.as_dict(), "\n" + "\n".join(found.lines()))
     return common.OK if found.ok else common.SOME_FAILED
 
 
@@ -104,15 +95,8 @@ def export(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     inputs = find(options.input) if options.input else None
     found = export(choice_of(options), inputs, **keywords(options, export))
-    _show(options, {"folder": str(found.folder), "heads": found.rows()}, found.text())
+    show(options, {"folder": str(found.folder), "heads": found.rows()}, found.text())
     return common.OK if found.ok else common.SOME_FAILED
 
 
 COMMANDS = {one.__name__: one for one in (calibrate, prune, profile, bench, hierarchy, export)}
-
-
-def _show(options: argparse.Namespace, found: Any, text: str) -> None:
-    if options.json:
-        write_json(found, options.json, options.stdout)
-    if options.json != "-":
-        print(text, file=options.stdout, flush=True)

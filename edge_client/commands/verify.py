@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from edge_client.commands import common
-from edge_client.commands.common import chosen
-from edge_client.commands.feed import choice_of, find, keywords
-from edge_client.commands.report import check_json_target, table, write_json
+from edge_client.commands.common import check_json_target, chosen, keywords, write_json
+from edge_client.commands.feed import choice_of, find
+from edge_client.commands.report import table
 from edge_client.screen.text import printable
 from edge_client.settings import NONE
 from edge_client.tasks.verify import Verified, verify

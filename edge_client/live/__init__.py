@@ -1,6 +1,7 @@
 """Requests looked at while they run: a page in the browser, and sinks for their numbers.
 
 dashboard    `Dashboard`: the page of one client, served while that works
+light       `LightDashboard`: the same of a client without PyTorch
 board       what the page shows: requests, events, the link, both machines, observers; bounded
 server       a thread that answers it
 to_sinks     `ToSinks`: every answer's numbers to sinks
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edge_client.live.dashboard import Dashboard
+    from edge_client.live.light import LightDashboard
     from edge_client.live.to_sinks import ToSinks
 
-__all__ = ["Dashboard", "ToSinks"]
+__all__ = ["Dashboard", "LightDashboard", "ToSinks"]
+
+_HOME = {"Dashboard": "dashboard", "LightDashboard": "light", "ToSinks": "to_sinks"}
 
 
 def __getattr__(name: str) -> Any:
     """Imported when used: sinks need no web server."""
     from importlib import import_module
 
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"edge_client.live.{'dashboard' if name == 'Dashboard' else 'to_sinks'}"), name)
+    return getattr(import_module(f"edge_client.live.{_HOME[name]}"), name)

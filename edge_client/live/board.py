@@ -1,4 +1,4 @@
-"""`Board`: what the page shows, in rings that forget the oldest, and who has seen how much of it."""
+"""`Board`: what the page shows, in rings that forget the oldest, and who has seen how much of it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from edge_client.answer import Answer
 from edge_client.load import Load
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import finite, one_line
-from edge_client.transport.times import TIME_ROWS
-from shared_hooks.metrics import LayerMetrics, Reading
+
+if TYPE_CHECKING:
+    from edge_client.answer import Answer
+    from shared_hooks.metrics import LayerMetrics, Reading
 
 # `Aside`: what hooks hand over is worked on in a thread of its own, so that no request waits for it.
 
@@ -77,25 +78,7 @@ TEXT: Final = 400
 """Characters of a message, which may come from a server."""
 PICTURES: Final = 24
 TABLE_ROWS: Final = 40
-GROUPS: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("prepare", "retry"), "prepare"),
-    **dict.fromkeys(("wait", "edge_other", "edge_compute"), "edge"),
-    **dict.fromkeys(("encode", "send_wait"), "encode"),
-    **dict.fromkeys(("upload",), "upload"),
-    **dict.fromkeys(("in_transit",), "transit"),
-    **dict.fromkeys(("server_queue",), "queue"),
-    **dict.fromkeys(("server_decode", "server_inject", "server_compute", "server_encode"), "tail"),
-    **dict.fromkeys(("download",), "download"),
-    **dict.fromkeys(("turn", "edge_decode", "postprocess"), "finish"),
-}
-"""Row of `Times` -> what it is drawn as."""
-
 Entry = dict[str, Any]
-
-
-def stages() -> list[Entry]:
-    """The rows of every request, in the order of `request`'s ``rows``."""
-    return [{"label": label, "group": GROUPS[name]} for name, label in TIME_ROWS.items()]
 
 
 def said(text: object) -> str:
@@ -107,24 +90,6 @@ def said(text: object) -> str:
 def reading(one: Reading | None) -> list[Any] | None:
     """Value, status, note."""
     return None if one is None else [finite(one.value), one.status, said(one.note)]
-
-
-def request(answer: Answer, number: int) -> Entry:
-    """Times in milliseconds."""
-    edge, cloud = answer.forward_edge, answer.forward_cloud
-    return {
-        "number": number,
-        "at": round(time.time(), 3),
-        "cut": said(answer.split),
-        "layer": answer.layer_id,
-        "ms": answer.times.end_to_end / 1e6,
-        "rows": [round(getattr(answer.times, name) / 1e6, 4) for name in TIME_ROWS],
-        "up": answer.bytes_up,
-        "down": answer.bytes_down,
-        "sends": answer.sends,
-        "fallback": said(answer.fallback),
-        "energy": [reading(edge.energy if edge else None), reading(cloud.energy if cloud else None)],
-    }
 
 
 def cloud(answer: Answer) -> Entry | None:

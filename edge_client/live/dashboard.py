@@ -30,11 +30,51 @@ from edge_client.live.board import RINGS, Aside, Board, Entry, reading
 from edge_client.planning.link import Speed, speed_of
 from edge_client.probing import LinkProber
 from edge_client.spoken import AUTO
+from edge_client.transport.times import TIME_ROWS
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError
 from shared_hooks.lifecycle import Event
 from shared_hooks.metrics import Reading, Track, gpu_of
 from shared_hooks.metrics.energy import Gpu
 from shared_hooks.metrics.sampler import sampler
+
+# One request on the page: its times by row.
+
+GROUPS: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("prepare", "retry"), "prepare"),
+    **dict.fromkeys(("wait", "edge_other", "edge_compute"), "edge"),
+    **dict.fromkeys(("encode", "send_wait"), "encode"),
+    **dict.fromkeys(("upload",), "upload"),
+    **dict.fromkeys(("in_transit",), "transit"),
+    **dict.fromkeys(("server_queue",), "queue"),
+    **dict.fromkeys(("server_decode", "server_inject", "server_compute", "server_encode"), "tail"),
+    **dict.fromkeys(("download",), "download"),
+    **dict.fromkeys(("turn", "edge_decode", "postprocess"), "finish"),
+}
+"""Row of `Times` -> what it is drawn as."""
+
+
+def stages() -> list[Entry]:
+    """The rows of every request, in the order of `request`'s ``rows``."""
+    return [{"label": label, "group": GROUPS[name]} for name, label in TIME_ROWS.items()]
+
+
+def request(answer: Answer, number: int) -> Entry:
+    """Times in milliseconds."""
+    edge, cloud = answer.forward_edge, answer.forward_cloud
+    return {
+        "number": number,
+        "at": round(time.time(), 3),
+        "cut": board.said(answer.split),
+        "layer": answer.layer_id,
+        "ms": answer.times.end_to_end / 1e6,
+        "rows": [round(getattr(answer.times, name) / 1e6, 4) for name in TIME_ROWS],
+        "up": answer.bytes_up,
+        "down": answer.bytes_down,
+        "sends": answer.sends,
+        "fallback": board.said(answer.fallback),
+        "energy": [board.reading(edge.energy if edge else None), board.reading(cloud.energy if cloud else None)],
+    }
+
 
 # What happens to a client, reported to the board: answers, failures, moves of the cut, connections.
 
@@ -111,7 +151,7 @@ class Telling:
 
     def _answered(self, answer: Answer) -> None:
         number = self._board.count("answered")
-        self._board.add("requests", board.request(answer, number))
+        self._board.add("requests", request(answer, number))
         if answer.fallback:
             self._board.add("events", board.event("fallback", answer.fallback))
         if self._due("cloud") and (known := board.cloud(answer)) is not None:
@@ -322,7 +362,7 @@ class Dashboard:
                 "server": server,
                 "device": str(self._client.device) if self._client else "",
                 "auto": False,
-                "stages": board.stages(),
+                "stages": stages(),
             }
         )
         self._server = PageServer(self.board, listen)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from edge_client.screen.text import duration, one_line
@@ -88,7 +89,7 @@ def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advanc
     elif in_notebook():
         with _cell(what, total) as advance:
             yield advance
-    elif sys.stderr.isatty():
+    elif sys.stderr.isatty() and find_spec("rich") is not None:  # a light client has none
         with _bar(what, total) as advance:
             yield advance
     else:

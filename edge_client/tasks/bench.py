@@ -2,189 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from textwrap import fill
-from typing import Any, Final
+from typing import Any
 
-import numpy as np
-import psutil
 import torch
 
-from edge_client import interrupts
-from edge_client.benching import page
-from edge_client.benching.gang import Alone, Gang, Several
-from edge_client.benching.load import (
-    FEW_BEYOND,
-    Load,
-    Weighted,
-    at_rate,
-    codecs_of,
-    cuts_of,
-    mean_rate,
-    record,
-    shots,
-    trace,
-)
-from edge_client.benching.load import arrivals as arrivals_of
-from edge_client.benching.results import FORMAT, KEPT, knee, step
+from edge_client.benching.gang import Several
+from edge_client.benching.generator import Alone, Gang
+from edge_client.benching.lanes import LiveLane, Load, RecordedLane, record
+from edge_client.benching.load import codecs_of
+from edge_client.benching.run import Benched, Rates, Terms, measured
 from edge_client.call import Call
 from edge_client.credentials import Credentials
 from edge_client.given import Given
+from edge_client.planning.codecs import LEARNT
 from edge_client.process import local_server
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Column, finite, fitted, printable
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import either, option
 from edge_client.survey.gather import Say
 from edge_client.sweeping.settings import handed_over, inputs_that_come_with
-from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
-from edge_client.transport import check_seconds
-from shared_hooks.errors import ServerUnavailable, SpecError
-
-# What a bench returns: the figures of each rate.
-
-SPARE: Final = ("beyond", "p90 ms", "answers/s", "put off")
-"""Columns that give way where a terminal is narrow, in turn."""
-
-
-@dataclass(frozen=True, repr=False)
-class Benched(Tabular):
-    """`edge_client.bench` returns it. A row is a rate.
-
-    ``steps``: the figures of each rate, as `edge_client.benching.results` has them; ``ended``: why it is not complete,
-    None where it is; ``failure``: the same as an error (KeyboardInterrupt, ServerUnavailable).
-    """
-
-    model: str
-    settings: Mapping[str, Any]
-    steps: tuple[Mapping[str, Any], ...]
-    ended: str | None = None
-    failure: BaseException | None = field(default=None, compare=False)
-
-    shown = {  # noqa: RUF012
-        "rate": "rate",
-        "goodput": "goodput",
-        "p50_ns": "p50 ms",
-        "p99_ns": "p99 ms",
-        "refused": "refused",
-        "lost": "lost",
-    }
-
-    @property
-    def knee(self) -> float | None:
-        """The highest rate of which 95 % were answered in time, as of all lower ones; None where it was none."""
-        return knee(self.steps)
-
-    def title(self) -> str:
-        found = "none" if self.knee is None else f"{self.knee:g}/s"
-        return f"{self.model}: {len(self.steps)} rates, {self.settings['clients']} clients; knee: {found}"
-
-    def rows(self) -> list[Row]:
-        plain = ("rate", "offered", "seconds", "requests", "answered", "in_time", "late", "refused", "lost", "put_off")
-        return [
-            {
-                **{name: one[name] for name in plain},
-                "throughput": one["throughput"],
-                "goodput": one["goodput"]["value"],
-                **{f"{name}_ns": one["latency"][name]["value"] for name in ("p50", "p90", "p99")},
-                "p99_low_ns": one["latency"]["p99"]["low"],
-                "p99_high_ns": one["latency"]["p99"]["high"],
-                "beyond_p99": one["latency"]["p99"]["beyond"],
-                "generator_late_p99_ns": one["generator"]["late_p99_ns"],
-                "bottleneck": one["generator"]["bottleneck"],
-            }
-            for one in self.steps
-        ]
-
-    def as_dict(self) -> dict[str, Any]:
-        """JSON-able: the file that ``edge-client compare`` reads."""
-        known = {"format": FORMAT, "model": self.model, "settings": dict(self.settings), "knee": self.knee}
-        whole: dict[str, Any] = finite({**known, "ended": self.ended, "steps": [dict(one) for one in self.steps]})
-        return whole
-
-    def page(self) -> str:
-        """HTML: one file that asks no network. Needs the extra "sweep"."""
-        return page.render(self.as_dict())
-
-    def text(self, width: int | None = None) -> str:
-        """A line a rate, and what there is to know of it; no wider than ``width`` where that can be."""
-        deadline = f"{self.settings['deadline']:g} s"
-        lines = [fitted(_columns(self.steps), SPARE, width), ""] if self.steps else []
-        if self.knee is not None:
-            lines.append(f"knee: {self.knee:g}/s: up to there {KEPT:.0%} are answered within {deadline}")
-        elif self.steps:
-            lines.append(f"knee: none: at the lowest rate fewer than {KEPT:.0%} are answered within {deadline}")
-        lines.append("goodput: answers within it, a second; latency counts from when a request was to begin")
-        if any(not one["latency"][name]["sure"] for one in self.steps for name in ("p50", "p90", "p99")):
-            lines.append(f"?: fewer than {FEW_BEYOND} requests are beyond it; more {option('seconds')} make it sure")
-        lines += [line for one in self.steps for line in _told(one)]
-        if self.ended is not None:
-            lines.append(f"NOT COMPLETE: {printable(self.ended)}")
-        narrow = [
-            line if width is None or "\n" in line else fill(line, width, subsequent_indent="  ") for line in lines
-        ]
-        return "\n".join(narrow)
-
-
-def _columns(steps: Sequence[Mapping[str, Any]]) -> list[Column]:
-    def column(header: str, cells: list[str]) -> Column:
-        return Column(header, cells)
-
-    def quantile(name: str) -> list[str]:
-        return [_ms(one["latency"][name]) for one in steps]
-
-    return [
-        column("rate/s", [f"{one['rate']:g}" for one in steps]),
-        column("goodput", [f"{one['goodput']['value']:.1f}" for one in steps]),
-        column("answers/s", [f"{one['throughput']:.1f}" for one in steps]),
-        column("p50 ms", quantile("p50")),
-        column("p90 ms", quantile("p90")),
-        column("p99 ms", quantile("p99")),
-        column("beyond", [f"{one['latency']['p99']['beyond']}" for one in steps]),
-        *(column(name.replace("_", " "), [f"{one[name]}" for one in steps]) for name in ("late", "refused", "lost")),
-        column("put off", [f"{one['put_off']}" for one in steps]),
-    ]
-
-
-def _ms(one: Mapping[str, Any]) -> str:
-    """With a question mark where few requests are beyond it; "-" where it lies among those without an answer."""
-    value = one["value"]
-    if value is None or value == float("inf") or value != value:
-        return "-"
-    return f"{value / 1e6:.1f}{'' if one['sure'] else '?'}"
-
-
-def _told(one: Mapping[str, Any]) -> list[str]:
-    at, lines = f"{one['rate']:g}/s", []
-    if one["errors"]:
-        lines.append(f"{at}: errors: {', '.join(f'{count} {name}' for name, count in one['errors'].items())}")
-    if one["abandoned"]:
-        lines.append(f"{at}: {one['abandoned']} under way when it ended, which count for nothing")
-    if (why := one["generator"]["bottleneck"]) is not None:
-        lines.append(f"{at}: the generator was a bottleneck: {why}")
-    return lines
-
-
-Rates = float | Sequence[float] | None
-
-
-@dataclass(frozen=True)
-class _Run:
-    """What does not change from rate to rate."""
-
-    gang: Gang
-    cuts: Sequence[Weighted]
-    clients: int
-    inputs: int
-    warmup: float
-    deadline: float
-    give_up: float
-    seed: int
-    recorded: bool
+from edge_client.tasks.subject import Model, Subject, address_of, subject_of
+from shared_hooks.codecs import CODECS
+from shared_hooks.errors import SpecError
 
 
 def bench(
@@ -228,28 +68,24 @@ def bench(
     What ends it early (Ctrl-C, a server that is gone) does not lose what was measured: `Benched.ended`,
     `Benched.failure`. Raises SpecError for what makes no sense, UnknownLayer, CutRefused, and what connecting raises.
     """
-    for name, seconds_of in (("deadline", deadline), ("give_up", give_up), ("patience", patience)):
-        check_seconds(name, seconds_of)
-    if seconds is not None:
-        check_seconds("seconds", seconds)
-    if not 0 <= warmup < math.inf:
-        raise SpecError(f"{option('warmup', warmup)}: must be a number of seconds, 0 or more")
-    for name, count in (("clients", clients), ("in_flight", in_flight), ("processes", processes)):
-        if count < 1:
-            raise SpecError(f"{option(name, count)}: must be a whole number of at least 1")
-    if processes > clients:
-        raise SpecError(f"{option('processes', processes)}: more than the {clients} clients that they are to run")
-    if deadline > give_up:
-        raise SpecError(
-            f"{option('deadline', deadline)}: after {option('give_up', give_up)}, when nobody waits any more"
-        )
-    times = trace(arrivals)
-    rates = _rates(rate, times)
-    cuts, codecs = cuts_of(split), codecs_of(codec, clients)
-    length = _length(seconds, warmup, times)
-    plans = [
-        _times(arrivals, times, one, length, warmup, np.random.default_rng([seed, at])) for at, one in enumerate(rates)
-    ]
+    terms = Terms(
+        rate=rate,
+        seconds=seconds,
+        warmup=warmup,
+        clients=clients,
+        split=split,
+        codec=codec,
+        arrivals=arrivals,
+        deadline=deadline,
+        give_up=give_up,
+        in_flight=in_flight,
+        exact=exact,
+        recorded=recorded,
+        processes=processes,
+        seed=seed,
+        patience=patience,
+    )
+    codecs = codecs_of(codec, clients, CODECS, LEARNT)
     address = address_of(server)
     if address is None:
         own = either("--server own", '"own"')
@@ -266,7 +102,7 @@ def bench(
         load = Load(
             address,
             choice,
-            [one.word for one in cuts],
+            [one.word for one in terms.cuts],
             codecs,
             [Call(*one.read(subject.spec)) for one in items],
             give_up,
@@ -276,109 +112,16 @@ def bench(
             credentials or Credentials(),
         )
         frontiers = record(load) if recorded else None
-        gang: Gang = Alone(load, frontiers) if processes == 1 else Several(load, frontiers, files, processes)
+        gang: Gang = (
+            Several(load, frontiers, files, processes)
+            if processes > 1
+            else Alone(
+                LiveLane(load, at) if frontiers is None else RecordedLane(load, frontiers, at) for at in range(clients)
+            )
+        )
         stack.callback(gang.close)
-        run = _Run(gang, cuts, clients, len(items), warmup, deadline, give_up, seed, recorded)
-        settings = {
-            "server": "own" if server == OWN else address,
-            "arrivals": arrivals,
-            "split": split,
-            "codec": codec,
-            "clients": clients,
-            "in_flight": in_flight,
-            "exact": exact,
-            "inputs": len(items),
-            "recorded": recorded,
-            "processes": processes,
-            "warmup": warmup,
-            "deadline": deadline,
-            "give_up": give_up,
-            "seed": seed,
-            "torch": torch.__version__,
-            "machine": platform.machine(),
-            "processors": psutil.cpu_count(),
-        }
-        steps, ended, failure = _all(run, rates, plans, progress)
-    return Benched(subject.spec.model_id, settings, tuple(steps), ended, failure)
-
-
-def _all(
-    run: _Run, rates: Sequence[float], plans: Sequence[np.ndarray], progress: bool
-) -> tuple[list[dict[str, Any]], str | None, BaseException | None]:
-    """The steps; why it ended early, in words and as an error."""
-    steps: list[dict[str, Any]] = []
-    spans = [float(times[-1]) if len(times) else 0.0 for times in plans]
-    try:
-        with bar("bench", len(rates), progress) as advance:
-            advance("", done=0, left=sum(spans))
-            for at, (rate, times) in enumerate(zip(rates, plans, strict=True)):
-                one = _step(run, rate, times, np.random.default_rng([run.seed, at, 1]))
-                steps.append(one)
-                in_time = f"{rate:g} a second: {one['goodput']['value']:.1f} in time"
-                advance(in_time, left=sum(spans[at + 1 :]))
-                if (why := one["ended"]) is not None:
-                    failure = KeyboardInterrupt() if why == "interrupted" else ServerUnavailable(f"{why} at {rate:g}/s")
-                    return steps, f"{why} at {rate:g} a second", failure
-    except KeyboardInterrupt as error:
-        interrupts.heard()
-        return steps, "interrupted", error
-    return steps, None, None
-
-
-def _step(run: _Run, rate: float, times: np.ndarray, dice: np.random.Generator) -> dict[str, Any]:
-    planned = shots(times, run.cuts, run.inputs, run.clients, dice)
-    psutil.cpu_percent()  # from here on
-    fired = run.gang.fire(planned, run.give_up)
-    machine = psutil.cpu_percent() / 100
-    return step(
-        rate,
-        planned,
-        fired,
-        warmup=run.warmup,
-        seconds=max(float(times[-1]) - run.warmup, 1e-9),
-        deadline=run.deadline,
-        ways=[one.word for one in run.cuts],
-        machine=machine,
-        recorded=run.recorded,
-    )
-
-
-def _rates(rate: Rates, times: np.ndarray | None) -> list[float]:
-    if rate is None:
-        return [10.0 if times is None else mean_rate(times)]
-    rates = [float(one) for one in ([rate] if isinstance(rate, (int, float)) else rate)]
-    for one in rates:
-        if not 0 < one < math.inf:
-            raise SpecError(f"{option('rate', one)}: must be a number above 0")
-    if not rates or len(set(rates)) < len(rates):
-        raise SpecError(
-            f"{option('rate')}: {', '.join(f'{one:g}' for one in rates) or 'none'}: each once, one at least"
-        )
-    return rates
-
-
-def _length(seconds: float | None, warmup: float, times: np.ndarray | None) -> float | None:
-    """Seconds that all arrivals of a rate take; None: as long as the trace."""
-    if seconds is None:
-        return None if times is not None else 10.0 + warmup
-    return seconds + warmup
-
-
-def _times(
-    kind: str, times: np.ndarray | None, rate: float, length: float | None, warmup: float, dice: np.random.Generator
-) -> np.ndarray:
-    if times is None:
-        assert length is not None
-        found = arrivals_of(kind, rate, length, dice)
-    else:
-        found = at_rate(times, rate)
-        found = found if length is None else found[found < length]
-    if not len(found) or found[-1] <= warmup:
-        raise SpecError(
-            f"at {rate:g} a second no request begins after the {warmup:g} s of {option('warmup')}: a higher rate, "
-            f"or more {option('seconds')}"
-        )
-    return found
+        about = {"server": "own" if server == OWN else address, "torch": torch.__version__}
+        return measured(terms, gang, subject.spec.model_id, len(items), about, progress)
 
 
 def _files(subject: Subject, items: Sequence[Given], recorded: bool, processes: int) -> list[str]:

@@ -28,14 +28,14 @@ from edge_client.planning.codecs import (
     write,
 )
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import printable, size, table
+from edge_client.screen.text import Row, Tabular, printable, size, table
 from edge_client.spoken import either, option
 from edge_client.survey.gather import Say
 from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import NAME, difference, installed
-from edge_client.tasks.subject import Model, Row, Tabular, subject_of
+from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from edge_client.screen.text import one_line, printable, size
+from edge_client.screen.text import Row, Tabular, one_line, printable, size
 from edge_client.screen.text import table as text_table
 from edge_client.spoken import option
 from edge_client.survey.loading import Loaded
 from edge_client.tasks.hierarchy import cut_at
-from edge_client.tasks.subject import Model, Row, Subject, Tabular, subject_of
+from edge_client.tasks.subject import Model, Subject, subject_of
 from shared_hooks.batching.sizes import BATCH, LENGTH, OtherSizes
 from shared_hooks.codecs import CODECS, RAW
 from shared_hooks.crossing import (
@@ -36,8 +36,7 @@ from shared_hooks.files import write_json
 from shared_hooks.mapping import onnx_export
 from shared_hooks.mapping.onnx_export import ExportFailed, check, outputs_of
 from shared_hooks.mapping.onnx_halves import run
-from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, of_any_size, rename, tape_head
-from shared_hooks.mapping.onnx_types import in_float32
+from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, in_float32, of_any_size, rename, tape_head
 from shared_hooks.models.images import ImagePreprocess
 from shared_hooks.models.predictions import TopK
 from shared_hooks.planning import Plan
@@ -231,6 +230,8 @@ class Writer:
         self.moved = self._moved()
         self.given = list(self._given(subject, tensors)) or [tensors]
         """What the user gave, at most `MOST_INPUTS`; else the example."""
+        self.nudged = [one * 0.995 if one.is_floating_point() else one for one in tensors]
+        """The example, a little other: by what is moved a model may go another way."""
         self.samples = [tensors, self.moved, *(self.given if self.given[0] is not tensors else [])]
         args, kwargs = self.call(tensors)
         given = leaves(outputs_of(self.wrapped.whole(*args, **kwargs))[0])
@@ -403,13 +404,17 @@ class Writer:
         difference, crossing_off, labels, rows, compared, other = 0.0, 0.0, 0, 0, 0, ""
         twice = not head.has_strangers
         for tensors, crossing in self._cases(head):
+            if tensors is self.nudged and twice:
+                continue
             named = named_crossing(crossing, self.inputs)
             try:
                 args, kwargs = self.call(tensors)
                 given = _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
                 early = named.early(crossing, given)
                 crosses = None
-                if tensors is self.moved:  # no input that anybody would give: it is enough that what crosses agrees
+                if (
+                    tensors is self.moved or tensors is self.nudged
+                ):  # no input that anybody would give: it is enough that what crosses agrees
                     own = self.wrapped.head(head.cut, *args, **kwargs)
                     if own.crossing.slots != crossing.slots:
                         continue
@@ -476,7 +481,7 @@ class Writer:
     def _cases(self, head: TapedHead) -> Iterator[tuple[Sequence[torch.Tensor], Crossing]]:
         """What answers are compared on: inputs, and what crosses for them."""
         described_by = self.plan.cutting(head.cut)[1]
-        yield from ((tensors, described_by) for tensors in self.samples)
+        yield from ((tensors, described_by) for tensors in (*self.samples, self.nudged))
         if head.size is None or self.sizes is None:
             return
         sized = self.sizes.crossing(head.cut)

@@ -18,13 +18,13 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
 from edge_client.planning.predict import CUTS_ASKED, Correction, Power, watts_of
-from edge_client.screen.text import Column, fitted, one_line, printable, size
+from edge_client.screen.text import Column, Row, Tabular, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
 from edge_client.survey.gather import Gathered, Say, Wanted, gather
 from edge_client.survey.loading import Loaded
 from edge_client.tasks.engines import TORCH, EnginePlan, EngineTimes, engines_of, measure
-from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
+from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.errors import SpecError
 from shared_hooks.models.inputs import to_device
 from shared_hooks.profiling.profile import Profile

@@ -14,11 +14,11 @@ from edge_client.probing import fetch_profile
 from edge_client.process import local_server
 from edge_client.screen.progress import counted
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Column, fitted, milliseconds, printable, size, table
+from edge_client.screen.text import Column, Row, Tabular, fitted, milliseconds, printable, size, table
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import option
 from edge_client.survey.gather import Say, asked_of_servers, with_books
-from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
+from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
 from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles

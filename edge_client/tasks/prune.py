@@ -17,10 +17,10 @@ from edge_client.pruning.page import Report, Smaller, accuracy_table, served_tab
 from edge_client.pruning.served import Way
 from edge_client.pruning.served import serve as through_a_server
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import printable, table
+from edge_client.screen.text import Row, Tabular, printable, table
 from edge_client.spoken import either, option
 from edge_client.survey.loading import cut_of
-from edge_client.tasks.subject import Model, Row, Subject, Tabular, subject_of
+from edge_client.tasks.subject import Model, Subject, subject_of
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.files import write_text
 from shared_hooks.models import ModelSpec, pick_device

@@ -16,7 +16,7 @@ from edge_client.given import Given
 from edge_client.planning.objective import Objective
 from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import milliseconds, one_line, printable, size, table
+from edge_client.screen.text import Row, Tabular, milliseconds, one_line, printable, size, table
 from edge_client.settings import OWN
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
 from edge_client.survey.gather import Say, Wanted, gather
@@ -36,7 +36,7 @@ from edge_client.sweeping.settings import (
     settings_of,
 )
 from edge_client.tasks.engines import ONNXRUNTIME, TORCH, asked, engines_of, in_words
-from edge_client.tasks.subject import Model, Row, Subject, Tabular, address_of, subject_of
+from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.observers import named

@@ -17,10 +17,10 @@ from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import printable, table
+from edge_client.screen.text import Row, Tabular, printable, table
 from edge_client.settings import OWN
 from edge_client.spoken import EDGE_ONLY
-from edge_client.tasks.subject import NO_EXAMPLE, Model, Row, Subject, Tabular, address_of, subject_of
+from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from edge_client.witness import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError, ModelFailed, SpecError

@@ -14,7 +14,7 @@ May import protos, and of the engine crossing, metrics, lifecycle; nothing else 
 
 from edge_client.transport.connection import Connection
 from edge_client.transport.exchange import Exchange, Outgoing
-from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State, check_seconds
+from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State
 from edge_client.transport.outbox import Opening
 from edge_client.transport.times import ServerTimes, Stamps, Times, now_ns
 
@@ -30,6 +30,5 @@ __all__ = [
     "Stamps",
     "State",
     "Times",
-    "check_seconds",
     "now_ns",
 ]

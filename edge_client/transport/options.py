@@ -11,6 +11,7 @@ import grpc
 from edge_client.credentials import Credentials
 from edge_client.dial import why_not
 from edge_client.transport import wire
+from edge_client.units import check_seconds
 from protos import FACTS_WANTED
 from shared_hooks.errors import (
     AccessRefused,
@@ -52,7 +53,6 @@ class Counters:
 AT_ONCE: Final = 4
 OF_A_RUN: Final = 32
 """As many as a server takes of one client, unless it is configured otherwise."""
-LONGEST_SECONDS: Final = 1_000_000.0  # in milliseconds it fits 32 bits, which is what gRPC has
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +123,6 @@ class ConnectionOptions:
     def of_a_run(self) -> int:
         """... and of one run of many, which takes as few as keep the way to the server busy."""
         return self.max_in_flight or OF_A_RUN
-
-
-def check_seconds(name: str, value: float) -> float:
-    """``value``, or SpecError unless it is above 0 and at most `LONGEST_SECONDS`."""
-    if not 0 < value <= LONGEST_SECONDS:  # rejects NaN, too
-        raise SpecError(f"{name}={value}: must be more than 0 and at most {LONGEST_SECONDS:.0f} seconds")
-    return value
 
 
 # What the end of a stream means: a reason that time does not heal, or a break that is to be mended.

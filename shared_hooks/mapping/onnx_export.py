@@ -28,7 +28,6 @@ from torch.fx import traceback
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.forward import Session, layer_name
 from shared_hooks.mapping.map_file import HierarchyMap, parent_of
-from shared_hooks.mapping.onnx_types import in_float32, in_one_type
 from shared_hooks.modules import ROOT, ModuleInfo, attach, fast_path_off, holder_modules, tables
 from shared_hooks.planning import Plan
 from shared_hooks.tensors import Buffers, Structure, UnknownHolder, classes_of, copied, flatten, tensors_in, unflatten
@@ -226,8 +225,6 @@ def converted(
     number, an axis whose size may be any. Raises `ExportFailed`.
     """
     check()
-    from onnx_ir import DataType
-
     free = free or {}
     sizes = tuple({free[at]: torch.export.Dim.AUTO} if at in free else None for at in range(len(tensors)))
     try:
@@ -237,8 +234,6 @@ def converted(
             )
             made = _onnx_of(program, inputs, outputs)
             _tidy(made.model)
-            in_one_type(made.model)
-            in_float32(made.model, DataType.BFLOAT16)
     except IsthmusError:
         raise
     except Exception as error:

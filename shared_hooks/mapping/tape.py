@@ -63,6 +63,7 @@ class Step:
     kwargs: dict[str, Any]
     results: tuple[int, ...]
     shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
     reads: bool
     value: Any
     below: bool
@@ -74,6 +75,19 @@ class Step:
     """Whether no kernel of it wrote to what it was given, or drew random numbers."""
     fixed: bool = False
     """Whether it is taken to give the same shapes whatever it reads: an exporter's tensors without data must agree."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that it gave has no elements."""
+        shapes = self.shapes if self.pure and not self.fixed else ()
+        return bool(shapes) and all(0 in one and all(isinstance(size, int) for size in one) for one in shapes)
+
+    @property
+    def moves(self) -> bool:
+        """Whether a size of the inputs is among its arguments."""
+        found: list[Varying] = []
+        _mapped((self.args, self.kwargs), Varying, found.append)
+        return bool(found)
 
     def is_like(self, other: Step) -> bool:
         """Whether both are the same step of two runs."""
@@ -153,11 +167,24 @@ class Tape:
         results = arguments_of((result,), {})
         numbers = tuple(self._numbers[id(one)] if id(one) in self._numbers else self._new(one) for one in results)
         reads = kind is Kind.VALUE
-        shapes = tuple(tuple(one.shape) for one in results)
+        shapes, dtypes = tuple(tuple(one.shape) for one in results), tuple(one.dtype for one in results)
         steps = self.around if running.get() is None else self.steps
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         steps.append(
-            Step(name, func, *given, numbers, shapes, reads, result if reads else None, below, autocast, chooses, pure)
+            Step(
+                name,
+                func,
+                *given,
+                numbers,
+                shapes,
+                dtypes,
+                reads,
+                result if reads else None,
+                below,
+                autocast,
+                chooses,
+                pure,
+            )
         )
 
     def _new(self, tensor: torch.Tensor) -> int:
@@ -200,7 +227,7 @@ class _Kernels(TorchDispatchMode):
         self.tape = tape
         self.inside = False
         self.chosen, self.drew = False, False
-        """Of kernels since the last function began: whether one has chosen by data, or drew random numbers."""
+        """Whether a kernel has chosen by data, or drawn random numbers, since the last function began."""
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
@@ -226,16 +253,20 @@ class _Functions(TorchFunctionMode):
             return func(*args, **kwargs)
         self.kernels.inside, self.kernels.chosen, self.kernels.drew = True, False, False
         try:
-            versions = [one._version for one in arguments_of(args, kwargs)]
+            versions = _versions(args, kwargs)
             result = func(*args, **kwargs)
             with torch._C.DisableTorchFunction():
                 name, chooses = name_of(func), self.kernels.chosen
-                wrote = versions != [one._version for one in arguments_of(args, kwargs)]
-                pure = not wrote and not self.kernels.drew
+                pure = not self.kernels.drew and None not in versions and versions == _versions(args, kwargs)
                 self.tape.note(func, name, args, kwargs, result, below=False, chooses=chooses, pure=pure)
         finally:
             self.kernels.inside = False
         return result
+
+
+def _versions(args: Any, kwargs: Any) -> list[int | None]:
+    """How often each tensor was written to; None where torch does not count."""
+    return [None if one.is_inference() else one._version for one in arguments_of(args, kwargs)]
 
 
 def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], Any]) -> Any:
@@ -304,20 +335,23 @@ class Replay(nn.Module):
         for number, one in tape.constants.items():
             if not isinstance(one, str):
                 self.register_buffer(f"taken_{number}", one.detach(), persistent=False)
-        self._done = frozenset(done)
-        self._made = self._run_now(sorted(done))
+        self._done: set[int] = set()
+        self._made: list[int] = []
+        self._run_now(done)
 
-    def _run_now(self, steps: Sequence[int]) -> list[int]:
-        """Numbers of what these steps gave, now buffers."""
+    def _run_now(self, done: Sequence[int]) -> None:
+        """Make buffers of what these steps give, but for those that move with a size."""
         tensors: dict[int, torch.Tensor] = dict(self._constants())
-        made: dict[int, torch.Tensor] = {}
         with torch.no_grad():
-            for at in steps:
-                self._run(self._tape.steps[at], tensors, None)
-                made |= {number: tensors[number] for number in self._tape.steps[at].results}
-        for number, one in made.items():
-            self.register_buffer(f"made_{number}", one.detach().clone(), persistent=False)
-        return list(made)
+            for at in sorted(done):
+                step = self._tape.steps[at]
+                if step.moves or not tensors.keys() >= set(step.given()):
+                    continue
+                self._run(step, tensors, None)
+                self._done.add(at)
+                for number in step.results:
+                    self._made.append(number)
+                    self.register_buffer(f"made_{number}", tensors[number].detach().clone(), persistent=False)
 
     def _constants(self) -> Iterator[tuple[int, torch.Tensor]]:
         for number, constant in self._tape.constants.items():
@@ -347,6 +381,10 @@ class Replay(nn.Module):
         def resolved(one: Ref | Varying) -> Any:
             return tensors[one.number] if isinstance(one, Ref) else one.at(size)
 
+        if step.is_empty:  # not every kernel of a runtime takes nothing
+            made = [torch.zeros(shape, dtype=dtype) for shape, dtype in zip(step.shapes, step.dtypes, strict=True)]
+            tensors.update(zip(step.results, made, strict=True))
+            return
         args, kwargs = _mapped((step.args, step.kwargs), (Ref, Varying), resolved)
         with torch.autocast("cpu", step.autocast) if step.autocast is not None else nullcontext(), _Instead():
             results = arguments_of((step.func(*args, **kwargs),), {})
@@ -395,11 +433,33 @@ def _grouped_product(rows: torch.Tensor, weights: torch.Tensor, **kwargs: Any) -
     return every.gather(0, group[None, :, None].expand(1, -1, every.shape[2]))[0]
 
 
+def _sorted(tensor: torch.Tensor, *args: Any, stable: bool = False, **kwargs: Any) -> Any:
+    return torch.sort(tensor, *args, **kwargs)  # a graph's TopK takes the first of equals, stable or not
+
+
+def _order(tensor: torch.Tensor, *args: Any, stable: bool = False, **kwargs: Any) -> torch.Tensor:
+    return torch.argsort(tensor, *args, **kwargs)
+
+
+def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
+    """Several indices, each a tensor, are one into the axes that they are for, flattened."""
+    kinds = [one.dtype for one in index if isinstance(one, torch.Tensor)] if isinstance(index, tuple) else []
+    if len(kinds) < 2 or len(kinds) != len(index) or torch.bool in kinds or torch.uint8 in kinds:
+        return tensor[index]
+    flat: Any = 0
+    for one, size in zip(torch.broadcast_tensors(*index), tensor.shape, strict=False):
+        flat = flat * size + torch.where(one < 0, one + size, one)
+    return tensor.flatten(0, len(kinds) - 1)[flat]
+
+
 _INSTEAD: Final[dict[str, Callable[..., Any]]] = {
     "masked_select": _masked_select,
     "scaled_dot_product_attention": _attention,
     "grouped_mm": _grouped_product,
     "_grouped_mm": _grouped_product,
+    "sort": _sorted,
+    "argsort": _order,
+    "__getitem__": _picked,
 }
 """What is exported in place of functions, or of forms of them, that the exporter has no word for, or another answer."""
 

@@ -88,6 +88,58 @@ class Tokens(nn.Module):
         return self.last(hidden[:, -1] * ids.shape[1] ** 0.0)
 
 
+class InBfloat16(_Small):
+    """onnxruntime computes nothing in it, numpy knows nothing of it, and it crosses."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            hidden = self.second(self.first(x).relu())
+        return self.last(hidden.float())
+
+
+class InFloat64(nn.Module):
+    """onnxruntime convolves in float32 alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Conv1d(4, 6, 3, padding=1).double(), nn.Linear(48, 3).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x.double()[None]).relu()
+        return self.last(hidden.flatten(1)).float()
+
+
+class InComplexNumbers(_Small):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = torch.fft.rfft(self.first(x))
+        return self.last(self.second(torch.fft.irfft(found * found.abs(), n=8)))
+
+
+class Experts(_Small):
+    """Rows go to experts by data, as in a mixture."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.Parameter(torch.randn(3, 8, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        chosen = hidden[:, :3].argmax(1)
+        order = chosen.argsort(stable=True)
+        ends = (chosen[:, None] <= torch.arange(3)).sum(0).to(torch.int32)
+        found = nn.functional.grouped_mm(hidden[order], self.experts, offs=ends)
+        return self.last(self.second(found[order.argsort()]).tanh())
+
+
+class OfWeights(_Small):
+    """What is made of weights alone is of functions that the exporter has no word for."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        turned = torch.linalg.matrix_exp(self.second.weight - self.second.weight.T)
+        return self.last(nn.functional.linear(self.first(x).relu(), turned))
+
+
 MASK = torch.tensor([True, True, False, True])
 X = torch.linspace(-1, 1, 32).reshape(4, 8)
 
@@ -145,6 +197,28 @@ def test_what_python_reads_crosses_too(kind: type[nn.Module], every: bool, tmp_p
         _right(model, client, cuts, X, mask)
 
 
+@pytest.mark.parametrize(
+    ("kind", "near"),
+    [(InBfloat16, 2e-2), (InFloat64, 1e-5), (InComplexNumbers, 1e-4), (Experts, 1e-5), (OfWeights, 1e-5)],
+)
+def test_numbers_that_runtimes_know_nothing_of(kind: type[nn.Module], near: float, tmp_path: Path) -> None:
+    model, example = kind().eval(), {"args": [{"shape": [4, 8]}]}
+    found = edge_client.export(
+        ModelChoice(model, example=((X,), {}), model_id="residual"), split="all", output=tmp_path / "heads"
+    )
+    cuts = [one.cut for one in found.heads if not one.refused]
+    assert found.ok and cuts, found.text()
+    with served(kind, example) as server, LightClient(server, tmp_path / "heads", cuts[0]) as client:
+        for cut in cuts:
+            assert all(one.dtype != "bfloat16" for one in client.heads.head(cut).crossing)
+            for x in (X, -2 * X.flip(0)):
+                with torch.no_grad():
+                    wanted = model(x).numpy()
+                answer = client.infer(x.numpy(), split=cut)
+                assert np.abs(answer.output - wanted).max() <= near * np.abs(wanted).max(), cut
+                assert 0 < answer.tail_ns < answer.request_ns
+
+
 def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
     with reading(Branches, MASK, tmp_path) as (client, cuts):
         (cut,) = [one for one in cuts if one == "second"]
@@ -154,10 +228,10 @@ def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
         assert crossing[read].dtype == np.int64 and crossing[read].shape == () and not crossing[read]
         for value in (1, 2, -1, np.iinfo(np.int64).min):
             with pytest.raises(IsthmusError):
-                client._ask(client._request(head, {**crossing, read: np.array(value)})[0])
+                client._ask(client._request(head, {**crossing, read: np.array(value)})[0], 60.0)
         with pytest.raises(InputMismatch):
-            client._ask(client._request(head, {**crossing, read: np.array([0])})[0])
-        assert client._ask(client._request(head, crossing)[0])
+            client._ask(client._request(head, {**crossing, read: np.array([0])})[0], 60.0)
+        assert client._ask(client._request(head, crossing)[0], 60.0)[0]
 
 
 def test_any_batch(tmp_path: Path) -> None:
@@ -186,7 +260,7 @@ def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refus
         head = client.heads.head(cuts[-1])
         ids = np.zeros(taken[0], dtype=np.int64)
         crossing = client._run(head.file, head.inputs, {"ids": ids}, None)
-        assert client._ask(client._request(head, crossing)[0])
+        assert client._ask(client._request(head, crossing)[0], 60.0)[0]
         cut = {name: value[:, :1] if value.ndim > 1 else value for name, value in crossing.items()}
         with pytest.raises(IsthmusError):
             client._ask(client._request(head, cut)[0])

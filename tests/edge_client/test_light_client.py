@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import edge_client
 from edge_client import LightClient, ModelChoice, local_server
 from edge_client.light import Heads, LightAnswer, provider_of
 from edge_client.light_codecs import CODECS
+from edge_client.live import LightDashboard
 from protos.inference import inference_pb2
 from shared_hooks.errors import (
     CutRefused,
@@ -354,3 +356,72 @@ def test_a_camera_without_torch(server: str, heads: Path) -> None:
     assert done.returncode == 0, done.stderr
     answers = json.loads(done.stdout)["answers"]
     assert len(answers) == 3 and all(one["predictions"] and "#" in one["file"] for one in answers)
+
+
+def test_a_bench_without_torch(server: str, heads: Path, tmp_path: Path) -> None:
+    program = (
+        "import sys; from edge_client.__main__ import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    words = ["bench", "--server", server, "--heads", str(heads), "--rate", "10,20", "--seconds", "1", "--warmup", "0.2"]
+    words += ["--split", f"{CUTS[0]}=0.5,{CUTS[1]}=0.5", "--codec", "raw,lz4", "--clients", "2", "--deadline", "8"]
+    words += ["--input", str(IMAGES[0].parent), "--json", "-", "--html", str(tmp_path / "page.html"), "--no-progress"]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["model"] == "digits" and found["settings"]["inputs"] == len(IMAGES)
+    assert [one["rate"] for one in found["steps"]] == [10, 20]
+    for step in found["steps"]:
+        assert step["requests"] == step["answered"] > 0 and not step["errors"]
+        assert {one["name"] for one in step["ways"]} == set(CUTS[:2])
+    assert "digits: bench" in (tmp_path / "page.html").read_text()
+
+
+def test_a_bench_in_python(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    found = edge_client.bench_heads(
+        server, heads, images[:2], rate=20, seconds=1, warmup=0.1, clients=2, deadline=8, progress=False
+    )
+    assert found.ended is None and found.rows()[0]["answered"] == found.rows()[0]["requests"] > 0
+    assert found.settings["split"] == ",".join(CUTS)
+    with pytest.raises(UnknownLayer):
+        edge_client.bench_heads(server, heads, split="nothing", progress=False)
+    with pytest.raises(SpecError, match="none of yours|is not one of"):
+        edge_client.bench_heads(server, heads, codec="basis", progress=False)
+    with pytest.raises(SpecError, match="files and arrays"):
+        edge_client.bench_heads(server, heads, [3], progress=False)
+    with pytest.raises(ServerUnavailable):
+        edge_client.bench_heads("127.0.0.1:9", heads, split=CUTS[0], patience=0.2, progress=False)
+
+
+def test_a_page_without_torch(server: str, heads: Path, images: list[np.ndarray[Any, Any]]) -> None:
+    with LightClient(server, heads, CUTS[0]) as client, LightDashboard(client) as page:
+        client.infer(images[0])
+        client.infer(images[0], split=CUTS[1])
+        with pytest.raises(InputMismatch):
+            client.infer(images[0], split=CUTS[1], deadline=1.0, other=images[0])
+        with urllib.request.urlopen(page.url, timeout=10) as reply:
+            assert "<html" in reply.read().decode()
+        with urllib.request.urlopen(f"{page.url}events", timeout=10) as stream:
+            while not (line := stream.readline().decode()).startswith("data:"):
+                pass
+        shown = json.loads(line.removeprefix("data:"))
+        assert shown["counts"]["answered"] == 2 and shown["counts"]["failed"] == 1
+        assert [one["kind"] for one in shown["events"]] == ["moved", "failed"]
+        for one in shown["requests"]:
+            assert len(one["rows"]) == len(shown["about"]["stages"]) == 4
+            assert sum(one["rows"]) == pytest.approx(one["ms"], rel=0.2) and one["rows"][3] > 0
+        assert client.ping() > 0
+        page.close()
+        assert not client.listeners
+
+
+def test_a_run_with_a_page_without_torch(server: str, heads: Path) -> None:
+    program = (
+        "import sys; from edge_client.__main__ import main; status = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules; sys.exit(status)"
+    )
+    words = ["run", "--heads", str(heads), "--split", CUTS[1], "--server", server, "--dashboard", "0", "--input"]
+    done = subprocess.run(
+        [sys.executable, "-c", program, *words, str(IMAGES[0])], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0 and "dashboard at http://127.0.0.1:" in done.stderr, done.stderr

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from edge_client.benching.load import arrivals, at_rate, codecs_of, cuts_of, mean_rate, shots, trace, weighted
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError
 
 
@@ -72,8 +73,8 @@ def test_weights_are_shares_that_add_up(weights: dict[str, float]) -> None:
 
 
 def test_a_client_has_one_codec_by_its_share() -> None:
-    assert codecs_of("raw=3,int8=1", 8).count("raw") == 6
-    assert sorted(codecs_of("raw=99,lz4=1", 2)) == ["lz4", "raw"], "each has a client"
+    assert codecs_of("raw=3,int8=1", 8, CODECS).count("raw") == 6
+    assert sorted(codecs_of("raw=99,lz4=1", 2, CODECS)) == ["lz4", "raw"], "each has a client"
 
 
 @pytest.mark.parametrize(
@@ -88,8 +89,8 @@ def test_weights_and_cuts_that_make_no_sense_are_refused(text: str, said: str) -
 
 def test_codecs_that_are_not_there_or_too_many_are_refused() -> None:
     with pytest.raises(SpecError, match="Did you mean int8"):
-        codecs_of("int9", 4)
+        codecs_of("int9", 4, CODECS)
     with pytest.raises(SpecError, match="basis goes by a calibration"):
-        codecs_of("raw,basis", 4)
+        codecs_of("raw,basis", 4, CODECS, ["basis"])
     with pytest.raises(SpecError, match="2 codecs for 1 client"):
-        codecs_of("raw,lz4", 1)
+        codecs_of("raw,lz4", 1, CODECS)

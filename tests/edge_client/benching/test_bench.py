@@ -11,10 +11,10 @@ import pytest
 
 from edge_client import bench
 from edge_client.__main__ import main
-from edge_client.benching import gang as gangs
-from edge_client.benching.generator import Generator
+from edge_client.benching.generator import Alone, Generator
+from edge_client.benching.lanes import RecordedLane
 from edge_client.benching.results import read
-from edge_client.tasks.bench import Benched
+from edge_client.benching.run import Benched
 from shared_hooks.errors import ServerUnavailable, SpecError, UnknownLayer
 from tests.edge_client.served import Served, served
 
@@ -82,7 +82,7 @@ def test_a_server_that_dies_halfway_ends_it_and_what_was_measured_is_there(tmp_p
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, as Python raises it, at the tenth request of the second rate."""
     counts = {"fired": 0, "sent": 0}
-    send, fire = gangs.RecordedLane.send, gangs.Alone.fire
+    send, fire = RecordedLane.send, Alone.fire
 
     def fired(self: Any, *args: Any) -> Any:
         counts["fired"] += 1
@@ -95,8 +95,8 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
             raise KeyboardInterrupt
         send(self, *args)
 
-    monkeypatch.setattr(gangs.RecordedLane, "send", sent)
-    monkeypatch.setattr(gangs.Alone, "fire", fired)
+    monkeypatch.setattr(RecordedLane, "send", sent)
+    monkeypatch.setattr(Alone, "fire", fired)
 
 
 @pytest.mark.usefixtures("interrupted")

@@ -12,7 +12,7 @@ import pytest
 
 from edge_client import EdgeClient
 from edge_client.__main__ import main
-from edge_client.live import ToSinks, board
+from edge_client.live import ToSinks, board, dashboard
 from edge_client.model_choice import ModelChoice
 from shared_hooks.sinks import Histogram, Value
 from tests.edge_client import small_models
@@ -83,9 +83,9 @@ def test_a_sink_that_stands_still_leaves_answers_out() -> None:
 def test_entries_of_the_page_are_json_and_short() -> None:
     with pair(small_models.Residual, "body", observers=["activation", "debug"]) as (client, _):
         answer = client.infer(image())
-    entry = board.request(answer, 3)
+    entry = dashboard.request(answer, 3)
     assert sum(entry["rows"]) == pytest.approx(entry["ms"], abs=0.01) and entry["cut"] == "body"
-    assert len(entry["rows"]) == len(board.stages())
+    assert len(entry["rows"]) == len(dashboard.stages())
     seen = board.observed(answer, 3)
     assert [table["title"] for table in seen["tables"]] == ["activation", "debug"] and seen["tables"][0]["rows"]
     hostile = board.event("failed", "\x1b[31m\n" + "<b>" * 1000, value=math.nan)

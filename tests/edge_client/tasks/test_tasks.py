@@ -16,8 +16,8 @@ from torch import nn
 import edge_client
 from edge_client import ModelChoice
 from edge_client.process import local_server
+from edge_client.screen.text import Tabular
 from edge_client.tasks.plan import Planned
-from edge_client.tasks.subject import Tabular
 from shared_hooks.errors import CutRefused, InputMismatch, ServerUnavailable, SpecError, UnknownLayer, UnknownModel
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile_file import to_json
