@@ -18,7 +18,6 @@ light_codecs  ... codecs of what crosses, in numpy
 journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
 service_manager  ready and alive, for systemd
-inference     a tail for who speaks the Open Inference Protocol
 intervention  activations changed on purpose
 credentials   what this side shows a server
 settings      which server is asked where nobody names one

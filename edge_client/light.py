@@ -102,6 +102,16 @@ class LightAnswer:
     """Nanoseconds on the server, within ``request_ns``: until work began, and the tail; 0 where it does not say."""
 
     @property
+    def bytes_down(self) -> int:
+        """Bytes of the outputs."""
+        return sum(one.nbytes for one in self.outputs.values())
+
+    @property
+    def result(self) -> Any:
+        """`predictions` where the model's spec ranks class scores, else `outputs`."""
+        return self.predictions or self.outputs
+
+    @property
     def output(self) -> Array:
         """The only output. Raises InputMismatch where there are several."""
         if len(self.outputs) != 1:
@@ -411,6 +421,10 @@ class LightClient:
             queue_ns=there[0],
             tail_ns=there[1],
         )
+
+    def crossing(self, *args: Array, split: str | None = None, **kwargs: Array) -> dict[str, Array]:
+        """What the head gives, by name, without asking the server. Raises as `infer` does."""
+        return self._head(self.heads.head(split or self.split), self._feeds(args, kwargs))
 
     def ping(self) -> int:
         """Nanoseconds of a round trip to the server. Raises ServerUnavailable, and what else the server refuses by."""

@@ -1,12 +1,13 @@
 """Codecs of what crosses, in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
 
-"lz4", "shuffle-lz4", "zstd" and "shuffle-zstd" keep every bit; "fp16" and "int8" round. Packages lz4 and zstandard are
-needed by those that are called so, zstandard by "int8", too.
+"lz4", "shuffle-lz4", "zstd" and "shuffle-zstd" keep every bit; "fp16", "int8" and "int6" round. Packages lz4 and
+zstandard are needed by those that are called so, zstandard by "int8" and "int6", too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -62,7 +63,7 @@ def _half(array: Array) -> Coded | None:
     return None if not np.array_equal(np.isinf(found), np.isinf(array)) else (found.tobytes(), [])
 
 
-# "int8", as `shared_hooks.codecs.quantised` has it.
+# "int8" and "int6", as `shared_hooks.codecs.quantised` has it.
 
 _LEAST, _LEAST_OF_GROUP, _LEAST_OF_TOKEN = 64, 256, 32
 _FAR, _ROUNDS, _RARE = np.float32(10), 3, 256
@@ -95,7 +96,7 @@ def _mean_root(values: Array, axes: tuple[int, ...]) -> Array:
     return found
 
 
-def _int8(array: Array) -> Coded | None:
+def _quantised(array: Array, bits: int) -> Coded | None:
     if array.dtype not in (np.float32, np.float64, np.float16) or array.size < _LEAST:
         return None
     whose, form = _grain(array.shape)
@@ -106,7 +107,8 @@ def _int8(array: Array) -> Coded | None:
     if not np.isfinite(largest).all():
         return None
     signed = bool((low < 0).any())
-    side, zero, top_symbol = (127, 127.0, 254) if signed else (255, 0.0, 255)
+    side = (1 << bits - 1) - 1 if signed else (1 << bits) - 1
+    zero, top_symbol = (float(side), 2 * side) if signed else (0.0, side)
     wanted = (largest / np.float32(side)).astype(np.float32)
     apart = np.zeros(values.shape, bool)
     uneven = largest > _FAR * _mean_root(values, axes)
@@ -178,8 +180,9 @@ CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
     "shuffle-lz4": lambda array: (_lz4(_shuffled(array)), []),
     "shuffle-zstd": lambda array: (_zstd(_shuffled(array)), []),
     "fp16": _half,
-    "int8": _int8,
+    "int8": partial(_quantised, bits=8),
+    "int6": partial(_quantised, bits=6),
 }
-ROUNDING: Final = ("fp16", "int8")
-NAMES: Final = ("raw", *CODECS)
+ROUNDING: Final = ("fp16", "int8", "int6")
 """Those that do not keep every bit."""
+NAMES: Final = ("raw", *CODECS)

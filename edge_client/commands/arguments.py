@@ -228,6 +228,7 @@ def add_export(commands: Commands, model: Parser) -> None:
     export.add_argument(
         "--input", action="extend", nargs="+", metavar="PATH", help="compare answers on these (default: the example)"
     )
+    export.add_argument("--check", action="store_true", help="compare once more, by the files as a device reads them")
     export.add_argument("--whole", action="store_true", help="the whole model, too, for when the server is gone")
     export.add_argument(
         "--vary",

@@ -135,7 +135,7 @@ def _request(answer: LightAnswer, number: int) -> Entry:
         "ms": answer.end_to_end_ns / 1e6,
         "rows": [round(ns / 1e6, 4) for ns in (answer.head_ns, between, answer.queue_ns, answer.tail_ns)],
         "up": answer.bytes_up,
-        "down": sum(one.nbytes for one in answer.outputs.values()),
+        "down": answer.bytes_down,
         "sends": 1,
         "fallback": board.said(answer.fallback),
         "energy": [None, None],

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from edge_client.light import Heads, LightClient
+from edge_client.light_codecs import ROUNDING
 from edge_client.screen.text import Row, Tabular, one_line, printable, size
 from edge_client.screen.text import table as text_table
 from edge_client.spoken import option
@@ -34,7 +36,8 @@ from shared_hooks.crossing import (
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError
 from shared_hooks.files import write_json
 from shared_hooks.mapping import onnx_export
-from shared_hooks.mapping.onnx_export import ExportFailed, check, outputs_of
+from shared_hooks.mapping.onnx_export import ExportFailed, outputs_of
+from shared_hooks.mapping.onnx_export import check as needs
 from shared_hooks.mapping.onnx_halves import run
 from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, in_float32, of_any_size, rename, tape_head
 from shared_hooks.models.images import ImagePreprocess
@@ -52,10 +55,12 @@ WEIGHTS: Final = "weights.bin"
 WHOLE: Final = "whole.onnx"
 FIXED: Final = "fixed"
 VARIES: Final = (BATCH, LENGTH, FIXED)
-MEASURED: Final = ("fp16", "int8")
+MEASURED: Final = ROUNDING
 """Codecs of which it is measured what they do to answers."""
 SAME: Final = 1e-3
 """How far a graph's tensor may be from torch's, as a share of the largest magnitude, to be taken for the same."""
+NOBODY: Final = "127.0.0.1:9"
+"""No server is asked."""
 MOST_INPUTS: Final = 32
 """Inputs of the user on which answers are compared."""
 
@@ -110,6 +115,8 @@ class ExportedHeads(Tabular):
     model: str
     heads: Sequence[Head]
     weights_bytes: int
+    checked: int | None = None
+    """Answers compared again, by heads read from the folder as a device reads it; None: that was not asked for."""
 
     shown = {  # noqa: RUF012
         "cut": "cut",
@@ -159,6 +166,8 @@ class ExportedHeads(Tabular):
                 text_table(["cut", "file", "any", "crosses", "difference", "labels changed"], rows, right=(3, 4, 5)),
             ]
         lines += [one_line(f"refused: {one.cut}: {one.refused}") for one in self.heads if one.refused]
+        if self.checked is not None:
+            lines += ["", f"checked: {self.checked} answers by the files as a device reads them, all within {SAME:g}"]
         return "\n".join(lines)
 
 
@@ -170,6 +179,7 @@ def export(
     output: str | Path,
     whole: bool = False,
     vary: str = BATCH,
+    check: bool = False,
 ) -> ExportedHeads:
     """Write heads of ``model``, up to the cuts ``split``, as ONNX files (docs/jobs/edge-without-pytorch.md).
 
@@ -182,12 +192,13 @@ def export(
     `MOST_INPUTS`; none: the spec's example). ``split``: names, or "all". ``whole``: the whole model, too, for a device
     that the server is out of reach of. ``vary``: "batch" or "length" (the second axis of token inputs): heads take any,
     where three plans of the model tell how sizes move with it, and the exporter follows; "fixed", and elsewhere: the
-    example's.
+    example's. ``check``: read the folder as a device does, run every head in onnxruntime and its tail in torch once
+    more on all inputs, and compare whole answers.
 
     A cut that cannot be exported is refused in its row, with the reason. Raises SpecError, UnknownModel, UnknownLayer,
     InputMismatch, ExportFailed for a model that torch cannot export, and what planning raises.
     """
-    check("onnxruntime")
+    needs("onnxruntime")
     if vary not in VARIES:
         raise SpecError(f"{option('vary')}={vary!r}: expected one of {', '.join(VARIES)}")
     subject = subject_of(model, inputs)
@@ -207,7 +218,9 @@ def export(
             known = {one.name for one in plan.cuts}
             names = list(dict.fromkeys(name if name in known else cut_at(name, loaded).name for name in names))
         try:
-            return Writer(loaded, subject, folder).write(names, whole, vary)
+            writer = Writer(loaded, subject, folder)
+            found = writer.write(names, whole, vary)
+            return replace(found, checked=writer.checked()) if check else found
         except IsthmusError:
             raise
         except Exception as error:  # of an exporter that took the model apart, or of the model after that
@@ -273,6 +286,27 @@ class Writer:
             [written[name] for name in names],
             weights.stat().st_size if weights.exists() else 0,
         )
+
+    def checked(self) -> int:
+        """How many answers were compared, by heads read from the folder; none where no head is in it. Raises
+        ExportFailed for one that is off.
+        """
+        read, compared = Heads(self.folder), 0
+        for cut in read.cuts:
+            crossing = self.plan.cutting(cut)[1]
+            named = named_crossing(crossing, self.inputs)
+            with LightClient(NOBODY, read, cut) as client:
+                for tensors in self.given:
+                    args, kwargs = self.call(tensors)
+                    given = client.crossing(*(as_sent(one).contiguous().numpy() for one in tensors))
+                    early = named.early(crossing, {name: torch.from_numpy(one) for name, one in given.items()})
+                    wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+                    found = outputs_of(self.wrapped.forward(early))[1]
+                    off = max((apart(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
+                    if off > SAME:
+                        raise ExportFailed(f"{cut}: read from {self.folder}, its answer is off by {off:.1e}")
+                    compared += 1
+        return compared
 
     def _other_sizes(self, vary: str) -> OtherSizes | None:
         if vary == FIXED:

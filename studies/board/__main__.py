@@ -86,8 +86,8 @@ class Following:
         return self.answering()
 
 
-def follow(one: Following, cuts: int, seed: int) -> None:
-    """Every step."""
+def follow(one: Following, cuts: int, seed: int, only_light: bool) -> None:
+    """Every step, or only those of an edge without PyTorch."""
     board, draw = one.board, random.Random(seed)
     camera = "tcp" if "tcp://" in one.blocks["service"] else "vivid"
 
@@ -103,6 +103,10 @@ def follow(one: Following, cuts: int, seed: int) -> None:
         return board.type("uname -mr; nproc; free -m | sed -n 2p").replace("\n", ", ")
 
     one.step("the system is made writable", prepared)
+    if only_light:
+        one.step("the network", lambda: (board.begin("systemctl reboot"), board.wait_for_login())[1])
+        one.step("an edge without PyTorch", lambda: light(board, one.server))
+        return
     one.step("install", lambda: one.block("install", timeout=3600))
     one.step("service", lambda: one.block("service"))
     one.step("restart: read-only, and answering", lambda: f"{one.restart()}; / is {root_is(board)}")
@@ -196,23 +200,27 @@ def checked(board: Board) -> dict[str, Any]:
     return found
 
 
-def light(board: Board, server: str) -> str:
-    """An exported head in onnxruntime, in an environment without torch; answers are the pictures' own labels."""
-    shown = board.type(
-        f"""cd /media/packages
+def light(board: Board, server: str) -> list[str]:
+    """Exported heads in onnxruntime, in an environment without torch; answers are the pictures' own labels."""
+    installed = """cd /media/packages
 mount -o remount,rw /
 python3 -m venv /opt/isthmus/light
 /opt/isthmus/light/bin/pip install --quiet "isthmus[light]==0.2.0"
-/opt/isthmus/light/bin/edge-client run --heads heads --split stage2.0.conv2 --server {server} --input pictures
 sync
-mount -o remount,ro /""",
-        timeout=1800,
-    )
-    right = sum(
-        line.split()[0].partition("label")[2][:1] == line.split()[1] for line in shown.splitlines() if "label" in line
-    )
-    assert right == PICTURES, shown
-    return f"{right} of {PICTURES} right; {shown.splitlines()[-2]}; {shown.splitlines()[-1]}"
+mount -o remount,ro /"""
+    board.type(installed, timeout=1800)
+    found = []
+    for cut in ("stem.2", "stage2.0.conv2"):
+        for codec in ("raw", "int8"):
+            program = "/opt/isthmus/light/bin/edge-client run --heads heads --input pictures"
+            shown = board.type(
+                f"cd /media/packages\n{program} --split {cut} --codec {codec} --server {server}", timeout=900
+            )
+            lines = [line.split() for line in shown.splitlines() if "label" in line]
+            right = sum(line[0].partition("label")[2][:1] == line[1] for line in lines)
+            assert right == PICTURES, shown
+            found.append(f"{cut}, {codec}: {right} of {PICTURES} right; {shown.splitlines()[-2]}")
+    return found
 
 
 def root_is(board: Board) -> str:
@@ -248,6 +256,7 @@ def main() -> int:
     parser.add_argument("--memory", type=int, default=2048, metavar="MIB")
     parser.add_argument("--cuts", type=int, default=5, metavar="N", help="of power")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--light", action="store_true", help="only the steps of an edge without PyTorch")
     parser.add_argument("--json", type=Path, required=True)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="board-", dir=options.disks) as work, serving() as server:
@@ -255,7 +264,7 @@ def main() -> int:
         one = Following(board, options.page, server, options.json)
         try:
             one.step("power", lambda: f"{board.on():.0f} s to a console")
-            follow(one, options.cuts, options.seed)
+            follow(one, options.cuts, options.seed, options.light)
         finally:
             board.unplug()
     return 0 if all(step["good"] for step in one.found["steps"].values()) else 1

@@ -51,7 +51,7 @@ cp "$source"/studies/board/sender.* "$packages/"
 cp -r "$source/shared_hooks/models/digits/images" "$packages/pictures"
 rm -r "$source"
 rm -rf "$packages/heads"
-"$project/.venv/bin/edge-client" export --model digits --split stage2.0.conv2 --output "$packages/heads" > "$dir/export.log"
+"$project/.venv/bin/edge-client" export --model digits --split stem.2,stage2.0.conv2 --output "$packages/heads" > "$dir/export.log"
 
 rm -f "$dir"/*.img.part
 echo isthmus-board > "$root/etc/hostname"

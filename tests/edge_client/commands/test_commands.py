@@ -276,7 +276,7 @@ def test_a_json_file_is_tried_before_the_work(images: Path, tmp_path: Path, caps
             main(["run", "--server", "127.0.0.1:1", "--split", "0", "--input", str(images), "--json", str(target)]) == 2
         )
         assert f"--json: {target} cannot be written" in complaint(capsys)
-    report.check_json_target(str(tmp_path / "later.json"))
+    check_json_target(str(tmp_path / "later.json"))
     assert not (tmp_path / "later.json").exists()
 
 
