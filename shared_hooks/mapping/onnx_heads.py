@@ -40,8 +40,8 @@ class TapedHead:
 
     @property
     def has_strangers(self) -> bool:
-        """Whether it takes tensors that are neither inputs nor weights, nor made by a torch function that was seen."""
-        return any(not isinstance(one, str) for one in self.tape.constants.values())
+        """Whether it takes tensors that are no inputs, nor the model's, nor made by a torch function that was seen."""
+        return bool(self.tape.strangers)
 
 
 def of_any_size(heads: Sequence[TapedHead], lengths: Sequence[int], size: tuple[int, int]) -> TapedHead | None:

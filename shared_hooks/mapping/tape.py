@@ -118,11 +118,14 @@ class Tape:
     around: list[Step] = field(default_factory=list)
     """What ran beside the model's forward: of the head's own."""
     constants: dict[int, str | torch.Tensor] = field(default_factory=dict)
+    strangers: set[int] = field(default_factory=set)
+    """Constants that the model did not hold before the run: it may have made them of its inputs, unseen."""
     tensors: list[torch.Tensor] = field(default_factory=list)
     """By their number: kept while listening, so that no id is given twice; `forget` lets go of them."""
 
     def __post_init__(self) -> None:
         self._names = {id(one): name for name, one in (*self.model.named_parameters(), *self.model.named_buffers())}
+        self._held = {id(one) for module in self.model.modules() for one in _tensors_of(vars(module))}
         self._numbers: dict[int, int] = {}
         for one in self.inputs:
             self._new(one)
@@ -197,6 +200,8 @@ class Tape:
         if number is None:
             number = self._new(tensor)
             self.constants[number] = self._names.get(id(tensor), tensor)
+            if id(tensor) not in self._names and id(tensor) not in self._held:
+                self.strangers.add(number)
         return Ref(number)
 
 
@@ -262,6 +267,15 @@ class _Functions(TorchFunctionMode):
         finally:
             self.kernels.inside = False
         return result
+
+
+def _tensors_of(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
+    """Tensors in what a module holds, in lists and dictionaries, too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, (list, tuple, dict)):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors_of(one, depth - 1)
 
 
 def _versions(args: Any, kwargs: Any) -> list[int | None]:
