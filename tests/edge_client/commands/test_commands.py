@@ -19,6 +19,7 @@ import torch
 
 from edge_client.__main__ import main
 from edge_client.client import EdgeClient
+from edge_client.commands import report
 from edge_client.commands.common import check_json_target
 from edge_client.screen.progress import progress
 from edge_client.screen.text import size
