@@ -138,19 +138,21 @@ class Tensor:
     dtype: str
     shape: tuple[int, ...]
 
-    def freed(self, axis: int | None) -> Tensor:
-        """The same, any size along this axis."""
-        return self if axis is None else replace(self, shape=(*self.shape[:axis], -1, *self.shape[axis + 1 :]))
+    def freed(self, axes: Sequence[int]) -> Tensor:
+        """The same, any size along these axes."""
+        return replace(self, shape=tuple(-1 if axis in axes else size for axis, size in enumerate(self.shape)))
 
-    def check(self, array: Any, largest: int = 0) -> Array:
-        """The array itself, contiguous. ``largest``: of a size that may be any; 0 = no bound. Raises InputMismatch."""
+    def check(self, array: Any, largest: Mapping[int, int] | None = None) -> Array:
+        """The array itself, contiguous. ``largest``: of sizes that may be any, by axis. Raises InputMismatch."""
+        most = largest or {}
         found = np.asarray(array, order="C")  # the other way makes one dimension of none
         fits = len(found.shape) == len(self.shape) and all(
-            wanted == size or (wanted == -1 and not 0 < largest < size)
-            for size, wanted in zip(found.shape, self.shape, strict=True)
+            wanted == size or (wanted == -1 and size <= most.get(axis, size))
+            for axis, (size, wanted) in enumerate(zip(found.shape, self.shape, strict=True))
         )
         if found.dtype.name != self.dtype or not fits:
-            bound = f" (-1: up to {largest})" if largest else ""
+            bounds = [f"{most[axis]}" for axis, size in enumerate(self.shape) if size == -1 and axis in most]
+            bound = f" (-1: up to {', '.join(bounds)})" if bounds else ""
             raise InputMismatch(
                 f'"{self.name}": {found.dtype.name} of shape {list(found.shape)} came; expected {self.dtype} of shape '
                 f"{list(self.shape)}{bound}"
@@ -169,8 +171,8 @@ class Head:
     inputs: tuple[Tensor, ...]
     crossing: tuple[Tensor, ...]
     difference: float
-    largest: int = 0
-    """The most of a size that may be any."""
+    largest: Mapping[int, int] = field(default_factory=dict)
+    """The most of a size that may be any, by axis."""
     flat: frozenset[str] = frozenset()
     """What of it a codec may encode."""
     codecs: Mapping[str, float] = field(default_factory=dict)
@@ -206,10 +208,10 @@ class Heads:
                 str(one["cut"]): Head(
                     str(one["cut"]),
                     str(one["file"]),
-                    tuple(tensor.freed(one["free"].get(tensor.name)) for tensor in self.inputs),
+                    tuple(tensor.freed([*map(int, one["free"].get(tensor.name, ()))]) for tensor in self.inputs),
                     _tensors(one["crossing"]),
                     float(one["difference"]),
-                    int(one["largest"]),
+                    {int(axis): int(most) for axis, most in one["largest"].items()},
                     frozenset(map(str, one["flat"])),
                     {str(name): float(known["bound"]) for name, known in one["codecs"].items()},
                 )

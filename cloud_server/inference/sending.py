@@ -236,7 +236,7 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
         others = (_cut_sized(one, inputs, shapes) for one in sizes)
         fitting = next((one for one in others if one is not None), None)
         if fitting is None:
-            most = max((one.largest or 0 for one in sizes), default=0)
+            most = " or ".join(f"{one.largest}" for one in sizes if one.largest)
             bound = f" up to {most}" if most else ""
             came = [list(one) for one in shapes]
             raise InputMismatch(f"the shapes {came} do not belong together: no size{bound} has them")

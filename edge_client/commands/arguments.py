@@ -232,9 +232,9 @@ def add_export(commands: Commands, model: Parser) -> None:
     export.add_argument("--whole", action="store_true", help="the whole model, too, for when the server is gone")
     export.add_argument(
         "--vary",
-        default="batch",
+        default="both",
         metavar="WHAT",
-        help="what a head takes any of: batch, length, fixed (default: batch)",
+        help="what a head takes any of: batch, length, both, fixed (default: both)",
     )
 
 

@@ -21,7 +21,7 @@ from edge_client.spoken import option
 from edge_client.survey.loading import Loaded
 from edge_client.tasks.hierarchy import cut_at
 from edge_client.tasks.subject import Model, Subject, subject_of
-from shared_hooks.batching.sizes import BATCH, LENGTH, OtherSizes
+from shared_hooks.batching.sizes import BATCH, BOTH, LENGTH, OtherSizes
 from shared_hooks.codecs import CODECS, RAW
 from shared_hooks.crossing import (
     Crossing,
@@ -36,7 +36,7 @@ from shared_hooks.crossing import (
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError
 from shared_hooks.files import write_json
 from shared_hooks.mapping import onnx_export
-from shared_hooks.mapping.onnx_export import ExportFailed, outputs_of
+from shared_hooks.mapping.onnx_export import ExportFailed, Free, outputs_of
 from shared_hooks.mapping.onnx_export import check as needs
 from shared_hooks.mapping.onnx_halves import run
 from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, in_float32, of_any_size, rename, tape_head
@@ -54,7 +54,7 @@ MANIFEST: Final = "manifest.json"
 WEIGHTS: Final = "weights.bin"
 WHOLE: Final = "whole.onnx"
 FIXED: Final = "fixed"
-VARIES: Final = (BATCH, LENGTH, FIXED)
+VARIES: Final = (BOTH, BATCH, LENGTH, FIXED)
 MEASURED: Final = ROUNDING
 """Codecs of which it is measured what they do to answers."""
 SAME: Final = 1e-3
@@ -93,8 +93,10 @@ class Head:
     difference: float = 0.0
     labels: int = 0
     compared: int = 0
-    free: Mapping[str, int] = field(default_factory=dict)
-    """Inputs whose size may be any along this axis."""
+    free: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Inputs whose size may be any along these axes."""
+    largest: Mapping[int, int] = field(default_factory=dict)
+    """The most of it, by axis."""
     codecs: Mapping[str, CodecLoss] = field(default_factory=dict)
     """What codecs that round do to answers (`MEASURED`); without those that make other answers of them."""
     shapes: Sequence[Sequence[int]] = ()
@@ -178,7 +180,7 @@ def export(
     split: str | Sequence[str],
     output: str | Path,
     whole: bool = False,
-    vary: str = BATCH,
+    vary: str = BOTH,
     check: bool = False,
 ) -> ExportedHeads:
     """Write heads of ``model``, up to the cuts ``split``, as ONNX files (docs/jobs/edge-without-pytorch.md).
@@ -190,10 +192,10 @@ def export(
     ``output``: a folder, made if need be: a file for each cut, `WEIGHTS` of all of them, and a manifest that says what
     goes in, what crosses, and how far answers are from the whole model's, measured on ``inputs`` (at most
     `MOST_INPUTS`; none: the spec's example). ``split``: names, or "all". ``whole``: the whole model, too, for a device
-    that the server is out of reach of. ``vary``: "batch" or "length" (the second axis of token inputs): heads take any,
-    where three plans of the model tell how sizes move with it, and the exporter follows; "fixed", and elsewhere: the
-    example's. ``check``: read the folder as a device does, run every head in onnxruntime and its tail in torch once
-    more on all inputs, and compare whole answers.
+    that the server is out of reach of. ``vary``: "batch", "length" (the second axis of token inputs) or "both": heads
+    take any, where plans of the model tell how sizes move with it, and the exporter follows; both may become a batch
+    alone; "fixed", and elsewhere: the example's. ``check``: read the folder as a device does, run every head in
+    onnxruntime and its tail in torch once more on all inputs, and compare whole answers.
 
     A cut that cannot be exported is refused in its row, with the reason. Raises SpecError, UnknownModel, UnknownLayer,
     InputMismatch, ExportFailed for a model that torch cannot export, and what planning raises.
@@ -260,14 +262,16 @@ class Writer:
         self.graphs: dict[str, onnx_ir.Model] = {}
         self.taped: dict[str, TapedHead] = {}
         self.single: set[str] = set()
-        self.sizes = self._other_sizes(vary)
         heads: dict[str, Head] = {}
-        if self.sizes is not None:
-            taped = [head for name in names if (head := self._taped_for_any_size(name, self.sizes)) is not None]
-            self._make(taped, self.sizes.inputs(self.sizes.lengths[2]), self.sizes.which)
-            heads = self._written(names)
-        self.refused.clear()
-        rest = [name for name in names if name not in heads]
+        rest = [*names]
+        for kind in (BOTH, BATCH) if vary == BOTH else (vary,):
+            self.sizes = self._other_sizes(kind)
+            if self.sizes is not None:
+                taped = [head for name in rest if (head := self._taped_for_any_size(name, self.sizes)) is not None]
+                self._make(taped, self.sizes.inputs(self.sizes.sizes[-2]), self.sizes.free)
+                heads |= self._written(rest)
+            self.refused.clear()
+            rest = [name for name in names if name not in heads]
         self._make([head for name in rest if (head := self._taped(name)) is not None], self.samples[0])
         if whole:
             self.graphs[WHOLE] = onnx_export.export(
@@ -316,7 +320,7 @@ class Writer:
         except IsthmusError:
             return None
 
-    def _make(self, taped: Sequence[TapedHead], tensors: Sequence[torch.Tensor], moving: Sequence[int] = ()) -> None:
+    def _make(self, taped: Sequence[TapedHead], tensors: Sequence[torch.Tensor], moving: Free | None = None) -> None:
         """Graphs of heads."""
         for head, graph in graphs_of(taped, self.inputs, tensors, moving):
             self.taped[head.cut] = head
@@ -365,12 +369,12 @@ class Writer:
         try:
             sizes.crossing(name)
             taped = [
-                self._listened(name, plan, *self.call(sizes.inputs(length)))
-                for plan, length in zip(sizes.plans, sizes.lengths, strict=True)
+                self._listened(name, plan, *self.call(sizes.inputs(other)))
+                for plan, other in zip(sizes.plans, sizes.sizes, strict=True)
             ]
         except Exception:  # ours, or torch's about a tensor of a kind that has no bytes
             return None
-        return of_any_size(taped, sizes.lengths, (sizes.which[0], sizes.axis))
+        return of_any_size(taped, sizes.sizes, sizes.places)
 
     def _listened(self, name: str, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> TapedHead:
         named = named_crossing(plan.cutting(name)[1], self.inputs)
@@ -482,14 +486,15 @@ class Writer:
             (self.folder / file).unlink()
             raise CutRefused(other)
         named = named_crossing(self.plan.cutting(head.cut)[1], self.inputs)
-        free: dict[str, int] = {}
+        free: dict[str, Sequence[int]] = {}
+        largest: Mapping[int, int] = {}
         shapes = [list(one.shape) for one in named]
-        if head.size is not None and self.sizes is not None:
-            free = {self.inputs[at]: self.sizes.axis for at in self.sizes.which}
-            shapes = self.sizes.shapes(head.cut, self.inputs)
+        if head.sizes and self.sizes is not None:
+            free = {self.inputs[at]: axes for at, axes in self.sizes.free.items()}
+            shapes, largest = self.sizes.shapes(head.cut, self.inputs), self.sizes.largest
         losses = {codec: self._loss(head, file, codec) for codec in MEASURED}
         codecs = {codec: loss for codec, loss in losses.items() if math.isfinite(loss.difference)}
-        return Head(head.cut, file, named, difference, labels, rows, free, codecs, shapes)
+        return Head(head.cut, file, named, difference, labels, rows, free, largest, codecs, shapes)
 
     def _loss(self, head: TapedHead, file: str, codec: str) -> CodecLoss:
         difference, labels, nbytes = 0.0, 0, 0
@@ -516,14 +521,14 @@ class Writer:
         """What answers are compared on: inputs, and what crosses for them."""
         described_by = self.plan.cutting(head.cut)[1]
         yield from ((tensors, described_by) for tensors in (*self.samples, self.nudged))
-        if head.size is None or self.sizes is None:
+        if not head.sizes or self.sizes is None:
             return
         sized = self.sizes.crossing(head.cut)
-        for length in (1, self.sizes.lengths[2] + 2, self.sizes.largest):
-            crossing = sized.at(length)
+        for other in self.sizes.others():
+            crossing = sized.at(other)
             if crossing is None:
-                raise CutRefused(f"nothing is known of size {length}")
-            yield self.sizes.inputs(length), crossing
+                raise CutRefused(f"nothing is known of size {other}")
+            yield self.sizes.inputs(other), crossing
 
     def _whole_difference(self) -> float:
         """The same of the whole model in onnxruntime. Raises ExportFailed where its answer is another one."""
@@ -563,8 +568,8 @@ class Writer:
                         [known.name, dtype_name(known.dtype), list(shape)]
                         for known, shape in zip(one.crossing, one.shapes, strict=True)
                     ],
-                    "free": dict(one.free),
-                    "largest": self.sizes.largest if one.free and self.sizes is not None else 0,
+                    "free": {name: list(axes) for name, axes in one.free.items()},
+                    "largest": {str(axis): most for axis, most in one.largest.items()},
                     "flat": [known.name for known in one.crossing.tensors if known.is_flat],
                     "codecs": {
                         name: {
@@ -610,7 +615,7 @@ def _labels_changed(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor
 
 def _any(head: Head) -> str:
     """The size of its inputs that may be any."""
-    return "" if not head.free else BATCH if 0 in head.free.values() else LENGTH
+    return ", ".join({0: BATCH, 1: LENGTH}[axis] for axis in head.largest)
 
 
 def _is_large(weight: Any) -> bool:

@@ -15,109 +15,135 @@ from shared_hooks.batching.family import core
 from shared_hooks.crossing import Crossing, NamedCrossing, decode, named_crossing
 from shared_hooks.crossing.description import CALL
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
-from shared_hooks.planning import Plan, Rule, SizedCrossing
+from shared_hooks.planning import Plan, Size, SizedCrossing
 from shared_hooks.tensors import Structure, own_class, unflatten
 from shared_hooks.wrapped import WrappedModel
 
 BATCH: Final = "batch"
 LENGTH: Final = "length"
-_AXES: Final = {BATCH: 0, LENGTH: 1}
+BOTH: Final = "both"
+_AXES: Final = {BATCH: (0,), LENGTH: (1,), BOTH: (0, 1)}
 SAMPLES: Final = 3
-LARGEST: Final = {BATCH: (16, 4, 2), LENGTH: (8, 4, 2)}
-"""How many times the example's size sizes may be at most: the first that the model takes."""
+"""Lengths or batches from which others follow; of two batches each where both move."""
+LARGEST: Final = ((16, 8), (4, 4), (2, 2))
+"""How many times the example's batch and length may be at most: the first that the model takes."""
 
 
 class OtherSizes:
-    """A model's example with another batch or length: `plans` of it for three `lengths`, from which others follow, up
-    to a fourth, the `largest`: there a plan is compared with the rule, for Python may do something else from a size on.
+    """A model's example with another batch or length, or both: `plans` of it for some `sizes`, from which others
+    follow, up to the last, the `largest`: there a plan is compared with the rule, for Python may do something else from
+    a size on.
 
-    What moves is axis 0 (``vary`` is `BATCH`) or axis 1 (`LENGTH`) of all inputs that have the same size there as the
-    first that has this axis. Raises CutRefused where nothing does, or where the model does not take it.
+    What moves is axis 0 (``vary`` is `BATCH`), axis 1 (`LENGTH`) or both of all inputs that have the same size there as
+    the first that has this axis. Raises CutRefused where nothing does, or where the model does not take it.
     """
 
     def __init__(self, wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor], vary: str) -> None:
-        self.axis = _AXES[vary]
+        self.axes = _AXES[vary]
         self._structure = structure
         self._tensors = tensors
-        known = [one.shape[self.axis] for one in tensors if one.dim() > self.axis]
-        tokens = any(one.dim() > 1 and not one.is_floating_point() for one in tensors)
-        if not known or not known[0] or (vary == LENGTH and not tokens):
+        if 1 in self.axes and not any(one.dim() > 1 and not one.is_floating_point() for one in tensors):
+            raise CutRefused(f"{vary}: no input is of tokens")
+        own = {axis: next((one.shape[axis] for one in tensors if one.dim() > axis), 0) for axis in self.axes}
+        if not all(own.values()):
             raise CutRefused(f"{vary}: no input has one")
-        self.which = tuple(
-            n for n, one in enumerate(tensors) if one.dim() > self.axis and one.shape[self.axis] == known[0]
-        )
-        """Numbers of the inputs whose size moves."""
-        first = max(known[0], 2)
-        lengths = [first + more for more in range(SAMPLES)]
-        self.plans = [self._plan(wrapped, length) for length in lengths]
-        for times in LARGEST[vary]:
+        self.free = {
+            number: axes
+            for number, one in enumerate(tensors)
+            if (axes := tuple(axis for axis in self.axes if one.dim() > axis and one.shape[axis] == own[axis]))
+        }
+        """Numbers of the inputs whose size moves, and along which axes."""
+        first = {axis: max(size, 2) for axis, size in own.items()}
+        self.sizes = _grid([first[axis] for axis in self.axes])
+        self.plans = [self._plan(wrapped, size) for size in self.sizes]
+        for times in LARGEST:
+            most = tuple(first[axis] * times[axis] + SAMPLES for axis in self.axes)
+            largest: Size = most if len(most) == 2 else most[0]
             try:
-                self.plans.append(self._plan(wrapped, first * times + SAMPLES))
+                self.plans.append(self._plan(wrapped, largest))
             except CutRefused:
                 continue
-            lengths.append(first * times + SAMPLES)
+            self.sizes.append(largest)
             break
         else:
-            raise CutRefused(f"{vary}: the model takes few more than {lengths[-1]}")
-        self.lengths = tuple(lengths)
+            raise CutRefused(f"{vary}: the model takes few more than {self.sizes[-1]}")
         self._known: dict[str, SizedCrossing] = {}
 
     @property
-    def largest(self) -> int:
-        """The largest size that is foretold."""
-        return self.lengths[-1]
+    def largest(self) -> dict[int, int]:
+        """The largest size that is foretold, of each axis."""
+        return dict(zip(self.axes, _sizes_of(self.sizes[-1]), strict=True))
 
-    def _plan(self, wrapped: WrappedModel, length: int) -> Plan:
+    @property
+    def places(self) -> tuple[tuple[int, int], ...]:
+        """For each axis an input that has it."""
+        return tuple(next((number, axis) for number, axes in self.free.items() if axis in axes) for axis in self.axes)
+
+    def others(self) -> list[Size]:
+        """Sizes to compare answers on: ones, some that no plan has, the largest."""
+        last = _sizes_of(self.sizes[-2])
+        few, more = (1,) * len(last), tuple(size + 2 for size in last)
+        return [*(one if len(one) == 2 else one[0] for one in (few, more)), self.sizes[-1]]
+
+    def _plan(self, wrapped: WrappedModel, size: Size) -> Plan:
         try:
-            args, kwargs = unflatten(self._structure, self.inputs(length), own_class)
+            args, kwargs = unflatten(self._structure, self.inputs(size), own_class)
             return wrapped.plan(*args, **kwargs)
         except Exception as error:  # whatever a model raises for a size that it does not take
-            raise CutRefused(f"the model does not take {length} along axis {self.axis}: {error}") from error
+            raise CutRefused(f"the model does not take {size} along {self.axes}: {error}") from error
 
-    def inputs(self, length: int) -> list[torch.Tensor]:
+    def inputs(self, size: Size) -> list[torch.Tensor]:
         """The example at this size: its rows, over and over. New tensors."""
+        wanted = dict(zip(self.axes, _sizes_of(size), strict=True))
         found = []
         for number, one in enumerate(self._tensors):
-            rows = (
-                torch.arange(length, device=one.device) % max(one.shape[self.axis], 1) if number in self.which else None
-            )
-            found.append(one.clone() if rows is None else one.index_select(self.axis, rows))
+            made = one.clone()
+            for axis in self.free.get(number, ()):
+                rows = torch.arange(wanted[axis], device=one.device) % max(one.shape[axis], 1)
+                made = made.index_select(axis, rows)
+            found.append(made)
         return found
 
     def crossing(self, cut: str) -> SizedCrossing:
-        """Raises CutRefused where three plans give no rule, or a fourth another cut than that."""
+        """Raises CutRefused where plans give no rule, or the last another cut than that, and where shapes of what
+        crosses do not tell the size: the server has nothing else to find it by, and the tail may use it.
+        """
         if cut in self._known:
             return self._known[cut]
-        sizes = [self._sizes(length) for length in self.lengths]
-        first = next(at for at, (one, other) in enumerate(zip(*sizes[:2], strict=True)) if one != other)
+        sizes = [self._all_sizes(size) for size in self.sizes]
         try:
-            rule = Rule.of(sizes[:SAMPLES], self.plans[:SAMPLES], first, cut, wide=False)
-            largest = None if rule is None else rule.sized.at(self.largest, sizes[-1])
-            if rule is None or largest is None or core(largest) != core(self.plans[-1].cutting(cut)[1]):
+            sized = SizedCrossing.of_plans(self.plans[:-1], sizes[:-1], self.sizes[:-1], cut, wide=False)
+            largest = None if sized is None else sized.at(self.sizes[-1], sizes[-1])
+            if sized is None or largest is None or core(largest) != core(self.plans[-1].cutting(cut)[1]):
                 raise CutRefused("plans of several sizes differ in more than sizes")
         except UnknownLayer as error:
             raise CutRefused(f"{error}") from error
-        found = self._known[cut] = replace(rule.sized, largest=self.largest)
+        for size in (self.sizes[0], self.sizes[-2], *self.others()):
+            known = sized.at(size)
+            shapes = [] if known is None else [one.shape for one in named_crossing(known)]
+            if _size_for(sized, (), shapes) != size:
+                raise CutRefused(f"what crosses does not tell how large the inputs are ({size})")
+        found = self._known[cut] = replace(sized, largest=self.sizes[-1])
         return found
 
-    def _sizes(self, length: int) -> tuple[int, ...]:
+    def _all_sizes(self, size: Size) -> tuple[int, ...]:
         """All sizes of all inputs."""
+        wanted = dict(zip(self.axes, _sizes_of(size), strict=True))
         return tuple(
-            length if number in self.which and axis == self.axis else size
+            wanted[axis] if axis in self.free.get(number, ()) else own
             for number, one in enumerate(self._tensors)
-            for axis, size in enumerate(one.shape)
+            for axis, own in enumerate(one.shape)
         )
 
     def described(self) -> str:
-        """What all cuts share, as JSON: sizes, and what the model's forward calls and does at the first three."""
-        plans = self.plans[:SAMPLES]
-        items = [[_as_json(item) for item in plan.trace.path_items(plan.trace.end)] for plan in plans]
-        return json.dumps({"lengths": self.lengths[:SAMPLES], "largest": self.largest, "items": items})
+        """What all cuts share, as JSON: sizes, and what the model's forward calls and does at all but the last."""
+        items = [[_as_json(item) for item in plan.trace.path_items(plan.trace.end)] for plan in self.plans[:-1]]
+        return json.dumps({"sizes": self.sizes, "items": items})
 
     def cut_described(self, cut: str) -> str:
         """What is one cut's own, as JSON: `sized_crossing` makes of both what `crossing` is. Raises CutRefused."""
         self.crossing(cut)
-        plans = self.plans[:SAMPLES]
+        plans = self.plans[:-1]
         texts = [plan.cutting(cut)[1].to_bytes().decode() for plan in plans]
         return json.dumps(
             {"crossings": texts, "items": sum(1 for _ in plans[0].trace.path_items(plans[0].position(cut)))}
@@ -126,6 +152,17 @@ class OtherSizes:
     def shapes(self, cut: str, inputs: Sequence[str]) -> list[list[int]]:
         """Shapes of what crosses, with -1 where a size moves. Raises CutRefused."""
         return moving_shapes(self.crossing(cut), inputs)
+
+
+def _grid(first: Sequence[int]) -> list[Size]:
+    """The first sizes and a few more; of two, two batches with each length."""
+    *batch, length = first
+    lengths = [length + more for more in range(SAMPLES)]
+    return [*lengths] if not batch else [(batch[0] + more, one) for more in range(2) for one in lengths]
+
+
+def _sizes_of(size: Size) -> tuple[int, ...]:
+    return size if isinstance(size, tuple) else (size,)
 
 
 def _as_json(item: tuple[Any, ...]) -> list[Any]:
@@ -145,18 +182,20 @@ def sized_crossing(shared: str, own: str) -> SizedCrossing:
             for item in items[: cut["items"]]
         )
         values.append((decode(text.encode()), path))
-    found = SizedCrossing.of(values, known["lengths"])
+    sizes: list[Size] = [tuple(one) if isinstance(one, list) else one for one in known["sizes"]]
+    found = SizedCrossing.of(values, sizes[:-1])
     if found is None:
         raise CutRefused("what is said of several sizes differs in more than sizes")
-    return replace(found, largest=known["largest"])
+    return replace(found, largest=sizes[-1])
 
 
 def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]]:
     """Shapes of a `NamedCrossing`, with -1 where a size moves. Raises CutRefused."""
-    one, other = (named_crossing(found, inputs) for at in sized.lengths[:2] if (found := sized.at(at)) is not None)
+    known = [named_crossing(found, inputs) for at in sized.lengths if (found := sized.at(at)) is not None]
+    shapes = [[one.shape for one in named] for named in known]
     return [
-        [-1 if a != b else a for a, b in zip(mine.shape, theirs.shape, strict=True)]
-        for mine, theirs in zip(one, other, strict=True)
+        [own[0] if len(set(own)) == 1 else -1 for own in zip(*alike, strict=True)]
+        for alike in zip(*shapes, strict=True)
     ]
 
 
@@ -164,25 +203,65 @@ def for_shapes(
     sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]
 ) -> tuple[Crossing, NamedCrossing] | None:
     """What crosses where tensors by name have these shapes; None where they fit no size."""
-    one, other = (named_crossing(found, inputs) for at in sized.lengths[:2] if (found := sized.at(at)) is not None)
-    for mine, theirs, shape in zip(one, other, shapes, strict=True):
-        for a, b, size in zip(mine.shape, theirs.shape, shape, strict=True):
-            if a != b:
-                length = sized.lengths[0] + Fraction(size - a, b - a) * (sized.lengths[1] - sized.lengths[0])
-                if length.denominator != 1 or not 1 <= length <= (sized.largest or length):
-                    return None
-                crossing = sized.at(int(length))
-                if crossing is None:
-                    return None
-                named = named_crossing(crossing, inputs)
-                return (crossing, named) if [list(x.shape) for x in named] == [list(x) for x in shapes] else None
+    size = _size_for(sized, inputs, shapes)
+    if size is None or any(
+        not 1 <= one <= most for one, most in zip(_sizes_of(size), _sizes_of(sized.largest or size), strict=True)
+    ):
+        return None
+    crossing = sized.at(size)
+    if crossing is None:
+        return None
+    named = named_crossing(crossing, inputs)
+    return (crossing, named) if [list(x.shape) for x in named] == [list(x) for x in shapes] else None
+
+
+def _size_for(sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]) -> Size | None:
+    """The size at which a tensor's size is that of ``shapes``: each by one that moves with it alone; where batch and
+    length move, the other by one that moves with both.
+    """
+    wanted = [size for shape in shapes for size in shape]
+
+    def at(size: Size) -> list[int]:
+        found = sized.at(size)
+        return [] if found is None else [size for one in named_crossing(found, inputs) for size in one.shape]
+
+    first = sized.lengths[0]
+    if not isinstance(first, tuple):
+        return _solved(first, at(first), sized.lengths[1], at(sized.lengths[1]), wanted)  # type: ignore[arg-type]
+    batch, length = first
+    here, longer, wider = at(first), at((batch, length + 1)), at((batch + 1, length))
+    by_batch = _solved(batch, here, batch + 1, wider, wanted, besides=longer)
+    by_length = _solved(length, here, length + 1, longer, wanted, besides=wider)
+    if by_batch is None and by_length is not None:
+        by_batch = _solved(batch, at((batch, by_length)), batch + 1, at((batch + 1, by_length)), wanted)
+    elif by_length is None and by_batch is not None:
+        by_length = _solved(length, at((by_batch, length)), length + 1, at((by_batch, length + 1)), wanted)
+    return None if by_batch is None or by_length is None else (by_batch, by_length)
+
+
+def _solved(
+    one: int, here: list[int], other: int, there: list[int], wanted: list[int], besides: list[int] | None = None
+) -> int | None:
+    """The number at which a size that is ``here`` at one number and ``there`` at the other is as ``wanted``, in a line;
+    of sizes that are ``besides`` as they are here. None where none is, or it is no whole number.
+    """
+    if not len(here) == len(there) == len(wanted):
+        return None
+    for a, b, same, size in zip(here, there, besides or here, wanted, strict=True):
+        if a != b and a == same:
+            found = one + Fraction(size - a, b - a) * (other - one)
+            return int(found) if found.denominator == 1 and found >= 1 else None
     return None
 
 
 def other_sizes(wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor]) -> Iterator[OtherSizes]:
-    """Those that the model takes."""
-    for vary in (BATCH, LENGTH):
+    """Those that the model takes: batch and length at once, or else a length; and a batch alone: more cuts tell it."""
+    found: list[OtherSizes] = []
+    for vary in (BOTH, LENGTH, BATCH):
+        if vary == LENGTH and found:
+            continue
         try:
-            yield OtherSizes(wrapped, structure, tensors, vary)
+            found.append(OtherSizes(wrapped, structure, tensors, vary))
         except IsthmusError:
             continue
+    yield from found

@@ -214,19 +214,22 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
     return Exported(made.model, labels, dict(zip(flat.names, flat.tensors, strict=True)), tuple(labeller.layers))
 
 
+Free = Mapping[int, Sequence[int]]
+
+
 def converted(
     module: nn.Module,
     tensors: Sequence[torch.Tensor],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    free: Mapping[int, int] | None = None,
+    free: Free | None = None,
 ) -> onnx_ir.Model:
     """The graph of a module that takes tensors and gives tensors, with these names. ``free``: of inputs, by their
-    number, an axis whose size may be any. Raises `ExportFailed`.
+    number, axes whose size may be any. Raises `ExportFailed`.
     """
     check()
     free = free or {}
-    sizes = tuple({free[at]: torch.export.Dim.AUTO} if at in free else None for at in range(len(tensors)))
+    sizes = tuple(dict.fromkeys(free[at], torch.export.Dim.AUTO) if at in free else None for at in range(len(tensors)))
     try:
         with _quiet(), torch.no_grad(), fast_path_off():
             program = torch.export.export(

@@ -13,10 +13,10 @@ from torch import nn
 from shared_hooks.crossing import EarlyOutput, NamedCrossing, NamedNumbers, NamedTensor, as_sent
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.forward import is_escape
-from shared_hooks.mapping.onnx_export import ExportFailed, converted
+from shared_hooks.mapping.onnx_export import ExportFailed, Free, converted
 from shared_hooks.mapping.tape import Make, Replay, Tape, Wanted, chosen_again, compiled_again, read_again
 from shared_hooks.mapping.tape import of_any_size as any_size
-from shared_hooks.planning import Plan
+from shared_hooks.planning import Plan, Size
 from shared_hooks.recording.trace import Op
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class TapedHead:
     """A head that has run. ``wanted``: how to get each of ``named`` from its tape. ``of_weights``: steps of it that
-    hang on weights alone. ``size``: the input and its axis that the tape moves with.
+    hang on weights alone. ``sizes``: inputs and their axes that the tape moves with, of a kind each.
     """
 
     cut: str
@@ -36,7 +36,7 @@ class TapedHead:
     tape: Tape
     wanted: tuple[Wanted, ...]
     of_weights: tuple[int, ...] = ()
-    size: tuple[int, int] | None = None
+    sizes: tuple[tuple[int, int], ...] = ()
 
     @property
     def has_strangers(self) -> bool:
@@ -44,8 +44,12 @@ class TapedHead:
         return bool(self.tape.strangers)
 
 
-def of_any_size(heads: Sequence[TapedHead], lengths: Sequence[int], size: tuple[int, int]) -> TapedHead | None:
-    """One head of several of one cut, whose inputs differ in a size; None where they differ in more."""
+def of_any_size(
+    heads: Sequence[TapedHead], sizes: Sequence[Size], places: tuple[tuple[int, int], ...]
+) -> TapedHead | None:
+    """One head of several of one cut, whose inputs differ in a size, or in a batch and a length (`TapedHead.sizes` are
+    these ``places``); None where they differ in more.
+    """
     kinds = {tuple((one.at, one.numbers) for one in head.wanted) for head in heads}
     if len(kinds) > 1:
         return None
@@ -56,8 +60,8 @@ def of_any_size(heads: Sequence[TapedHead], lengths: Sequence[int], size: tuple[
         if shared is None:
             return None
         wanted.append(alike[-1] if shared is ... else replace(alike[-1], make=_picking(shared)))
-    tape = any_size([head.tape for head in heads], lengths)
-    return None if tape is None else replace(heads[-1], tape=tape, wanted=tuple(wanted), size=size)
+    tape = any_size([head.tape for head in heads], sizes)
+    return None if tape is None else replace(heads[-1], tape=tape, wanted=tuple(wanted), sizes=places)
 
 
 def tape_head(
@@ -210,14 +214,14 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def graphs_of(
-    heads: Sequence[TapedHead], inputs: Sequence[str], tensors: Sequence[torch.Tensor], moving: Sequence[int] = ()
+    heads: Sequence[TapedHead], inputs: Sequence[str], tensors: Sequence[torch.Tensor], moving: Free | None = None
 ) -> Iterator[tuple[TapedHead, onnx_ir.Model | IsthmusError]]:
     """Each head's graph on these inputs, or why there is none. Its outputs are what crosses, by name and in order.
 
-    Heads of which one begins as the other are made together, and share their weights. ``moving``: numbers of the inputs
-    whose size is any, for heads that have one.
+    Heads of which one begins as the other are made together, and share their weights. ``moving``: axes of inputs
+    whose size is any, for heads that have some.
     """
-    call = _Call(inputs, tensors, moving)
+    call = _Call(inputs, tensors, moving or {})
     heads = sorted(heads, key=lambda one: len(one.tape.steps))
     while heads:
         last = heads[-1]
@@ -230,7 +234,7 @@ def graphs_of(
 class _Call:
     inputs: Sequence[str]
     tensors: Sequence[torch.Tensor]
-    moving: Sequence[int]
+    moving: Free
 
     def graphs(self, heads: Sequence[TapedHead]) -> Iterator[tuple[TapedHead, onnx_ir.Model | IsthmusError]]:
         try:
@@ -260,14 +264,18 @@ class _Call:
 
         wanted = [one for head in heads for one in head.wanted]
         names = [f"{number}:{one.name}" for number, head in enumerate(heads) for one in head.named]
-        size = heads[-1].size
-        free = {} if size is None else dict.fromkeys(self.moving, size[1])
+        sizes = heads[-1].sizes
+        free = self.moving if sizes else {}
         model = converted(
-            Replay(heads[-1].tape, wanted, size, done), [as_sent(one) for one in self.tensors], self.inputs, names, free
+            Replay(heads[-1].tape, wanted, sizes, done),
+            [as_sent(one) for one in self.tensors],
+            self.inputs,
+            names,
+            free,
         )
         in_one_type(model)
         in_float32(model, DataType.BFLOAT16)
-        for at, axis in free.items():
+        for at, axis in ((at, axis) for at, axes in free.items() for axis in axes):
             shape = model.graph.inputs[at].shape
             if shape is None or isinstance(shape[axis], int):
                 raise ExportFailed(f"the exporter fixes axis {axis} of {self.inputs[at]}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from math import lcm
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -25,7 +24,7 @@ from shared_hooks.crossing.named import OTHERWISE, as_held, as_sent
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind, arguments_of, by_truth, is_escape, is_mapped, kind_of, name_of, shape_from_data
 from shared_hooks.modules.attach import running
-from shared_hooks.planning import Moving, Polynomial
+from shared_hooks.planning import Moving, Size, Terms, value_at
 
 
 class Ref(NamedTuple):
@@ -38,14 +37,11 @@ class Ref(NamedTuple):
 class Varying:
     """A whole number of a tape that moves with a size of its inputs."""
 
-    polynomial: Polynomial
+    terms: Terms
 
     def at(self, size: Any) -> Any:
-        """``size``: a number, or an exporter's symbol."""
-        a, b, c = self.polynomial
-        shared = lcm(a.denominator, b.denominator, c.denominator)
-        whole = [int(one * shared) for one in (a, b, c)]
-        found = whole[0] * size * size + whole[1] * size + whole[2] if whole[0] else whole[1] * size + whole[2]
+        """``size``: of `shared_hooks.planning.value_at`."""
+        found, shared = value_at(self.terms, size)
         return found if shared == 1 else found // shared
 
 
@@ -297,23 +293,22 @@ def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], A
     return value
 
 
-def of_any_size(tapes: Sequence[Tape], lengths: Sequence[int]) -> Tape | None:
-    """One tape of several whose inputs differ in a size, by the first three; None where they differ in more than whole
-    numbers, or one behind them does something else than the three tell.
+def of_any_size(tapes: Sequence[Tape], sizes: Sequence[Size]) -> Tape | None:
+    """One tape of several whose inputs differ in a size, by all but the last; None where they differ in more than whole
+    numbers, or the last does something else than they tell.
     """
     first = tapes[0]
     read = [[(at, step.value) for at, step in enumerate(tape.steps) if step.reads] for tape in tapes]
     constants = [{at: one if isinstance(one, str) else id(one) for at, one in tape.constants.items()} for tape in tapes]
     if any(one != read[0] for one in read) or any(one != constants[0] for one in constants):
         return None
-    moving = Moving.of([tape.steps for tape in tapes[:3]], lengths[:3])
+    moving = Moving.of([tape.steps for tape in tapes[:-1]], sizes[:-1])
     steps = None if moving is None else moving.with_numbers(Varying)
     if moving is None or steps is None:
         return None
-    for tape, length in zip(tapes[3:], lengths[3:], strict=True):
-        wanted = moving.at(length)
-        if wanted is None or not all(one.is_like(other) for one, other in zip(wanted, tape.steps, strict=True)):
-            return None
+    wanted = moving.at(sizes[-1])
+    if wanted is None or not all(one.is_like(other) for one, other in zip(wanted, tapes[-1].steps, strict=True)):
+        return None
     return replace(first, steps=steps, tensors=[], around=[])
 
 
@@ -334,18 +329,19 @@ class Wanted:
 class Replay(nn.Module):
     """Runs a tape's functions on other inputs and gives what is wanted; both as tensors are sent (`as_sent`).
 
-    The model is a part of it, so its weights keep their names, behind "model.". ``size``: the input and its axis that
-    numbers of the tape move with (`Varying`). ``done``: steps (`Tape.of_weights`) that are run now, once and for all.
+    The model is a part of it, so its weights keep their names, behind "model.". ``sizes``: inputs and their axes that
+    numbers of the tape move with (`Varying`): of one size, or of a batch and a length. ``done``: steps
+    (`Tape.of_weights`) that are run now, once and for all.
     """
 
     def __init__(
-        self, tape: Tape, wanted: Sequence[Wanted], size: tuple[int, int] | None = None, done: Sequence[int] = ()
+        self, tape: Tape, wanted: Sequence[Wanted], sizes: Sequence[tuple[int, int]] = (), done: Sequence[int] = ()
     ) -> None:
         super().__init__()
         self.model = tape.model
         self._tape = tape
         self._wanted = wanted
-        self._size = size
+        self._sizes = sizes
         for number, one in tape.constants.items():
             if not isinstance(one, str):
                 self.register_buffer(f"taken_{number}", one.detach(), persistent=False)
@@ -381,7 +377,8 @@ class Replay(nn.Module):
         tensors |= {number: getattr(self, f"made_{number}") for number in self._made}
         found: dict[int, torch.Tensor] = {}
         last = max(one.at for one in self._wanted)
-        size = None if self._size is None else inputs[self._size[0]].shape[self._size[1]]
+        there = tuple(inputs[number].shape[axis] for number, axis in self._sizes)
+        size: Any = there if len(there) > 1 else next(iter(there), None)
         for at in range(last + 1):
             for place, wanted in enumerate(self._wanted):
                 if wanted.at == at:

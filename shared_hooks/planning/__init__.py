@@ -11,7 +11,7 @@ May import recording, forward, state, crossing, lifecycle, modules, tensors, err
 """
 
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
-from shared_hooks.planning.lengths import Moving, Polynomial, Rule, SizedCrossing
+from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.liveness import blocks, last_layer
 from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk
 from shared_hooks.planning.planner import Loads, Planner
@@ -29,10 +29,12 @@ __all__ = [
     "Moving",
     "Plan",
     "Planner",
-    "Polynomial",
     "Rule",
+    "Size",
     "SizedCrossing",
+    "Terms",
     "Walk",
     "blocks",
     "last_layer",
+    "value_at",
 ]

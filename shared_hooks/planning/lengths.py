@@ -12,6 +12,7 @@ import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from math import lcm
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ MAX_FAMILIES = 16
 MAX_PLANS = 6
 
 Sizes = tuple[int, ...]
+Size = int | tuple[int, int]
+"""What moves: a length or a batch; or a batch and a length."""
 
 
 class Lengths:
@@ -121,18 +124,13 @@ class Rule:
         """From three plans of these sizes; None where they differ in more than numbers. ``wide``: see `Plan.cutting`.
         Raises CutRefused, UnknownLayer.
         """
-        cuts = [plan.cutting(cut, wide=wide) for plan in plans]
-        items = [
-            () if c.layer_id < 0 else tuple(p.trace.path_items(p.position(cut)))
-            for p, (_, c) in zip(plans, cuts, strict=True)
-        ]
         lengths = [known[first] for known in sizes]
-        values = [(crossing, *more) for (_, crossing), *more in zip(cuts, items, sizes, strict=True)]
-        sized = SizedCrossing.of(values, lengths)
-        captures = Moving.of([cutting.captures for cutting, _ in cuts], lengths)
+        sized = SizedCrossing.of_plans(plans, sizes, lengths, cut, wide=wide)
+        cuttings = [plan.cutting(cut, wide=wide)[0] for plan in plans]
+        captures = Moving.of([cutting.captures for cutting in cuttings], lengths)
         if sized is None or captures is None:
             return None
-        return cls(plans[-1], cuts[-1][0], sized, captures, first)
+        return cls(plans[-1], cuttings[-1], sized, captures, first)
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
         """The plan's numbers at these sizes; None where a number follows no rule."""
@@ -150,20 +148,32 @@ class SizedCrossing:
 
     crossing: Crossing
     _moving: Moving
-    largest: int | None = None
+    largest: Size | None = None
 
     @classmethod
-    def of(cls, values: Sequence[tuple[Any, ...]], lengths: Sequence[int]) -> SizedCrossing | None:
+    def of_plans(
+        cls, plans: Sequence[Plan], sizes: Sequence[Sizes], lengths: Sequence[Size], cut: Cut, *, wide: bool
+    ) -> SizedCrossing | None:
+        """From plans of inputs of these ``sizes``; ``wide``: see `Plan.cutting`. Raises CutRefused, UnknownLayer."""
+        cuts = [plan.cutting(cut, wide=wide)[1] for plan in plans]
+        items = [
+            () if crossing.layer_id < 0 else tuple(plan.trace.path_items(plan.position(cut)))
+            for plan, crossing in zip(plans, cuts, strict=True)
+        ]
+        return cls.of([*zip(cuts, items, sizes, strict=True)], lengths)
+
+    @classmethod
+    def of(cls, values: Sequence[tuple[Any, ...]], lengths: Sequence[Size]) -> SizedCrossing | None:
         """From crossings with their paths (`Trace.path_items`), and perhaps all sizes; None where more is unlike."""
         moving = Moving.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
         return None if moving is None else cls(values[-1][0], moving)
 
     @property
-    def lengths(self) -> tuple[int, ...]:
+    def lengths(self) -> tuple[Size, ...]:
         """Those that it was worked out from."""
         return self._moving.lengths
 
-    def at(self, length: int, sizes: Sizes | None = None) -> Crossing | None:
+    def at(self, length: Size, sizes: Sizes | None = None) -> Crossing | None:
         """None where a number follows no rule, or where not all sizes are ``sizes``, if given."""
         found = self._moving.at(length)
         if found is None:
@@ -187,16 +197,18 @@ def _parts(crossing: Crossing) -> tuple[Any, ...]:
 
 
 class Moving:
-    """Nested values that are alike but for whole numbers, and how these move with a length."""
+    """Nested values that are alike but for whole numbers, and how these move with a size."""
 
-    def __init__(self, skeleton: Any, rows: list[tuple[int, ...]], lengths: tuple[int, ...]) -> None:
+    def __init__(self, skeleton: Any, rows: list[tuple[int, ...]], lengths: tuple[Size, ...]) -> None:
         self._skeleton = skeleton
         self._rows = rows
         self.lengths = lengths
 
     @classmethod
-    def of(cls, values: Sequence[Any], lengths: Sequence[int]) -> Moving | None:
-        """From the values at these lengths; None where they differ in more than numbers."""
+    def of(cls, values: Sequence[Any], lengths: Sequence[Size]) -> Moving | None:
+        """From the values at these sizes: three, or where batch and length move three lengths of one batch and the same
+        of another; None where they differ in more than numbers.
+        """
         skeletons: list[Any] = []
         numbers: list[list[int]] = []
         for value in values:
@@ -206,47 +218,80 @@ class Moving:
                 return None
         return cls(skeletons[0], list(zip(*numbers, strict=True)), tuple(lengths))
 
-    def at(self, length: int) -> Any:
-        """The value at another length; None where a number follows no rule."""
+    def at(self, length: Size) -> Any:
+        """The value at another size; None where a number follows no rule."""
         memo: dict[tuple[int, ...], int | None] = {}
         for row in self._rows:
             if row not in memo:
                 memo[row] = _at(row, self.lengths, length)
         return None if None in memo.values() else _together(self._skeleton, iter([memo[row] for row in self._rows]))
 
-    def with_numbers(self, make: Callable[[Polynomial], Any]) -> Any:
+    def with_numbers(self, make: Callable[[Terms], Any]) -> Any:
         """The value with what ``make`` gives in place of each number that moves; None where one follows no rule."""
         found: list[Any] = []
         for row in self._rows:
-            rule = (Fraction(0), Fraction(0), Fraction(row[0])) if len(set(row)) == 1 else _rule(row, self.lengths)
-            if rule is None:
+            rule = None if len(set(row)) == 1 else _rule(row, self.lengths)
+            if rule is None and len(set(row)) > 1:
                 return None
-            found.append(row[0] if len(set(row)) == 1 else make(rule))
+            found.append(row[0] if rule is None else make(rule))
         return _together(self._skeleton, iter(found))
 
 
-Polynomial = tuple[Fraction, Fraction, Fraction]
-"""``a L^2 + b L + c``, of which a or c is 0."""
+Terms = tuple[tuple[int, int, Fraction], ...]
+"""The sum of ``c B^i L^j``, each as (i, j, c); j is at most 2, and then no term is constant."""
 
 
-def _at(row: tuple[int, ...], lengths: tuple[int, ...], length: int) -> int | None:
-    """The number at another length; None where no rule of the kinds that are known fits all samples."""
+def value_at(terms: Terms, size: Any) -> tuple[Any, int]:
+    """A numerator and its denominator. ``size``: a length, or a batch and a length; an exporter's symbols, too."""
+    batch, length = size if isinstance(size, tuple) else (1, size)
+    shared = lcm(*(factor.denominator for *_, factor in terms))
+    found: Any = 0
+    for of_batch, of_length, factor in terms:
+        one: Any = int(factor * shared)
+        for _ in range(of_length):
+            one = one * length
+        found = found + (one * batch if of_batch else one)
+    return found, shared
+
+
+def _at(row: tuple[int, ...], sizes: tuple[Size, ...], size: Size) -> int | None:
+    """The number at another size; None where no rule of the kinds that are known fits all samples."""
     if row.count(row[0]) == len(row):
         return row[0]
-    rule = _rule(row, lengths)
+    rule = _rule(row, sizes)
     if rule is None:
         return None
-    a, b, c = rule
-    found = a * length * length + b * length + c
-    return int(found) if found.denominator == 1 and found >= 0 else None
+    found, shared = value_at(rule, size)
+    return int(found // shared) if found % shared == 0 and found >= 0 else None
 
 
-def _rule(row: tuple[int, ...], lengths: tuple[int, ...]) -> Polynomial | None:
+def _rule(row: tuple[int, ...], sizes: tuple[Size, ...]) -> Terms | None:
+    """By length, as the numbers of each of two batches say; each factor in a line with the batch."""
+    if not isinstance(sizes[0], tuple):
+        factors = _by_length(row, sizes)  # type: ignore[arg-type]  # all are of a kind
+        return None if factors is None else tuple((0, power, one) for power, one in enumerate(factors) if one)
+    pairs: list[tuple[int, int]] = [*sizes]  # type: ignore[list-item]
+    first, second = pairs[0][0], pairs[-1][0]
+    found = []
+    for batch in (first, second):
+        mine = [(number, length) for number, (own, length) in zip(row, pairs, strict=True) if own == batch]
+        found.append(_by_length(tuple(number for number, _ in mine), tuple(length for _, length in mine)))
+    if found[0] is None or found[1] is None:
+        return None
+    terms = []
+    for power, (one, other) in enumerate(zip(*found, strict=True)):
+        slope = (other - one) / (second - first)
+        terms += [(0, power, one - slope * first), (1, power, slope)]
+    return tuple(term for term in terms if term[2])
+
+
+def _by_length(row: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[Fraction, Fraction, Fraction] | None:
+    """Factors of 1, L and L^2, of which the first or the last is 0."""
     line = _line([Fraction(value) for value in row], lengths)
     if line is not None:
-        return Fraction(0), *line
+        return line[1], line[0], Fraction(0)
     slope = _line([Fraction(value, known) for value, known in zip(row, lengths, strict=True)], lengths)
-    return None if slope is None else (*slope, Fraction(0))
+    return None if slope is None else (Fraction(0), slope[1], slope[0])
 
 
 def _line(values: list[Fraction], lengths: tuple[int, ...]) -> tuple[Fraction, Fraction] | None:

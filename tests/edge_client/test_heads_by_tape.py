@@ -16,6 +16,7 @@ from torch import nn
 import edge_client
 from cloud_server.models import ServedModel
 from edge_client import LightClient, ModelChoice
+from edge_client.light import Tensor
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
 from tests.cloud_server.inference.served import entry, serving
 
@@ -236,7 +237,7 @@ def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
 
 def test_any_batch(tmp_path: Path) -> None:
     choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
-    found = edge_client.export(choice, split="all", output=tmp_path)
+    found = edge_client.export(choice, split="all", output=tmp_path, vary="batch")
     assert found.ok and {one["any"] for one in found.rows()} == {"batch"}, found.text()
     _any_size(tmp_path, [one.cut for one in found.heads], [(1, 5), (2, 5), (7, 5)], [(2, 6), (2, 4)])
 
@@ -244,8 +245,46 @@ def test_any_batch(tmp_path: Path) -> None:
 def test_any_length(tmp_path: Path) -> None:
     choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
     found = edge_client.export(choice, split="all", output=tmp_path, vary="length")
-    assert found.ok and {one["any"] for one in found.rows()} == {"length"}, found.text()
-    _any_size(tmp_path, [one.cut for one in found.heads], [(2, 3), (2, 5), (2, 11)], [(1, 5), (3, 5)])
+    assert found.ok and {one["cut"] for one in found.rows() if one["any"] is None} == POOLED, found.text()
+    cuts = [one.cut for one in found.heads if one.cut not in POOLED]
+    _any_size(tmp_path, cuts, [(2, 3), (2, 5), (2, 11)], [(1, 5), (3, 5)])
+
+
+def test_any_batch_and_length(tmp_path: Path) -> None:
+    choice = ModelChoice(Tokens().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
+    some = ["embed", "block.self_attn", "block.dropout2", *sorted(POOLED)]
+    found = edge_client.export(choice, split=some, output=tmp_path, check=True)
+    assert found.ok and found.checked == len(some), found.text()
+    kinds = {one["cut"]: one["any"] for one in found.rows()}
+    assert all(kind == ("batch" if cut in POOLED else "batch, length") for cut, kind in kinds.items()), kinds
+    cuts = [cut for cut in kinds if cut not in POOLED]
+    _any_size(tmp_path, cuts, [(1, 1), (2, 5), (7, 3), (3, 7), (30, 40)], [(36, 2), (2, 44)])
+
+
+class Means(nn.Module):
+    """What crosses behind the first layer tells no length, and the tail divides by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(8)
+        self.embed, self.first, self.last = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(self.embed(ids).sum(1)) / ids.shape[1])
+
+
+def test_a_length_that_no_shape_tells(tmp_path: Path) -> None:
+    choice = ModelChoice(Means().eval(), example=((torch.arange(10).reshape(2, 5),), {}), model_id="residual")
+    for vary, kinds in (("length", ["length", None, None]), ("both", ["batch, length", "batch", "batch"])):
+        found = edge_client.export(choice, split="all", output=tmp_path, vary=vary)
+        assert [one["any"] for one in found.rows()] == kinds, found.text()
+    example = {"args": [{"shape": [2, 5], "dtype": "int64", "high": 20}]}
+    with served(Means, example) as server, LightClient(server, tmp_path, "embed") as client:
+        model = Means().eval()
+        _right(model, client, ["embed"], torch.arange(21).remainder(20).reshape(3, 7))
+        _right(model, client, ["embed", "first", "last"], torch.arange(15).reshape(3, 5))
+        with pytest.raises(InputMismatch, match="expected int64 of shape"):
+            client.infer(np.zeros((3, 7), np.int64), split="first")
 
 
 def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refused: list[tuple[int, int]]) -> None:
@@ -261,9 +300,17 @@ def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refus
         ids = np.zeros(taken[0], dtype=np.int64)
         crossing = client._run(head.file, head.inputs, {"ids": ids}, None)
         assert client._ask(client._request(head, crossing)[0], 60.0)[0]
-        cut = {name: value[:, :1] if value.ndim > 1 else value for name, value in crossing.items()}
+        cut = {name: np.ascontiguousarray(value[..., :-1]) for name, value in crossing.items()}
         with pytest.raises(IsthmusError):
-            client._ask(client._request(head, cut)[0])
+            client._ask(client._request(replace(head, crossing=_forms(cut)), cut)[0], 60.0)
+
+
+def _forms(arrays: dict[str, Any]) -> tuple[Tensor, ...]:
+    return tuple(Tensor(name, one.dtype.name, one.shape) for name, one in arrays.items())
+
+
+POOLED = {"block.norm2", "last"}
+"""Cuts of `Tokens` behind which only the last token crosses."""
 
 
 class Turns(nn.Module):
