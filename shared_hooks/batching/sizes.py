@@ -35,16 +35,19 @@ class OtherSizes:
     a size on.
 
     What moves is axis 0 (``vary`` is `BATCH`), axis 1 (`LENGTH`) or both of all inputs that have the same size there as
-    the first that has this axis. Raises CutRefused where nothing does, or where the model does not take it.
+    the first that has this axis; of lengths, the first of whole numbers. Raises CutRefused where nothing does, or where
+    the model does not take it.
     """
 
     def __init__(self, wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor], vary: str) -> None:
         self.axes = _AXES[vary]
         self._structure = structure
         self._tensors = tensors
-        if 1 in self.axes and not any(one.dim() > 1 and not one.is_floating_point() for one in tensors):
+        tokens = [one for one in tensors if one.dim() > 1 and not one.is_floating_point()]
+        if 1 in self.axes and not tokens:
             raise CutRefused(f"{vary}: no input is of tokens")
-        own = {axis: next((one.shape[axis] for one in tensors if one.dim() > axis), 0) for axis in self.axes}
+        first_with = {0: tensors, 1: tokens}
+        own = {axis: next((one.shape[axis] for one in first_with[axis] if one.dim()), 0) for axis in self.axes}
         if not all(own.values()):
             raise CutRefused(f"{vary}: no input has one")
         self.free = {

@@ -534,7 +534,7 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
     masks = [number for number in tensors if tape.tensors[number].dtype in (torch.bool, torch.uint8)]
     total = sum(torch.Size(shape).numel() for shape in step.shapes)
     if not step.chooses:
-        return Wanted(at, (), lambda tensors: torch.tensor(total))
+        return Wanted(at + 1, step.results, _elements, picks=(...,))
     if step.name in ("nonzero", "argwhere") or (step.name == "where" and len(tensors) == 1):
         mask = tensors[0]
     elif step.name in ("masked_select", "__getitem__") and len(masks) == 1:
@@ -551,6 +551,10 @@ def chosen_again(tape: Tape, at: int) -> Wanted:
         return torch.where(found == count, total, OTHERWISE)
 
     return Wanted(at, (mask,), make)
+
+
+def _elements(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.full((), sum(one.numel() for one in tensors), dtype=torch.int64)
 
 
 def compiled_again(tape: Tape, total: int) -> Wanted:

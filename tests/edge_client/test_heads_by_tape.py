@@ -261,6 +261,35 @@ def test_any_batch_and_length(tmp_path: Path) -> None:
     _any_size(tmp_path, cuts, [(1, 1), (2, 5), (7, 3), (3, 7), (30, 40)], [(36, 2), (2, 44)])
 
 
+class Captions(nn.Module):
+    """A picture, whose channels are no length, and tokens; a GRU, of which a kernel might choose by data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(9)
+        self.see, self.embed = nn.Conv2d(3, 8, 3), nn.Embedding(20, 8)
+        self.gru, self.last = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 5)
+
+    def forward(self, image: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        seen = self.see(image).mean((2, 3))
+        return self.last(self.gru(self.embed(ids) + seen[:, None])[0])
+
+
+def test_a_picture_and_tokens(tmp_path: Path) -> None:
+    image, ids = torch.rand(2, 3, 6, 6), torch.arange(8).reshape(2, 4)
+    choice = ModelChoice(Captions().eval(), example=((image, ids), {}), model_id="residual")
+    found = edge_client.export(choice, split="all", output=tmp_path)
+    kinds = {one["cut"]: one["any"] for one in found.rows()}
+    assert kinds["see"] == kinds["embed"] == "batch, length" and kinds["gru"] in ("batch", "batch, length"), (
+        found.text()
+    )
+    example = {"args": [{"shape": [2, 3, 6, 6]}, {"shape": [2, 4], "dtype": "int64", "high": 20}]}
+    with served(Captions, example) as server, LightClient(server, tmp_path, "embed") as client:
+        model = Captions().eval()
+        _right(model, client, ["see", "embed"], torch.rand(3, 3, 6, 6), torch.arange(21).remainder(20).reshape(3, 7))
+        _right(model, client, ["see", "embed", "gru"], torch.rand(5, 3, 6, 6), torch.arange(20).reshape(5, 4))
+
+
 class Means(nn.Module):
     """What crosses behind the first layer tells no length, and the tail divides by it."""
 
