@@ -21,6 +21,9 @@ identities = "identities.toml"       # who may do what, see access/identities.py
 [models]
 digits = "digits"                    # id = a built-in model, a spec file (relative to this one), or module:callable
 
+[models.other]
+model = "digits"                     # the same, where more is said of it: what follows decoding, below
+
 [models.resnet]                      # or a whole spec, see docs/model-spec.md, and
 factory = "my_package.models:resnet"
 weights = "resnet.safetensors"
@@ -28,6 +31,7 @@ decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes beh
 device = "cuda:1"                    # absent = the server's
 compile = "rounding"                 # compile those tails; true: use them only where bits are equal; absent = false
 warm_up = { cuts = ["layer3"], batch_sizes = [1, 8] }  # tails that are run before it serves; absent = the shortest one
+tails = ["layer3"]                   # cuts that are models of the Open Inference Protocol, or "all"; absent = none
 
 [limits]                             # see limits.py
 max_request_bytes = 268435456
@@ -123,6 +127,15 @@ class ModelEntry:
             raise SpecError(f'compile: expected "{COMPILED[0]}" or "{COMPILED[1]}", found "{self.compile}"')
 
 
+def _referred(name: str, reference: str, folder: Path, table: Table) -> ModelSpec:
+    """The spec that an entry refers to. Raises SpecError."""
+    file = folder / reference
+    try:
+        return load_spec(f"{name}={file if file.is_file() else reference}")
+    except IsthmusError as error:
+        raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
+
+
 def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
     """What ``[models]`` says; relative files lie in ``folder``. Raises SpecError."""
     entries = []
@@ -130,12 +143,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
         # Several versions of one model: behind Ray Serve each has replicas of its own (docs/ray.md).
         references = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
         if references and (isinstance(value, str) or references == value):
-            for reference in references:
-                file = folder / reference
-                try:
-                    entries.append(ModelEntry(load_spec(f"{name}={file if file.is_file() else reference}")))
-                except IsthmusError as error:
-                    raise SpecError(f"{table.origin}: {table.name(name)}: {error}") from error
+            entries += [ModelEntry(_referred(name, one, folder, table)) for one in references]
         elif isinstance(value, dict):
             inner = Table(value, table.origin, table.name(name))
             decodes = inner.take("decoding", str)
@@ -144,7 +152,12 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             tails = tuple(inner.take_list("tails", str, "a list of layers' names") or ())
             device, warm_up = inner.take("device", str) or "", _warm_up(inner.table("warm_up"))
             compiled = inner.take_any("compile")
-            spec = spec_from_table(inner, folder, model_id=name)
+            reference = inner.take("model", str)
+            if reference is None:
+                spec = spec_from_table(inner, folder, model_id=name)
+            else:
+                spec = _referred(name, reference, folder, table)
+                inner.done()
             entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled), tails))
         else:
             table.fail(

@@ -140,7 +140,7 @@ def shipped() -> list[dict[str, Any]]:
         made = export("digits", [str(one) for one in pictures[:32]], split="all", output=folder)
         cuts = [one.cut for one in made.heads if not one.refused]
         with local_server(ModelChoice("digits"), arguments=["--tails", "all"]) as server:
-            for codec in ("raw", "lz4", "fp16", "int8"):
+            for codec in ("raw", "lz4", "fp16", "int8", "int6"):
                 off, bound, labels, held, asked = 0.0, 0.0, 0, 0, 0
                 for cut in cuts:
                     with LightClient(server, folder, cut, codec=codec) as client:

@@ -56,6 +56,12 @@ def test_file(tmp_path: Path) -> None:
     assert config.limits == Limits(max_request_bytes=MIB, drain_seconds=3.0)
 
 
+def test_a_reference_with_more_said_of_it(tmp_path: Path) -> None:
+    file = write(tmp_path, '[models.mine]\nmodel = "digits"\ntails = ["stem.2"]\ndevice = "cpu"\n')
+    (entry,) = read_config(file).models
+    assert entry.spec.model_id == "mine" and entry.tails == ("stem.2",) and entry.device == "cpu"
+
+
 def test_command_line_goes_over_the_file(tmp_path: Path) -> None:
     file = write(tmp_path, 'listen = "127.0.0.7:7"\ndevice = "cuda"\n[models]\ndigits = "digits"\n')
     config = given(str(file), "--device", "cpu", "--model", f"mine={FACTORY}", "--drain-seconds", "2")
@@ -81,6 +87,8 @@ def test_weights_and_example_of_a_factory(tmp_path: Path) -> None:
         ("[models]\nx = 3", "models.x: expected a built-in model"),
         ('[models]\nx = "no such thing"', 'models.x: no model "no such thing"'),
         ("[models.x]\nseed = 1", "models.x.factory: missing"),
+        ('[models.x]\nmodel = "digits"\nseed = 1', "models.x.seed: unknown"),
+        ('[models.x]\nmodel = "no such thing"', 'models.x: no model "no such thing"'),
         ('[models.x]\nfactory = "a:b"\ndepth = 1', "models.x.depth: unknown"),
         ("[limits]\nmax_clients = 0", "limits.max_clients: expected a number above 0"),
         ("[limits]\nhello_seconds = nan", "limits.hello_seconds: expected a number above 0"),
