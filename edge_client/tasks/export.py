@@ -38,7 +38,7 @@ from shared_hooks.files import write_json
 from shared_hooks.mapping import onnx_export
 from shared_hooks.mapping.onnx_export import ExportFailed, Free, outputs_of
 from shared_hooks.mapping.onnx_export import check as needs
-from shared_hooks.mapping.onnx_halves import run
+from shared_hooks.mapping.onnx_halves import opened, run_in
 from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, in_float32, of_any_size, rename, tape_head
 from shared_hooks.models.images import ImagePreprocess
 from shared_hooks.models.predictions import TopK
@@ -248,6 +248,8 @@ class Writer:
         self.nudged = [one * 0.995 if one.is_floating_point() else one for one in tensors]
         """The example, a little other: by what is moved a model may go another way."""
         self.samples = [tensors, self.moved, *(self.given if self.given[0] is not tensors else [])]
+        self._open: tuple[str, Any] | None = None
+        self._wholes: dict[int, list[torch.Tensor]] = {}
         args, kwargs = self.call(tensors)
         given = leaves(outputs_of(self.wrapped.whole(*args, **kwargs))[0])
         self.outputs = [name for name, node in given if node[0] == "t"]
@@ -301,10 +303,9 @@ class Writer:
             named = named_crossing(crossing, self.inputs)
             with LightClient(NOBODY, read, cut) as client:
                 for tensors in self.given:
-                    args, kwargs = self.call(tensors)
                     given = client.crossing(*(as_sent(one).contiguous().numpy() for one in tensors))
                     early = named.early(crossing, {name: torch.from_numpy(one) for name, one in given.items()})
-                    wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+                    wanted = self._whole(tensors)
                     found = outputs_of(self.wrapped.forward(early))[1]
                     off = max((apart(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
                     if off > SAME:
@@ -410,6 +411,7 @@ class Writer:
 
     def _save(self, graphs: Mapping[str, onnx_ir.Model]) -> dict[str, str]:
         """Each graph as a file beside one file of all weights; names of the files."""
+        self._open = None
         import onnx_ir
         from onnx_ir.external_data import convert_tensors_to_external
 
@@ -447,7 +449,7 @@ class Writer:
             named = named_crossing(crossing, self.inputs)
             try:
                 args, kwargs = self.call(tensors)
-                given = _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
+                given = self._ran(file, tensors)
                 early = named.early(crossing, given)
                 crosses = None
                 if (
@@ -459,7 +461,7 @@ class Writer:
                     crosses = max(_off_in_units(one, given, own) for one in named.tensors)
                 if crosses is None or crosses > SAME:
                     found = outputs_of(self.wrapped.forward(early))[1]
-                    wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+                    wanted = self._whole(tensors)
             except Exception as error:  # the model takes no such data, or goes another way by them
                 other = f"{error}" if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
                 continue
@@ -492,30 +494,49 @@ class Writer:
         if head.sizes and self.sizes is not None:
             free = {self.inputs[at]: axes for at, axes in self.sizes.free.items()}
             shapes, largest = self.sizes.shapes(head.cut, self.inputs), self.sizes.largest
-        losses = {codec: self._loss(head, file, codec) for codec in MEASURED}
-        codecs = {codec: loss for codec, loss in losses.items() if math.isfinite(loss.difference)}
+        codecs = {codec: loss for codec, loss in self._losses(head, file).items() if math.isfinite(loss.difference)}
         return Head(head.cut, file, named, difference, labels, rows, free, largest, codecs, shapes)
 
-    def _loss(self, head: TapedHead, file: str, codec: str) -> CodecLoss:
-        difference, labels, nbytes = 0.0, 0, 0
+    def _losses(self, head: TapedHead, file: str) -> dict[str, CodecLoss]:
+        found = dict.fromkeys(MEASURED, CodecLoss(0.0, 0, 0))
         crossing = self.plan.cutting(head.cut)[1]
         named = named_crossing(crossing, self.inputs)
         for tensors in (self.samples[0], *self.samples[2:]):
             try:
-                given = _ran(self.folder / file, dict(zip(self.inputs, tensors, strict=True)))
-                early = named.early(crossing, given)
-            except IsthmusError:  # not compared without the codec, either
+                early = named.early(crossing, self._ran(file, tensors))
+            except IsthmusError:  # not compared without a codec, either
                 continue
-            wanted_codecs = [CODECS[codec] if one.is_flat else RAW for one in named.tensors]
-            parcel = early.pack(wanted_codecs)
-            nbytes = max(nbytes, parcel.nbytes)
-            again = EarlyOutput.unpack(crossing, parcel.header, bytearray(b"".join(parcel.buffers)))
+            wanted = self._whole(tensors)
+            for codec, so_far in found.items():
+                parcel = early.pack([CODECS[codec] if one.is_flat else RAW for one in named.tensors])
+                again = EarlyOutput.unpack(crossing, parcel.header, bytearray(b"".join(parcel.buffers)))
+                given = outputs_of(self.wrapped.forward(again))[1]
+                found[codec] = CodecLoss(
+                    max([so_far.difference, *(apart(a, b) for a, b in zip(given, wanted, strict=True))]),
+                    so_far.labels + _labels_changed(given, wanted),
+                    max(so_far.nbytes, parcel.nbytes),
+                )
+        return found
+
+    def _ran(self, file: str, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """A file in onnxruntime. Raises CutRefused for one that it does not take."""
+        feeds = {name: as_sent(one) for name, one in zip(self.inputs, tensors, strict=True)}
+        try:
+            if self._open is None or self._open[0] != file:
+                self._open = file, opened(self.folder / file)
+            return run_in(self._open[1], feeds)
+        except Exception as error:  # onnxruntime has no class of its own for all that may be
+            raise CutRefused(f"onnxruntime does not run this head: {one_line(str(error))[:200]}") from error
+
+    def _whole(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """What the whole model gives, worked out once for each of the `samples`."""
+        if id(tensors) not in self._wholes:
             args, kwargs = self.call(tensors)
-            wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
-            found = outputs_of(self.wrapped.forward(again))[1]
-            difference = max([difference, *(apart(a, b) for a, b in zip(found, wanted, strict=True))])
-            labels += _labels_changed(found, wanted)
-        return CodecLoss(difference, labels, nbytes)
+            found = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+            if not any(tensors is one for one in self.samples):
+                return found
+            self._wholes[id(tensors)] = [one.clone() for one in found]
+        return self._wholes[id(tensors)]
 
     def _cases(self, head: TapedHead) -> Iterator[tuple[Sequence[torch.Tensor], Crossing]]:
         """What answers are compared on: inputs, and what crosses for them."""
@@ -534,9 +555,8 @@ class Writer:
         """The same of the whole model in onnxruntime. Raises ExportFailed where its answer is another one."""
         found = 0.0
         for tensors in self.samples:
-            given = _ran(self.folder / WHOLE, dict(zip(self.inputs, tensors, strict=True)))
-            args, kwargs = self.call(tensors)
-            wanted = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
+            given = self._ran(WHOLE, tensors)
+            wanted = self._whole(tensors)
             found = max([found, *(apart(a, b) for a, b in zip(given.values(), wanted, strict=True))])
         if found > SAME:
             raise ExportFailed(f"the whole model in onnxruntime differs by {found:.1e} of the largest element")
@@ -625,14 +645,6 @@ def _is_large(weight: Any) -> bool:
 def _key(weight: Any) -> tuple[str, str]:
     """By what a weight is known in several graphs: its form and its bytes."""
     return f"{weight.dtype}{weight.shape}", hashlib.blake2b(weight.tobytes()).hexdigest()
-
-
-def _ran(path: Path, feeds: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """A graph in onnxruntime. Raises CutRefused for one that it does not take, such as of bfloat16."""
-    try:
-        return run(path, {name: as_sent(one) for name, one in feeds.items()})
-    except Exception as error:  # onnxruntime has no class of its own for all that may be
-        raise CutRefused(f"onnxruntime does not run this head: {one_line(str(error))[:200]}") from error
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -276,12 +276,21 @@ def check_chain(
 
 def run(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """One ONNX file in onnxruntime, on the CPU; of ``tensors`` those that it takes. Outputs by name."""
+    return run_in(opened(path), tensors)
+
+
+def opened(path: str | Path) -> Any:
+    """A session of onnxruntime, on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4  # what fails is raised
     options.intra_op_num_threads = torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def run_in(session: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same in a session."""
     feeds = {one.name: tensors[one.name].detach().cpu().contiguous().numpy() for one in session.get_inputs()}
     names = [one.name for one in session.get_outputs()]
     return {name: torch.from_numpy(array) for name, array in zip(names, session.run(names, feeds), strict=True)}
