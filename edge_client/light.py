@@ -388,7 +388,7 @@ class LightClient:
         return answer
 
     def _hear(self, what: LightAnswer | IsthmusError) -> None:
-        for listener in self.listeners:
+        for listener in tuple(self.listeners):
             listener(what)
 
     def _answered(self, args: Sequence[Array], kwargs: Mapping[str, Array], cut: str, deadline: float) -> LightAnswer:

@@ -452,9 +452,8 @@ class Writer:
                 given = self._ran(file, tensors)
                 early = named.early(crossing, given)
                 crosses = None
-                if (
-                    tensors is self.moved or tensors is self.nudged
-                ):  # no input that anybody would give: it is enough that what crosses agrees
+                if any(tensors is one for one in (self.moved, self.nudged)):
+                    # no input that anybody would give: it is enough that what crosses agrees
                     own = self.wrapped.head(head.cut, *args, **kwargs)
                     if own.crossing.slots != crossing.slots:
                         continue
@@ -465,13 +464,14 @@ class Writer:
             except Exception as error:  # the model takes no such data, or goes another way by them
                 other = f"{error}" if isinstance(error, IsthmusError) else f"{type(error).__name__}: {error}"
                 continue
-            twice = twice or tensors is not self.samples[0]
             if crosses is not None and crosses <= SAME:
+                twice = True
                 continue
             off = max((apart(a, b) for a, b in zip(found, wanted, strict=True)), default=0.0)
             if crosses is not None:
-                crossing_off = 0.0 if off <= SAME else crosses
+                crossing_off = max(crossing_off, 0.0 if off <= SAME else crosses)
                 continue
+            twice = twice or tensors is not self.samples[0]
             difference = max(difference, off)
             if not any(tensors is one for one in (self.samples[0], *self.samples[2:])):
                 continue  # of another size, of the example
@@ -541,7 +541,9 @@ class Writer:
     def _cases(self, head: TapedHead) -> Iterator[tuple[Sequence[torch.Tensor], Crossing]]:
         """What answers are compared on: inputs, and what crosses for them."""
         described_by = self.plan.cutting(head.cut)[1]
-        yield from ((tensors, described_by) for tensors in (*self.samples, self.nudged))
+        yield from ((tensors, described_by) for tensors in self.samples)
+        if any(one.is_floating_point() for one in self.nudged):
+            yield self.nudged, described_by
         if not head.sizes or self.sizes is None:
             return
         sized = self.sizes.crossing(head.cut)

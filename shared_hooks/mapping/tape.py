@@ -458,9 +458,12 @@ def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
     if len(kinds) < 2 or len(kinds) != len(index) or torch.bool in kinds or torch.uint8 in kinds:
         return tensor[index]
     flat: Any = 0
+    inside: Any = True
     for one, size in zip(torch.broadcast_tensors(*index), tensor.shape, strict=False):
         flat = flat * size + torch.where(one < 0, one + size, one)
-    return tensor.flatten(0, len(kinds) - 1)[flat]
+        inside = inside & (one >= -size) & (one < size)
+    table = tensor.flatten(0, len(kinds) - 1)
+    return table[torch.where(inside, flat, table.shape[0])]  # beyond the end: a runtime refuses it, as PyTorch does
 
 
 _INSTEAD: Final[dict[str, Callable[..., Any]]] = {
