@@ -223,6 +223,28 @@ def test_numbers_that_runtimes_know_nothing_of(kind: type[nn.Module], near: floa
                 assert 0 < answer.tail_ns < answer.request_ns
 
 
+class Picks(_Small):
+    """Several indices at once, negative ones too."""
+
+    def forward(self, x: torch.Tensor, row: torch.Tensor, column: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x)[row, column]).relu())
+
+
+def test_an_index_beyond_the_end_is_refused(tmp_path: Path) -> None:
+    row, column = torch.tensor([[0], [-1], [3]]), torch.arange(8)
+    choice = ModelChoice(Picks().eval(), example=((X, row, column), {}), model_id="residual")
+    found = edge_client.export(choice, split="second", output=tmp_path, vary="fixed")
+    assert found.ok, found.text()
+    with LightClient("127.0.0.1:9", tmp_path) as client:
+        (given,) = client.crossing(X.numpy(), row.numpy(), column.numpy() - 8).values()
+        model = Picks().eval()
+        with torch.no_grad():
+            assert np.abs(given - model.second(model.first(X)[row, column - 8]).numpy()).max() < 1e-5
+        for rows, columns in ((row + 1, column), (row - 4, column), (row, column + 1), (row, column - 9)):
+            with pytest.raises(InputMismatch, match="fails on this input"):
+                client.crossing(X.numpy(), rows.numpy(), columns.numpy())
+
+
 def test_numbers_that_a_head_cannot_give_are_refused(tmp_path: Path) -> None:
     with reading(Branches, MASK, tmp_path) as (client, cuts):
         (cut,) = [one for one in cuts if one == "second"]
