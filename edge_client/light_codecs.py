@@ -1,7 +1,7 @@
 """Codecs of what crosses, in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
 
-"lz4", "shuffle-lz4", "zstd" and "shuffle-zstd" keep every bit; "fp16", "int8" and "int6" round. Packages lz4 and
-zstandard are needed by those that are called so, zstandard by "int8" and "int6", too.
+"lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" keep every bit; "fp16", "int8" and "int6" round. Packages lz4
+and zstandard are needed by those that are called so, zstandard by "sparse", "int8" and "int6", too.
 """
 
 from __future__ import annotations
@@ -53,6 +53,17 @@ def _shuffled(array: Array) -> bytes:
     """First the first byte of every element, then the second."""
     flat = np.frombuffer(array.tobytes(), np.uint8)
     return np.ascontiguousarray(flat.reshape(-1, array.itemsize).T).tobytes()
+
+
+def _sparse(array: Array) -> Coded:
+    """Where elements are that are not zero, and these, turned left by a bit and byte by byte."""
+    words = np.frombuffer(array.tobytes(), f"<u{array.itemsize}")
+    mask = words != 0
+    kept = words[mask]
+    turned = (kept << 1 | kept >> (8 * kept.itemsize - 1)).astype(kept.dtype)
+    planes = turned.view(np.uint8).reshape(len(kept), -1).T if len(kept) else []
+    runs = [np.packbits(mask, bitorder="little"), *map(np.ascontiguousarray, planes)]
+    return b"".join(map(_run, runs)), [len(kept)]
 
 
 def _half(array: Array) -> Coded | None:
@@ -179,6 +190,7 @@ CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
     "zstd": lambda array: (_zstd(array.tobytes()), []),
     "shuffle-lz4": lambda array: (_lz4(_shuffled(array)), []),
     "shuffle-zstd": lambda array: (_zstd(_shuffled(array)), []),
+    "sparse": _sparse,
     "fp16": _half,
     "int8": partial(_quantised, bits=8),
     "int6": partial(_quantised, bits=6),
