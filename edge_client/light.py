@@ -402,7 +402,7 @@ class LightClient:
             head = self.heads.head(cut)
             crossing = self._head(head, feeds)
             done = time.perf_counter_ns()
-            request, crossed = self._request(head, crossing)
+            request, crossed = self._request(head, crossing, feeds)
             outputs, there = self._ask(request, deadline)
             difference, nbytes = head.codecs.get(self._codec, head.difference), crossed
         except ServerUnavailable as error:
@@ -555,15 +555,20 @@ class LightClient:
             for _ in range(TRIES + 1):
                 began = time.perf_counter()
                 crossing = self._head(head, feeds)
-                self._ask(self._request(head, crossing)[0], self._deadline)
+                self._ask(self._request(head, crossing, feeds)[0], self._deadline)
                 took.append(time.perf_counter() - began)
             medians[cut] = statistics.median(took[1:])
         return min(medians, key=medians.__getitem__)
 
-    def _request(self, head: Head, crossing: Mapping[str, Array]) -> tuple[Any, int]:
-        """The message for the tail, and the bytes of what crosses."""
+    def _request(
+        self, head: Head, crossing: Mapping[str, Array], feeds: Mapping[str, Array] | None = None
+    ) -> tuple[Any, int]:
+        """The message for the tail, and the bytes of what crosses. ``feeds``: what the head took."""
         request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
         request.parameters["isthmus_weights"].string_param = self.heads.weights
+        if feeds is not None:
+            shapes = {one.name: np.shape(feeds[one.name]) for one in self.heads.inputs}
+            request.parameters["isthmus_shapes"].string_param = json.dumps(shapes)
         codecs: dict[str, Any] = {}
         if self._codec in light_codecs.ROUNDING and self._codec not in head.codecs:
             raise SpecError(f"codec={self._codec!r}: it makes other answers at {head.cut}, as was seen at the export")

@@ -181,6 +181,8 @@ CODECS = "isthmus_codecs"
 """The parameter that says which inputs of a tail are encoded: JSON, name of the input -> [codec, its parameters]."""
 MAX_CODECS = 1 << 16
 """Characters of that."""
+SHAPES = "isthmus_shapes"
+"""The parameter that says which shapes the head's inputs had: JSON, name of the model's input -> shape."""
 
 
 @dataclass(frozen=True)
@@ -241,7 +243,27 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
             came = [list(one) for one in shapes]
             raise InputMismatch(f"the shapes {came} do not belong together: no size{bound} has them")
         crossing, named = fitting
+    _check_input_shapes(query, inputs, crossing)
     return _as_if_from(identity, crossing, named.parcel(crossing, tensors, coded))
+
+
+def _check_input_shapes(query: Query, inputs: Sequence[str], crossing: Crossing) -> None:
+    """Raises InputMismatch where the head's inputs had other shapes than those this tail was worked out for: shapes of
+    what crosses do not always tell, and the tail may use them. BadFrame where the parameter is malformed.
+    """
+    text = query.parameters.get(SHAPES)
+    if text is None:
+        return
+    try:
+        came = {str(name): [int(size) for size in shape] for name, shape in json.loads(str(text)[:MAX_CODECS]).items()}
+    except MALFORMED as error:
+        raise BadFrame(f"the parameter {SHAPES} is an object: name of the model's input -> shape") from error
+    for name, one in zip(inputs, crossing.inputs, strict=True):
+        known = [*one.shape, 2] if one.dtype.is_complex else [*one.shape]  # as it is sent
+        if came.get(name) != known:
+            raise InputMismatch(
+                f'the head\'s "{name[:80]}" had the shape {came.get(name)}; this tail computes for {known}'
+            )
 
 
 def _coded(query: Query) -> dict[str, tuple[str, Coded]]:

@@ -495,7 +495,7 @@ def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
 
 
 def _of_tail(reply: split_pb2.ReplyHeader) -> dict[str, Value]:
-    """What an answer says of itself whose head ran in another runtime: nobody can check that bit for bit."""
+    """Parameters of a tail's answer: its head ran in another runtime, so the answer is not verified; server times."""
     took = reply.durations
     return {
         "isthmus_head": "not verified",

@@ -199,5 +199,5 @@ class RecordedLane:
             ended.company = max(1, reply.company)
             if (load := wire.load(reply)) is not None:
                 ended.pending, ended.workers, ended.queue_ns = load.pending, load.workers, int(load.queue_ns)
-        exchange.payload = bytearray()  # nobody reads it
+        exchange.payload = bytearray()  # a bench counts answers and does not decode them
         over(ended)

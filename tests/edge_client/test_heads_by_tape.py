@@ -340,6 +340,18 @@ def test_a_length_that_no_shape_tells(tmp_path: Path) -> None:
         _right(model, client, ["embed", "first", "last"], torch.arange(15).reshape(3, 5))
         with pytest.raises(InputMismatch, match="expected int64 of shape"):
             client.infer(np.zeros((3, 7), np.int64), split="first")
+    longer = ModelChoice(Means().eval(), example=((torch.arange(14).reshape(2, 7),), {}), model_id="residual")
+    edge_client.export(longer, split="first", output=tmp_path / "longer")
+    with served(Means, example) as server, LightClient(server, tmp_path / "longer") as client:
+        with pytest.raises(InputMismatch, match=r"had the shape \[2, 7\]; this tail computes for \[2, 5\]"):
+            client.infer(torch.arange(14).reshape(2, 7).numpy())
+        ids = torch.arange(14).reshape(2, 7).numpy()
+        head = client.heads.head("first")
+        request, _ = client._request(head, client.crossing(ids), {"ids": ids})
+        for text in ("", "[", "{}", '["a"]', '{"ids": [null]}', '{"ids": 7}', "7", "[" * 9000):
+            request.parameters["isthmus_shapes"].string_param = text
+            with pytest.raises(IsthmusError):
+                client._ask(request, 60.0)
 
 
 def _any_size(folder: Path, cuts: list[str], taken: list[tuple[int, int]], refused: list[tuple[int, int]]) -> None:
