@@ -428,11 +428,11 @@ class LightClient:
         """What the head gives, by name, without asking the server. Raises as `infer` does."""
         return self._head(self.heads.head(split or self.split), self._feeds(args, kwargs))
 
-    def ping(self) -> int:
-        """Nanoseconds of a round trip to the server. Raises ServerUnavailable, and what else the server refuses by."""
+    def ping(self, deadline: float = 1.5) -> int:
+        """Nanoseconds of a round trip to the server. Raises ServerUnavailable after ``deadline`` seconds."""
         began = time.perf_counter_ns()
         try:
-            self._live(inference_pb2.ServerLiveRequest(), timeout=self._deadline)
+            self._live(inference_pb2.ServerLiveRequest(), timeout=deadline)
         except grpc.RpcError as error:
             raise _error(error, self.server) from error
         return time.perf_counter_ns() - began
