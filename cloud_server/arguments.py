@@ -74,6 +74,8 @@ def parser() -> Parser:
         ("--tails", "[NAME=]CUT,CUT|all", "tails of a --model for heads that are not torch's, each as NAME@CUT"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
+    text = "decode with it, too: learned:FILE of edge-client learn, a plugin's entry point or MODULE:CLASS; repeatable"
+    made.add_argument("--codec", "--codec-plugin", action="append", default=[], metavar="CODEC", help=text)
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
     made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
     made.add_argument("--device", metavar="auto|cpu|KIND[:N][,...]", help="KIND: cuda, xpu, mps; of several, each")

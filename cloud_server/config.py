@@ -7,6 +7,7 @@ threads = 4                          # inside one operation on the CPU; absent =
 workers = 1                          # tails computed at a time, on each device
 worker_processes = false             # each in a process of its own; absent = if there are several
 trials = "auto"                      # try cuts cold before they are served: auto, always, never (docs/operations.md)
+codecs = ["learned:stem.safetensors"]  # beside the built-in ones, and plugins (docs/codec-plugins.md); absent = none
 reflection = false                   # describe the services to any client (grpcurl)
 insecure = false                     # true: other machines may connect in the clear
 
@@ -69,6 +70,7 @@ from cloud_server.access import Register, Tls
 from cloud_server.arguments import DEFAULT_LISTEN, TRIALS, check_address, check_network, with_host
 from cloud_server.limits import Limits
 from cloud_server.scale import Scale, scale_of
+from shared_hooks.codecs import register
 from shared_hooks.config import Table, kind_of, resolve
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle import Lifecycle
@@ -206,6 +208,8 @@ class ServerConfig:
     tls: Tls | None = None
     identities: Path | None = None
     """The file that says who may; None = everybody, or whoever has a certificate of `Tls.client_ca`."""
+    codecs: tuple[str, ...] = ()
+    """Names of codecs that clients may use beside those that are built in (`shared_hooks.codecs.register`)."""
     reflection: bool = False
     insecure: bool = False
     """Whether other machines may connect in the clear."""
@@ -269,6 +273,7 @@ def read_config(path: Path) -> ServerConfig:
         "workers": table.take("workers", int),
         "worker_processes": table.take("worker_processes", bool),
         "trials": table.take("trials", str),
+        "codecs": table.take_list("codecs", str, "a list of codecs"),
         "reflection": table.take("reflection", bool),
         "insecure": table.take("insecure", bool),
     }
@@ -278,6 +283,8 @@ def read_config(path: Path) -> ServerConfig:
     rest, ray = table.table("rest"), table.table("ray")
     table.done()
     try:
+        if values["codecs"] is not None:
+            values["codecs"] = tuple(register(one, path.resolve().parent) for one in values["codecs"])
         if tls is not None:
             values["tls"] = _tls(tls, path.resolve().parent)
         if access is not None:

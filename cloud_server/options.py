@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from cloud_server.access import Tls
 from cloud_server.arguments import parser as parser
 from cloud_server.config import ModelEntry, ServerConfig, read_config
+from shared_hooks.codecs import register
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
 
@@ -27,6 +28,7 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)
+    given["codecs"] = (*config.codecs, *(register(one) for one in options.codec))
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     bounds = {name: getattr(options, name) for name in ("drain_seconds", "max_model_bytes")}
     bounds = {name: value for name, value in bounds.items() if value is not None}

@@ -13,7 +13,7 @@ from cloud_server.models import Identity
 from protos import PROTOCOL_VERSION
 from protos.frames import ServerFrame
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.codecs import CODECS
+from shared_hooks.codecs import offered
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 
 OutFrame = ServerFrame
@@ -75,7 +75,7 @@ def welcome(
             message_bytes=limits.max_message_bytes,
             area=area,
             open=True,
-            codecs=CODECS,
+            codecs=offered(),
             cuts=None if caller.policy.cuts is None else split_pb2.Cuts(names=caller.policy.cuts),
         )
     )

@@ -40,6 +40,18 @@ def _main(argv: Sequence[str] | None) -> int:
         return _run(options)
 
 
+def _register(options: argparse.Namespace) -> None:
+    """The codecs of other packages. Raises SpecError."""
+    from shared_hooks.errors import SpecError
+
+    if getattr(options, "heads", None) is not None:
+        raise SpecError("--codec-plugin: not with --heads, where codecs are in numpy")
+    from shared_hooks.codecs import register
+
+    for reference in options.codec_plugin:
+        register(reference)
+
+
 def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
     """What runs it, loaded now: a module of its own, or one of `commands.tasks`."""
     if getattr(options, "heads", None) is not None:
@@ -73,6 +85,8 @@ def _run(options: argparse.Namespace) -> int:
         try:
             command = _command(options)
             interrupts.insists()
+            if getattr(options, "codec_plugin", None):
+                _register(options)
             with by_command():
                 status = command(options)
             sys.stdout.flush()

@@ -23,8 +23,8 @@ from edge_client.transport.wire import codecs_of
 from edge_client.units import check_seconds
 from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import WrappedModel
-from shared_hooks.codecs import CODECS
+from shared_hooks import WrappedModel, codecs
+from shared_hooks.codecs import CODECS, is_offered
 from shared_hooks.errors import AccessRefused, Cancelled, Disagreement, ServerUnavailable, SpecError, UnknownModel
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.lifecycle.registry import default
@@ -74,7 +74,7 @@ class ClientCore:
         check_share(witness)
         self.server = None if server is None else address_of(server)
         self.choice = choice
-        self.codec = codec
+        self.codec = codec = codec if codec == "auto" else codecs.check(codec)
         self.connection = connection = connection or ConnectionOptions()
         self.lifecycle = default("edge") if lifecycle is None else lifecycle
         self.deadline = check_seconds("deadline", deadline)
@@ -269,7 +269,7 @@ class ClientCore:
     def codecs(self) -> tuple[str, ...] | None:
         """The codecs that both sides have; None before the server has said which it has."""
         welcome = self._welcome
-        return None if welcome is None else tuple(name for name in codecs_of(welcome) if name in CODECS)
+        return None if welcome is None else tuple(name for name in CODECS if is_offered(name, codecs_of(welcome)))
 
     @property
     def state(self) -> State:

@@ -76,6 +76,7 @@ def local_server(
         "--listen",
         listen,
         *_words_of(ModelChoice.of(choice)),
+        *(f"--codec={one}" for one in _codecs()),
         *arguments,
     ]
     path = os.pathsep.join(part for part in (str(ROOT), os.environ.get("PYTHONPATH", "")) if part)
@@ -120,6 +121,12 @@ def _words_of(choice: ModelChoice) -> list[str]:
         if value is not None:
             words += [option, str(value)]
     return words
+
+
+def _codecs() -> list[str]:
+    """Those that this process was given, which no other has."""
+    registry = sys.modules.get("shared_hooks.codecs.registry")
+    return [] if registry is None else registry.added()
 
 
 def _address(process: subprocess.Popen[bytes], out: Path, log: Path) -> str:

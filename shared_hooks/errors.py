@@ -21,6 +21,7 @@
     │   └── ModelChanged      a run left the model changed, and it cannot be put back
     ├── ServerUnavailable     no server, it went away, or it is draining
     ├── SessionLost           the server does not have this decoding session (any more)
+    ├── CodecFailed           a codec of another package raised where it decodes, or gave another tensor than is due
     ├── ReferenceLost         the server does not have the frame that this one is the difference to (any more)
     ├── StepOutOfOrder        not the next step of its decoding session
     ├── DeadlineExceeded      no answer in time
@@ -171,6 +172,12 @@ class SessionLost(IsthmusError):
 
 class ReferenceLost(IsthmusError):
     """A frame came as the difference to one that the server does not keep (any more): it is to be sent whole."""
+
+    status = "FAILED_PRECONDITION"
+
+
+class CodecFailed(IsthmusError):
+    """A codec of another package raised, or gave something else than is due: the request is to be sent without it."""
 
     status = "FAILED_PRECONDITION"
 

@@ -47,6 +47,11 @@ def write_whole(path: str | Path, fill: Callable[[Path], Any], naming: str = "")
         ) from error
 
 
+def write_bytes(path: str | Path, data: bytes, naming: str = "") -> None:
+    """As `write_whole`, bytes."""
+    write_whole(path, lambda made: made.write_bytes(data), naming)
+
+
 def write_text(path: str | Path, text: str, naming: str = "") -> None:
     """`write_whole` of a text, in UTF-8."""
     write_whole(path, lambda file: file.write_text(text, encoding="utf-8"), naming)

@@ -23,7 +23,7 @@ from cloud_server.limits import Limits
 from cloud_server.models.engine import Engine, Leave, version_of
 from cloud_server.scheduling import Payer, Task, Workers
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.codecs import CODECS
+from shared_hooks.codecs import by_wire
 from shared_hooks.errors import (
     AccessRefused,
     Cancelled,
@@ -161,7 +161,9 @@ class Profiles:
             request.warmup or DEFAULT_WARMUP,
             request.repetitions or min(DEFAULT_REPETITIONS, limits.max_profile_repetitions),
             request.seconds or min(20.0, limits.max_profile_seconds),
-            tuple(name for name in CODECS if name in set(request.codecs)),  # a newer client may know others
+            tuple(
+                name for name in map(str, request.codecs) if by_wire(name) is not None
+            ),  # a newer client may know others
         )
 
     def _measure(

@@ -25,7 +25,7 @@ from edge_client.given import Given
 from edge_client.planning.codecs import DOMINATED, TOO_LOSSY, CutLosses, LossTable
 from edge_client.survey.loading import Loaded
 from shared_hooks import WrappedModel
-from shared_hooks.codecs import CODECS
+from shared_hooks.codecs import CODECS, by_wire
 from shared_hooks.codecs.basis import Basis, Book
 from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError
@@ -385,7 +385,7 @@ class Study:
             tally.sent(len(parcel.header) + parcel.nbytes, tally.codec in parcel.codecs)
             if tally.lossless:
                 continue
-            if all(CODECS[name].lossless for name in parcel.codecs):
+            if all(codec is not None and codec.lossless for codec in map(by_wire, parcel.codecs)):
                 tally.take(unchanged)
                 continue
             payload = bytearray().join(parcel.buffers)

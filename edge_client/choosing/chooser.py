@@ -20,7 +20,7 @@ import torch
 
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link, LinkEstimate, Tracker
-from shared_hooks.codecs import CODECS, Codec, Coded, Grain, Param
+from shared_hooks.codecs import CODECS, Codec, Coded, Grain, Param, is_offered
 from shared_hooks.codecs import RAW as RAW_CODEC
 from shared_hooks.crossing import EarlyOutput, Parcel
 from shared_hooks.tensors import dtype_name
@@ -333,7 +333,7 @@ class Chooser:
         allowed = self.codecs.allowed(early.layer_name)
         if only is None:
             self._tell(early.layer_name)
-        names = [name for name in allowed if name in offered and only in (None, name)]
+        names = [name for name in allowed if is_offered(name, offered) and only in (None, name)]
         link = self.link
         costs = [self._costs(early, number, names, link) for number in range(len(early.pieces))]
         chosen = self._steady(early.layer_name, costs, self._best(costs, names, link), link)
@@ -470,7 +470,8 @@ class Chooser:
 def _codec(early: EarlyOutput, number: int, name: str) -> Codec:
     """With what it needs to know of the piece, if it needs anything."""
     bound = early.crossing.bound
-    return bound[number].get(name, CODECS[name]) if number < len(bound) else CODECS[name]
+    own = bound[number].get(name) if number < len(bound) else None
+    return own or CODECS[name].at(early.layer_name, number)
 
 
 def _place(early: EarlyOutput, number: int) -> Place:

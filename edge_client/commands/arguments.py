@@ -537,7 +537,7 @@ TOPICS = {
         "--camera-size --camera-rate --camera-format",
         "where to cut": "--split --cut --cuts --every --side",
         "server": "--server --deadline --patience --fallback --in-flight --warmup",
-        "what crosses": "--codec --codecs --calibration --max-loss --exact --no-exact",
+        "what crosses": "--codec --codec-plugin --codecs --calibration --max-loss --exact --no-exact",
         "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
         "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
         "--min-accuracy --power-active --power-idle --uplink --downlink --rtt --edge-profile --edge-speed "
@@ -578,6 +578,13 @@ def make_parser() -> Parser:
     model.add_argument("--depth", type=_count, metavar="N", help="how many levels of modules to descend (default: all)")
     model.add_argument("--device", default="auto", metavar="auto|cpu|KIND[:N]", help="cuda, xpu, mps (default: auto)")
     model.add_argument("--threads", type=_count, metavar="N", help="threads within one operation (default: torch's)")
+    model.add_argument(
+        "--codec-plugin",
+        action="append",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="a codec of another package, or the name of its entry point; may be repeated",
+    )
     model.add_argument("--json", metavar="FILE|-", help='write results as JSON; "-" for standard output')
     model.add_argument("--no-progress", action="store_true", help="no progress on standard error")
     model.add_argument("--debug", action="store_true", help="show tracebacks")

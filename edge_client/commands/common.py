@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 from edge_client.screen.text import finite, one_line
 from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.command_line import Parser
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import SpecError, near
 from shared_hooks.files import write_text
 
 if TYPE_CHECKING:
@@ -109,13 +109,21 @@ CHOOSES = "chooses by speed, size and link"
 def add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
     """``auto``: what the word does, where it may stand."""
     chosen = f"; auto {auto}" if auto else ""
+    known = (*CODECS, "auto") if auto else CODECS
+
+    def codec(text: str) -> str:
+        if ":" in text or text in known:
+            return text
+        listed = f"{', '.join(known)}, learned:FILE, noise:SIGMA"
+        raise argparse.ArgumentTypeError(f'"{text}" is not one of {listed}.{near(text, known)}')
+
     command.add_argument(
         "--codec",
-        choices=(*CODECS, "auto") if auto else CODECS,
+        type=codec,
         metavar="CODEC",
         default="raw",
-        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)}{chosen} "
-        "(default: raw)",
+        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)}, learned:FILE (of "
+        f"edge-client learn), noise:SIGMA; a plugin's{chosen} (default: raw)",
     )
 
 

@@ -243,6 +243,11 @@ AUTO: Final = "auto"
 """In place of a codec's name: chosen for every tensor, or with the cut."""
 
 
+def named(codec: str) -> str:
+    """`AUTO`, or the name of a codec as it is known from then on. Raises SpecError."""
+    return codec if codec == AUTO else codecs.check(codec)
+
+
 LEARNT: Final = (Basis.name, Frames.name)
 """Codecs that need what a calibration learnt of a cut."""
 
@@ -270,9 +275,11 @@ def table_of(codec: str, calibration: str | Path | LossTable | None) -> LossTabl
 
 
 def chosen_from(table: LossTable | None = None) -> tuple[str, ...]:
-    """All codecs but those that need the frame before, or what was learnt of a cut: unless ``table`` has books."""
+    """All codecs but those that need the frame before, or what was learnt of a cut: unless ``table`` has books, or
+    measured them."""
     without = (Frames.name,) if table is not None and table.books else LEARNT
-    return tuple(name for name in CODECS if name not in without)
+    measured = set() if table is None else {one.codec for cut in table.cuts for one in cut.codecs}
+    return tuple(name for name, one in CODECS.items() if name not in without and (one.listed or name in measured))
 
 
 @short

@@ -26,6 +26,8 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
 from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Basis, Book, Frames
+from shared_hooks.codecs.learned import Learned
+from shared_hooks.codecs.plugins import Guarded
 from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.head import listening
 from shared_hooks.lifecycle import Lifecycle, Stage
@@ -182,6 +184,8 @@ class EdgeModel:
         self.frames = SentFrames()
         self._with_books: dict[str, Crossing] = {}
         self._without_books: set[str] = set()
+        self.failed: set[str] = set()
+        """Codecs of other packages that failed on the server: what they were for goes raw."""
         self.device = device = choice.set_up()
         self.observers = named.check(observers)
         self._texts: Texts | None = None
@@ -240,13 +244,15 @@ class EdgeModel:
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
         """Plan the example, hash the weights: what the server must agree on.
 
-        Raises SpecError for a calibration of other weights.
+        Raises SpecError for a calibration, or a learned codec, of other weights.
         """
         weights_hash, structure_digest = self.wrapped.weights_hash(), self.wrapped.structure_digest()
         if self.chooser is not None:
             self.chooser.codecs.check(weights_hash, structure_digest)
         if self._learnt is not None:
             self._learnt.check(weights_hash, structure_digest)
+        if isinstance(own := codecs.CODECS[self.codec], Learned):
+            own.check_model(weights_hash)
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
@@ -317,7 +323,8 @@ class EdgeModel:
         early = replace(early, crossing=self._with_own(early.crossing))
         frame = None
         if self.chooser is not None:
-            packing: Sequence[Codec] = self.chooser.choose(early, offered, codec or None)
+            known = [name for name in offered if name not in self.failed]
+            packing: Sequence[Codec] = self.chooser.choose(early, known, codec or None)
         elif self.codec == Frames.name:
             packing, frame = self.frames.codecs(early)
         else:
@@ -346,7 +353,17 @@ class EdgeModel:
     def _codecs(self, crossing: Crossing, names: Sequence[str]) -> list[Codec]:
         """By name, those of the pieces, with what books say of them."""
         bound: Sequence[Mapping[str, Codec]] = crossing.bound or [{}] * len(names)
-        return [own.get(name) or codecs.CODECS[name] for own, name in zip(bound, names, strict=True)]
+        return [
+            codecs.RAW if name in self.failed else own.get(name) or codecs.CODECS[name].at(crossing.layer_name, number)
+            for number, (own, name) in enumerate(zip(bound, names, strict=True))
+        ]
+
+    def codec_failed(self, names: Iterable[str], why: str) -> None:
+        """A codec of another package failed on the server: from now on what it was for goes raw."""
+        found = {name for name in names if isinstance(codecs.CODECS.get(name), Guarded)} - self.failed
+        self.failed |= found
+        for name in sorted(found):
+            log.warning("codec %s is not used any more, and the request is sent without it: %s", name, why)
 
     def _with_own(self, crossing: Crossing) -> Crossing:
         """The cut with the books that this side has for it."""
@@ -354,14 +371,20 @@ class EdgeModel:
         books = self.books.get(cut)
         if books is not None:
             return self._by_books(crossing, books)
-        if self.chooser is None and self.codec in (Basis.name, Frames.name) and cut not in self._without_books:
+        if self.chooser is None and cut not in self._without_books and (how := self._needs(cut)):
             self._without_books.add(cut)
-            log.warning(
-                "codec %s: nothing was learnt of the cut after %s, so all goes raw there: a calibration (edge-client "
-                "calibrate --cuts %s) says how",
-                *(self.codec, cut, cut),
-            )
+            text = "codec %s: nothing was learnt of the cut after %s, so all goes raw there: %s"
+            log.warning(text, self.codec, cut, how)
         return crossing
+
+    def _needs(self, cut: str) -> str | None:
+        """What the codec of all requests lacks at a cut; None: nothing."""
+        if self.codec in (Basis.name, Frames.name):
+            return f"a calibration (edge-client calibrate --cuts {cut}) says how"
+        own = codecs.CODECS[self.codec]
+        if isinstance(own, Learned) and own.file.cut != cut:
+            return f"it is for the cut after {own.file.cut} (edge-client learn --split {cut} makes one)"
+        return None
 
     def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
         """The cut with its books, made once; as it is where other pieces cross than when these were learnt."""

@@ -18,8 +18,8 @@ from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
 from edge_client.transport.times import forward_metrics, layer_metrics
 from edge_client.witness import INPUT, Witness, Witnesses
-from shared_hooks.codecs import CODECS
-from shared_hooks.errors import Cancelled, CutRefused, PlanMismatch, ReferenceLost
+from shared_hooks.codecs import by_wire
+from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, PlanMismatch, ReferenceLost
 from shared_hooks.lifecycle import About, Stage
 
 # `Steps`: requests of a decoding session, whose bytes somebody else packs (`edge_client.generation`).
@@ -220,7 +220,7 @@ class Receiver:
 
     def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
         """The witness, if there is to be one, and the answer's output after it."""
-        lossless = all(CODECS[name].lossless for name in running.head.outgoing.codecs)
+        lossless = all(codec is not None and codec.lossless for codec in map(by_wire, running.head.outgoing.codecs))
         # what this side changes itself is not the model's own
         if running.kept is None or running.head.transforms or not lossless:
             return None, output
@@ -350,12 +350,14 @@ class Requests:
     def _finish(self, running: Running) -> Answer:
         try:
             return self._receiver.collect(running)
-        except (PlanMismatch, ReferenceLost) as error:
-            if running.exchange.error is not error or isinstance(running.work, Path):
+        except (PlanMismatch, ReferenceLost, CodecFailed) as found:
+            if running.exchange.error is not found or isinstance(running.work, Path):
                 raise
-            lost = isinstance(error, ReferenceLost)
-        if not lost:
+            error = found
+        if isinstance(error, PlanMismatch):
             self._edge_model.plan(running.work)
+        elif isinstance(error, CodecFailed):
+            self._edge_model.codec_failed(running.head.outgoing.codecs, str(error))
         elif running.head.frame is not None:
             self._edge_model.frames.lost(running.head.frame)
         running.again = self._sender.attempt(

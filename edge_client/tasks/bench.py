@@ -23,7 +23,7 @@ from edge_client.spoken import either, option
 from edge_client.survey.gather import Say
 from edge_client.sweeping.settings import handed_over, inputs_that_come_with
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
-from shared_hooks.codecs import CODECS
+from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import SpecError
 
 
@@ -85,6 +85,9 @@ def bench(
         seed=seed,
         patience=patience,
     )
+    for word in codec.split(","):
+        if ":" in word:
+            check(word.partition("=")[0].strip())
     codecs = codecs_of(codec, clients, CODECS, LEARNT)
     address = address_of(server)
     if address is None:

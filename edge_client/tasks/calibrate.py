@@ -36,7 +36,7 @@ from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import NAME, difference, installed
 from edge_client.tasks.subject import Model, subject_of
-from shared_hooks.codecs import CODECS
+from shared_hooks.codecs import CODECS, check
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
 from shared_hooks.files import write_text
@@ -391,12 +391,12 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
     if wanted is None:
         return [*chosen_from(), Basis.name]
     names = [name.strip() for name in (wanted.split(",") if isinstance(wanted, str) else wanted)]
-    wrong = next((name for name in names if name not in CODECS), None)
+    wrong = next((name for name in names if name not in CODECS and ":" not in name), None)
     if wrong is not None or not names:
         given = ",".join(names)
         listed = f"{', '.join(CODECS)}.{near(wrong or '', CODECS)}"
         raise SpecError(f'{option("codecs", given)}: "{wrong or ""}" is not one of {listed}')
-    return list(dict.fromkeys(["raw", *names]))  # against which the others are shown
+    return list(dict.fromkeys(["raw", *map(check, names)]))  # against which the others are shown
 
 
 def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:

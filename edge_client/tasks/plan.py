@@ -12,7 +12,7 @@ from typing import Any
 from edge_client import units
 from edge_client.credentials import Credentials
 from edge_client.load import Load
-from edge_client.planning.codecs import Codecs, LossTable, learnt
+from edge_client.planning.codecs import Codecs, LossTable, learnt, named
 from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
@@ -345,6 +345,7 @@ def plan(
     chooser = find_partitioner(partitioner) if isinstance(partitioner, str) else partitioner
     watts = watts_of(power)
     link = given_link(uplink, downlink, rtt)
+    codec = named(codec)
     chosen = Codecs.of(codec, calibration, max_loss)
     table = learnt(codec, calibration) if chosen is None else chosen.table
     engines = engines_of(engine)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
-from edge_client.planning.codecs import AUTO, LossTable, chosen_from, table_of
+from edge_client.planning.codecs import AUTO, LossTable, chosen_from, named, table_of
 from edge_client.probing import fetch_profile
 from edge_client.process import local_server
 from edge_client.screen.progress import counted
@@ -275,6 +275,7 @@ def profile(
     which = side or ("both" if address else "edge")
     if which != "edge" and not address:
         raise SpecError(f"{option('side', which)}: the cloud's side is measured by a server: {how_named()}")
+    codec = named(codec)
     table = table_of(codec, calibration)
     every = chosen_from(table) if codec == AUTO else ()
     books = {} if table is None else table.books

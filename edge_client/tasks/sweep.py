@@ -38,6 +38,7 @@ from edge_client.sweeping.settings import (
 from edge_client.tasks.engines import ONNXRUNTIME, TORCH, asked, engines_of, in_words
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
+from shared_hooks.codecs import check
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.observers import named
 
@@ -254,7 +255,7 @@ def sweep(
     how = SweepOptions(
         server=None if address == OWN else address,
         credentials=credentials or Credentials(),
-        codec=codec,
+        codec=check(codec),
         repetitions=repetitions,
         layer_repetitions=layer_repetitions,
         warmup=warmup,

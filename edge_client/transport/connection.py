@@ -36,6 +36,7 @@ from edge_client.transport.stream import Stream
 from protos import PROTOCOL_VERSION
 from protos.frames import ServerFrame
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.codecs import is_offered
 from shared_hooks.errors import (
     Cancelled,
     Disagreement,
@@ -439,8 +440,9 @@ class Connection:
             raise Disagreement(
                 f"{self.address} speaks protocol version {welcome.protocol_version}, this client {PROTOCOL_VERSION}"
             )
-        if self._codec not in (offered := wire.codecs_of(welcome)):
-            raise Disagreement(f"{self.address} has no codec {self._codec}: it has {', '.join(offered)}")
+        if not is_offered(self._codec, offered := wire.codecs_of(welcome)):
+            more = " (cloud-server --codec)" if ":" in self._codec else ""
+            raise Disagreement(f"{self.address} has no codec {self._codec}: it has {', '.join(offered)}{more}")
         if not welcome.heartbeat_ms:
             self._pulse = None  # an older server
         elif self._pulse is None:

@@ -76,6 +76,17 @@ class Codec(ABC):
     lossless: ClassVar[bool]
     """Whether `decode` gives back the very bits."""
 
+    listed: ClassVar[bool] = True
+    """Whether "all codecs" means this one, too: not one that is for one cut, or is there for something else than bytes.
+    """
+
+    shrinks: ClassVar[bool] = True
+    """Whether it is there to make bytes fewer: what it does not make smaller is then sent raw."""
+
+    def at(self, cut: str, number: int) -> Codec:
+        """The codec for the ``number``-th piece of the cut after the layer ``cut``: this one, for any."""
+        return self
+
     @abstractmethod
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
         """``tensor`` (flat and contiguous, one element or more, any dtype, on any device), encoded.
@@ -83,6 +94,11 @@ class Codec(ABC):
         None where it cannot be (another dtype, a value that would be lost): the caller sends it raw, as it does with
         what has not become smaller.
         """
+
+    def bound(self, dtype: torch.dtype, elements: int) -> int | None:
+        """The most bytes that `encode` makes of so many elements; None: not promised. Less than that is taken for an
+        encoding, more never."""
+        return None
 
     @abstractmethod
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:

@@ -74,6 +74,9 @@ class Raw(Codec):
         return data
 
 
+RAW = Raw()
+
+
 # Floats rounded to 16 bits: half the bytes of float32, a quarter of float64.
 
 

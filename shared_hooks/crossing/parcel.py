@@ -21,7 +21,7 @@ import numpy as np
 import torch
 import xxhash
 
-from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Coded, Grain, Param
+from shared_hooks.codecs import CODECS, RAW, Bound, Codec, Coded, Grain, Param, by_wire, offered
 from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT
 from shared_hooks.errors import MALFORMED, BadFrame, TooLarge
 from shared_hooks.showing import short
@@ -110,7 +110,7 @@ def _digest(tensor: torch.Tensor) -> int:
 def _encoded(flat: torch.Tensor, grain: Grain, wanted: Codec) -> tuple[str, Coded]:
     """A flat tensor, and the name of the codec that it was worth."""
     coded = wanted.encode(flat, grain) if flat.numel() else None
-    if coded is None or wanted is RAW or len(coded.data) >= flat.numel() * flat.itemsize:
+    if coded is None or wanted is RAW or (wanted.shrinks and len(coded.data) >= flat.numel() * flat.itemsize):
         wanted, coded = RAW, RAW.encode(flat, grain)
     assert coded is not None, "raw takes every tensor"
     return wanted.name, coded
@@ -327,9 +327,9 @@ def _section(
     params: tuple[Param, ...] = (),
     bound: Mapping[str, Codec] | None = None,
 ) -> Section:
-    codec = (bound or CODECS).get(name) or CODECS.get(name)
+    codec = (bound or CODECS).get(name) or by_wire(name)
     if codec is None:
-        raise BadFrame(f"unknown codec {name!r:.20}; this side has {', '.join(CODECS)}")
+        raise BadFrame(f"unknown codec {name!r:.40}; this side has {', '.join(offered())}")
     if len(shape) > MAX_RANK or len(shape) != len(stride):
         raise TooLarge(f"a tensor of rank {len(shape)}; at most {MAX_RANK} are taken")
     if not all(type(number) is int and 0 <= number < 1 << 48 for number in (*shape, *stride, nbytes)):

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import torch
 
 from shared_hooks import devices
+from shared_hooks.codecs import CODECS
 from shared_hooks.codecs.basis import Basis, Book, Frames
+from shared_hooks.codecs.learned import Learned
 from shared_hooks.crossing import Crossing, EarlyOutput, Parcel, decode
 from shared_hooks.errors import CutRefused
 from shared_hooks.metrics import SEARCHING, LayerMetrics, Reading, Sampler, Track, gpu_of
@@ -107,6 +109,9 @@ def collect(wrapped: WrappedModel) -> None:
 
 def knows(crossing: Crossing, codec: str) -> bool:
     """Whether a codec has what it needs to know of the cut, and of no frame before."""
+    own = CODECS.get(codec)
+    if isinstance(own, Learned):
+        return own.file.cut == crossing.layer_name
     return codec != Frames.name and (codec != Basis.name or bool(crossing.books))
 
 

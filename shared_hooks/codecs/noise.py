@@ -1,0 +1,87 @@
+"""`Noise`: normal noise on what crosses, so that less of the input can be read from it. It saves no bytes.
+
+The idea is Shredder's (F. Mireshghallah et al., ASPLOS 2020), without its training: one width for a whole piece. What
+it costs in answers `edge-client calibrate` measures, what it hides `edge-client leakage`. This is no differential
+privacy.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from shared_hooks.codecs.codec import Codec, Coded, Grain, Param
+from shared_hooks.codecs.lossless import RAW
+from shared_hooks.errors import SpecError
+
+PREFIX: Final = "noise:"
+_FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_local = threading.local()
+
+
+class Noise(Codec):
+    """``sigma``: the noise's standard deviation, as a multiple of the piece's own.
+
+    Drawn anew for every request, from the system's entropy: neither the model's random state nor any seed tells it.
+    Pieces that hold no floats are sent as they are.
+    """
+
+    lossless = False
+    listed = False
+    shrinks = False
+
+    def __init__(self, sigma: float) -> None:
+        self.sigma = sigma
+        self.name = f"{PREFIX}{sigma:g}"  # type: ignore[misc]  # of the object: one for each width
+
+    def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
+        if tensor.dtype not in _FLOATS:
+            return None
+        return RAW.encode(self.added(tensor, _dice()), grain)
+
+    def added(self, tensor: torch.Tensor, dice: np.random.Generator) -> torch.Tensor:
+        """The tensor with noise. What is not finite stays, and does not count for the width."""
+        values = tensor.detach().to("cpu", torch.float32)
+        finite = values[torch.isfinite(values)]
+        width = self.sigma * float(finite.std(correction=0)) if finite.numel() else 0.0
+        noise = dice.standard_normal(values.numel(), dtype=np.float32).reshape(values.shape)
+        most = torch.finfo(tensor.dtype).max
+        noisy = torch.where(
+            torch.isfinite(values), (values + width * torch.from_numpy(noise)).clamp(-most, most), values
+        )
+        return noisy.to(tensor.dtype)
+
+    def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
+        RAW.check(params, dtype, elements, nbytes)
+
+    def decode(
+        self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
+    ) -> torch.Tensor | memoryview:
+        return RAW.decode(data, params, dtype, elements)
+
+
+def _dice() -> np.random.Generator:
+    found: Any = getattr(_local, "dice", None)
+    if found is None:
+        found = _local.dice = np.random.Generator(np.random.PCG64(secrets.randbits(128)))
+    return found  # type: ignore[no-any-return]
+
+
+@lru_cache(64)
+def named(name: str) -> Noise | None:
+    """The codec of a name such as "noise:0.5"; None for other names. Raises SpecError for a width that is none."""
+    if not name.startswith(PREFIX):
+        return None
+    try:
+        sigma = float(name.removeprefix(PREFIX))
+    except ValueError:
+        sigma = math.nan
+    if not 0 < sigma <= 1000:
+        raise SpecError(f'codec="{name:.60}": expected a width above 0, of at most 1000, as in noise:0.5')
+    return Noise(sigma)
