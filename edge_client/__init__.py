@@ -34,6 +34,7 @@ live          a page in the browser, and sinks, while requests run
 sweeping      every cut measured: tables and a report
 pruning       channel selection, tested
 calibrating   what codecs cost in answers, at every cut
+learning      what is trained at a cut: codecs, and attacks on what crosses
 benching      an open load on a server
 tasks         what the commands do, as functions: plan, profile, sweep, bench and the others
 process       a server that the client starts on loopback
@@ -69,6 +70,7 @@ if TYPE_CHECKING:
     from edge_client.tasks.export import export
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
+    from edge_client.tasks.learn import learn
     from edge_client.tasks.plan import plan
     from edge_client.tasks.plan_generation import plan_generation
     from edge_client.tasks.profile import profile
@@ -102,6 +104,7 @@ _HOME = {
     "export": "tasks.export",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
+    "learn": "tasks.learn",
     "local_server": "process",
     "plan": "tasks.plan",
     "plan_generation": "tasks.plan_generation",
@@ -138,6 +141,7 @@ __all__ = [
     "export",
     "hierarchy",
     "layers",
+    "learn",
     "local_server",
     "plan",
     "plan_generation",

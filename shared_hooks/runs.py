@@ -219,11 +219,13 @@ class Runs:
         found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
         return found
 
-    def _tail(self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None) -> Any:
+    def _tail(
+        self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None, gradients: bool = False
+    ) -> Any:
         from shared_hooks.tail import TailSession
 
         self._check_start(early.crossing, start)
-        return self._resumed(early, partial(TailSession, substitutes=substitutes))
+        return self._resumed(early, partial(TailSession, substitutes=substitutes), gradients)
 
     def _check_start(self, crossing: Crossing, start: Cut) -> None:
         if (
@@ -238,7 +240,7 @@ class Runs:
             raise Disagreement(f"the head was planned with depth={crossing.depth}, this side has depth={self.depth}")
         context.check(crossing.context, self._modules, crossing.cache)
 
-    def _resumed(self, early: EarlyOutput, kind: Callable[..., TailSession]) -> Any:
+    def _resumed(self, early: EarlyOutput, kind: Callable[..., TailSession], gradients: bool = False) -> Any:
         """From a cut on, as far as a session of this kind goes."""
         crossing = early.crossing
         self.lifecycle.emit(Stage.BEFORE_INJECT, split=crossing.layer_name, early=early)
@@ -247,7 +249,7 @@ class Runs:
         session: TailSession = self._session(kind, early, recipe, self.device, self.lifecycle)
         with (
             self._turns.one(writes=session.shared.has_taints, foreseen=not recipe.is_open),
-            torch.no_grad(),
+            torch.set_grad_enabled(gradients),
             _running(session),
             fast_path_off(),
             context.restored(crossing.context),

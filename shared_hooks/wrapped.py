@@ -228,12 +228,13 @@ class WrappedModel(Runs):
         self._emit_after(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
 
-    def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None) -> Any:
+    def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None, gradients: bool = False) -> Any:
         """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules
-        behind the cut (`shared_hooks.compiling`); layers inside of these are not seen.
+        behind the cut (`shared_hooks.compiling`); layers inside of these are not seen. ``gradients``: autograd sees
+        what is computed from ``early.pieces``, and may differentiate by these.
         """
         self._check_attached()
-        return self._tail(early, early.layer_id, substitutes)
+        return self._tail(early, early.layer_id, substitutes, gradients)
 
     # -- what the last forward left -----------------------------------------------------------------------------
 

@@ -197,6 +197,9 @@ def add_prune(commands: Commands, model: Parser) -> None:
     prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
 
 
+OUTPUT_KINDS = ("classes", "embedding", "boxes", "tensors")
+
+
 def add_calibrate(commands: Commands, model: Parser) -> None:
     study = commands.add_parser("calibrate", parents=[model], help="what every codec costs in answers, at every cut")
     study.add_argument("--input", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob")
@@ -208,7 +211,7 @@ def add_calibrate(commands: Commands, model: Parser) -> None:
     cuts.add_argument("--every", type=_count, metavar="N", help="every n-th allowed cut")
     study.add_argument(
         "--kind",
-        choices=("classes", "embedding", "boxes", "tensors"),
+        choices=OUTPUT_KINDS,
         help="of the output (default: by the spec, names and shapes)",
     )
     study.add_argument("--seconds", type=_seconds, metavar="S", help="begin no input after this long")
@@ -219,6 +222,22 @@ def add_calibrate(commands: Commands, model: Parser) -> None:
         "--output", metavar="DIR", help="calibration.json and report.html, as they grow; the same command continues"
     )
     study.add_argument("--fresh", action="store_true", help="measure all of it again")
+
+
+def add_learn(commands: Commands, model: Parser) -> None:
+    learn = commands.add_parser("learn", parents=[model], help="train a codec for one cut, on inputs without labels")
+    learn.add_argument("--split", required=True, metavar="CUT", help="the layer or block it is for")
+    learn.add_argument("--input", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob")
+    learn.add_argument("--output", required=True, metavar="DIR", help="codec.safetensors; the same command continues")
+    goal = learn.add_mutually_exclusive_group()
+    goal.add_argument("--rate", metavar="BYTES", help="the least loss within so many bytes, without the header")
+    goal.add_argument("--max-loss", metavar="SHARE", help="the fewest bytes within this loss (default: 0.5%%)")
+    learn.add_argument("--labels", metavar="FILE.csv", help="rows of a file's name and its label, for the table alone")
+    learn.add_argument("--kind", choices=OUTPUT_KINDS, help="of the output (default: by the spec, names and shapes)")
+    learn.add_argument("--epochs", type=_count, metavar="N", help="for each encoder (default: by the inputs)")
+    learn.add_argument("--seconds", type=_seconds, metavar="S", help="end training after this long")
+    learn.add_argument("--seed", type=int, default=0, metavar="N", help="of the split and the training (default: 0)")
+    learn.add_argument("--fresh", action="store_true", help="train all of it again")
 
 
 def add_export(commands: Commands, model: Parser) -> None:
@@ -516,6 +535,7 @@ BASIC = {
         "sweep": "--cuts --every --repetitions --seconds --codec",
         "prune": "--split --choose-by --keep --structural",
         "calibrate": "--labels --max-loss --codecs --cuts --seconds",
+        "learn": "--split --rate --max-loss --seconds",
         "export": "--split --whole --vary",
         "bench": "--split --rate --seconds --in-flight",
         "generate": "--cut --prompt --max-new-tokens --sample --codec",
@@ -613,6 +633,7 @@ def make_parser() -> Parser:
     add_sweep(commands, model)
     add_prune(commands, model)
     add_calibrate(commands, model)
+    add_learn(commands, model)
     add_export(commands, model)
     add_bench(commands, model)
     add_plan(commands, model)

@@ -25,6 +25,18 @@ def calibrate(options: argparse.Namespace) -> int:
     return common.OK
 
 
+def learn(options: argparse.Namespace) -> int:
+    """A codec for one cut, trained here; exit status 1 where none came within what was wanted."""
+    from edge_client.tasks.learn import learn
+
+    check_json_target(options.json)
+    found = learn(choice_of(options), options.input, options.split, **keywords(options, learn), say=say)
+    for text in found.warnings:
+        say(f"warning: {text}")
+    show(options, found.as_dict(), found.text())
+    return common.OK if found.met else common.SOME_FAILED
+
+
 def prune(options: argparse.Namespace) -> int:
     """Score a layer's channels, judge every choice, write masks and smaller models, measure them."""
     from edge_client.screen.text import one_line
@@ -99,4 +111,4 @@ def export(options: argparse.Namespace) -> int:
     return common.OK if found.ok else common.SOME_FAILED
 
 
-COMMANDS = {one.__name__: one for one in (calibrate, prune, profile, bench, hierarchy, export)}
+COMMANDS = {one.__name__: one for one in (calibrate, learn, prune, profile, bench, hierarchy, export)}

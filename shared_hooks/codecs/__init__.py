@@ -16,7 +16,7 @@ Both sides must have it: a side without it refuses it by name.
 
 from shared_hooks.codecs.codec import Bound, Codec, Coded, Grain, Param
 from shared_hooks.codecs.lossless import RAW
-from shared_hooks.codecs.registry import CODECS, added, by_wire, check, is_offered, offered, register
+from shared_hooks.codecs.registry import CODECS, added, by_wire, check, is_offered, offered, register, temporary
 
 __all__ = [
     "CODECS",
@@ -32,4 +32,5 @@ __all__ = [
     "is_offered",
     "offered",
     "register",
+    "temporary",
 ]

@@ -16,7 +16,7 @@ import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
@@ -287,6 +287,11 @@ class LearnedFile:
         tensors = {name: value.detach().contiguous().cpu() for name, value in tensors.items()}
         return save_tensors(tensors, {"isthmus": json.dumps(meta, sort_keys=True)})
 
+    @cached_property
+    def digest(self) -> str:
+        """Of all that its bytes depend on: not of where it comes from."""
+        return hashlib.sha256(replace(self, provenance={}).to_bytes()).hexdigest()
+
     def write(self, path: str | Path) -> None:
         """Raises SpecError where it cannot be written."""
         write_bytes(path, self.to_bytes())
@@ -359,10 +364,10 @@ class Learned(Codec):
     lossless = False
     listed = False
 
-    def __init__(self, file: LearnedFile, digest: str, origin: str) -> None:
+    def __init__(self, file: LearnedFile, origin: str) -> None:
         self.file = file
         self.origin = origin
-        self.name = PREFIX + digest[:_DIGITS]  # type: ignore[misc]  # of the object: one for each file
+        self.name = PREFIX + file.digest[:_DIGITS]  # type: ignore[misc]  # of the object: one for each file
         self._pieces = [None if piece is None else _OfPiece(self, n, piece) for n, piece in enumerate(file.pieces)]
 
     def check_model(self, weights_hash: str) -> None:
@@ -486,4 +491,4 @@ def read(path: str | Path) -> Learned:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
         raise SpecError(f"{path} cannot be read: {error.strerror}") from error
-    return Learned(LearnedFile.from_bytes(data, str(path)), hashlib.sha256(data).hexdigest(), str(path))
+    return Learned(LearnedFile.from_bytes(data, str(path)), str(path))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -63,6 +64,20 @@ def register(reference: str, folder: Path | None = None) -> str:
         elif type(known) is not type(found) or _kind(known) is not _kind(found):
             raise SpecError(f"codec plugin {reference} calls itself {found.name}, as another one does")
     return found.name
+
+
+@contextmanager
+def temporary(codec: Codec) -> Iterator[None]:
+    """The codec is one of `CODECS` in the block."""
+    with _lock:
+        is_new = codec.name not in CODECS
+        CODECS.setdefault(codec.name, codec)
+    try:
+        yield
+    finally:
+        if is_new:
+            with _lock:
+                del CODECS[codec.name]
 
 
 def added() -> list[str]:

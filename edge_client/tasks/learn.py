@@ -1,0 +1,552 @@
+"""`learn`: a codec for one cut, trained on the user's own inputs without labels."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import xxhash
+
+from edge_client import interrupts
+from edge_client.calibrating.inputs import Data, inputs_of, share
+from edge_client.calibrating.outputs import KINDS, MEANS
+from edge_client.calibrating.study import Study
+from edge_client.given import Given
+from edge_client.journal import JournalFile
+from edge_client.learning.examples import Examples, examples_of
+from edge_client.learning.training import Terms, Trainer, ladder, parted
+from edge_client.planning.codecs import CodecLoss, LossTable, loss_of, write
+from edge_client.screen.progress import progress as bar
+from edge_client.screen.text import Row, Tabular, printable, size, table
+from edge_client.spoken import either, option
+from edge_client.survey.gather import Say
+from edge_client.survey.loading import Loaded
+from edge_client.sweeping.settings import difference, installed
+from edge_client.tasks.calibrate import percent
+from edge_client.tasks.subject import Model, subject_of
+from edge_client.units import size as parse_size
+from shared_hooks.codecs import Codec, Coded, Grain, temporary
+from shared_hooks.codecs.basis import Basis
+from shared_hooks.codecs.learned import PREFIX, Design, LearnedFile, read
+from shared_hooks.errors import CutRefused, SpecError, near
+
+TIMED: Final = 20
+DEFAULT_LOSS: Final = 0.005
+LEAST: Final = 40
+"""Inputs."""
+MOST_JUDGED: Final = 1000
+MOST_EPOCHS: Final = 240
+STEPS: Final = 3000
+"""Batches that one encoder is trained on, about."""
+FILE: Final = "codec.safetensors"
+TABLE: Final = "calibration.json"
+JOURNAL: Final = "journal.jsonl"
+FORMAT: Final = "isthmus learning 1"
+OTHERS: Final = ("raw", "int8", "int4", "int2", "int1", "basis")
+"""What it is compared with."""
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One encoder that was trained. ``nbytes``: of what it makes, without a header; ``loss``: of the inputs that it is
+    chosen by.
+    """
+
+    number: int
+    file: str
+    codec: str
+    nbytes: float
+    loss: float
+    epochs: int
+    seconds: float
+
+
+@dataclass(frozen=True, repr=False)
+class Learned(Tabular):
+    """`edge_client.learn` returns it. A row is a codec at the cut.
+
+    ``file``: the codec, as ``codec="learned:FILE"`` takes it; ``codec``: its name on the wire. ``table``: what all
+    codecs lose on ``table.inputs`` inputs that none was trained on or chosen by. ``payloads``: by codec, bytes without
+    the header. ``rungs``: all that were trained. ``encode_ms``, ``decode_ms``: medians of one input, here.
+    """
+
+    file: Path
+    codec: str
+    cut: str
+    table: LossTable
+    payloads: dict[str, float]
+    rungs: tuple[Rung, ...]
+    max_loss: float
+    rate: int | None
+    encode_ms: float
+    decode_ms: float
+    seconds: float
+    learnt_from: int
+    met: bool
+    """Whether it came within what was wanted, of the inputs that it was chosen by."""
+    warnings: tuple[str, ...] = ()
+
+    shown = {  # noqa: RUF012
+        "codec": "codec",
+        "payload": "payload",
+        "bytes_up": "bytes up",
+        "loss": "loss",
+        "loss_high": "at most",
+        "accuracy": "accuracy",
+    }
+
+    @property
+    def losses(self) -> Sequence[CodecLoss]:
+        """The codecs of the table, most bytes first."""
+        return sorted(self.table.cuts[0].codecs, key=lambda one: -one.bytes_up)
+
+    @property
+    def chosen(self) -> CodecLoss:
+        return next(one for one in self.losses if one.codec == self.codec)
+
+    @property
+    def best_other(self) -> CodecLoss | None:
+        """The fewest bytes of the codecs that nothing was trained for, among those that lost no more than allowed."""
+        others = [one for one in self.losses if not one.codec.startswith(PREFIX) and one.loss <= self.max_loss]
+        return min(others, key=lambda one: one.bytes_up, default=None)
+
+    def title(self) -> str:
+        one = self.chosen
+        return (
+            f"{self.table.model.model_id} after {printable(self.cut)}: {size(round(self.payloads[self.codec]))} and a "
+            f"header, {percent(one.loss)} loss on {self.table.inputs} inputs it has not seen"
+        )
+
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "codec": one.codec,
+                "payload": self.payloads.get(one.codec),
+                "bytes_up": one.bytes_up,
+                "loss": one.loss,
+                "loss_low": one.low,
+                "loss_high": one.high,
+                "accuracy": one.accuracy,
+                "chosen": one.codec == self.codec,
+            }
+            for one in self.losses
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "file": str(self.file),
+            "codec": self.codec,
+            "cut": self.cut,
+            "max_loss": self.max_loss,
+            "rate": self.rate,
+            "encode_ms": self.encode_ms,
+            "decode_ms": self.decode_ms,
+            "seconds": self.seconds,
+            "learnt_from": self.learnt_from,
+            "rows": self.rows(),
+            "warnings": list(self.warnings),
+        }
+
+    def text(self) -> str:
+        """A line a codec, the chosen one marked."""
+        raw = next(one for one in self.losses if one.codec == "raw")
+        lines = []
+        for one in self.losses:
+            payload = self.payloads.get(one.codec)
+            lines.append(
+                [
+                    f"{one.codec}{' *' if one.codec == self.codec else ''}",
+                    "-" if payload is None else size(round(payload)),
+                    size(round(one.bytes_up)),
+                    f"{raw.bytes_up / one.bytes_up:.1f}x",
+                    percent(one.loss),
+                    percent(one.high),
+                    percent(one.accuracy),
+                ]
+            )
+        headers = ["codec", "payload", "bytes up", "smaller", "loss", "at most", "accuracy"]
+        server = f"cloud-server --codec {PREFIX}{self.file}"
+        used = either(f"--codec {PREFIX}{self.file}", f'EdgeClient(..., codec="{PREFIX}{self.file}")')
+        return "\n".join(
+            [
+                table(headers, lines, right=(1, 2, 3, 4, 5, 6)),
+                "",
+                f"loss: {MEANS.get(self.table.kind, self.table.kind)}, on {self.table.inputs} inputs that had no part "
+                f"in training or choosing; trained on {self.learnt_from} in {self.seconds:.0f} s",
+                f"* chosen; to encode takes {self.encode_ms:.2f} ms here, to decode {self.decode_ms:.2f} ms",
+                f"use it after {printable(self.cut)} with {used}, and on the server {server}",
+            ]
+        )
+
+
+def learn(
+    model: Model,
+    inputs: Data,
+    split: str,
+    *,
+    output: str | Path,
+    rate: str | int | None = None,
+    max_loss: str | float | None = None,
+    labels: str | Path | None = None,
+    kind: str | None = None,
+    epochs: int | None = None,
+    seconds: float | None = None,
+    seed: int = 0,
+    fresh: bool = False,
+    progress: bool = True,
+    say: Say = lambda text: None,
+) -> Learned:
+    """Trains an encoder and a decoder for what crosses after ``split`` (docs/learned-codecs.md). In this process alone.
+
+        found = edge_client.learn("digits", "unlabelled/", "stage1", max_loss="0.5%", output="learnt")
+        client = edge_client.EdgeClient(server, "digits", split="stage1", codec=f"learned:{found.file}")
+
+    ``inputs``: as for `calibrate`; 13 of 20 are trained on, 3 choose among encoders, 4 judge (1,000 at most). ``rate``: bytes of a payload that it may take at most, in the mean; else the fewest bytes that lose
+    no more than ``max_loss`` (0.5 %) are looked for. ``labels``: a CSV file, for the accuracy in the table alone.
+    ``kind`` of the output: as of `calibrate`. ``epochs``: for each encoder; None: by the number of inputs. ``seconds``:
+    training ends after as many, with what there is. ``output``: a folder for ``codec.safetensors``, the table
+    (``calibration.json``) and a journal: the same call continues where an earlier one stopped, ``fresh`` starts over.
+
+    The model's weights do not change. Raises SpecError (a wrong word, too few inputs, another study's folder),
+    UnknownLayer, CutRefused (no floats cross there, or more than tensors), InputMismatch.
+    """
+    goal = _Goal(
+        None if rate is None else int(parse_size(option("rate", rate), str(rate))),
+        loss_of(DEFAULT_LOSS if max_loss is None else max_loss),
+    )
+    if rate is not None and max_loss is not None:
+        raise SpecError(f"{option('rate')} and {option('max_loss')}: the one or the other is looked for")
+    if kind is not None and kind not in KINDS:
+        raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
+    if epochs is not None and (type(epochs) is not int or epochs < 1):
+        raise SpecError(f"{option('epochs', epochs)}: expected a whole number of at least 1")
+    items = inputs_of(inputs, labels)
+    if len(items) < LEAST:
+        raise SpecError(f"{len(items)} inputs are too few to train, choose and judge by: {LEAST} at least")
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SpecError(f"{option('output')}: {folder} cannot be written: {error.strerror}") from error
+    subject = subject_of(model, items[:1])
+    loaded = subject.load(on_inputs=subject.by_name is False)
+    with loaded.wrapped, ExitStack() as stack:
+        with bar("heads", len(items), progress) as advance:
+            examples = examples_of(loaded, split, items, lambda: advance(""))
+        if len(examples) < LEAST:
+            raise SpecError(f"only {len(examples)} of {len(items)} inputs cross after {split} in one form")
+        learning = _Learning(loaded, examples, items, goal, kind, epochs, seconds, seed)
+        journal = stack.enter_context(_Journal(folder, learning.settings(), fresh, say))
+        return learning.run(folder, journal, progress, say)
+
+
+@dataclass(frozen=True)
+class _Goal:
+    rate: int | None
+    max_loss: float
+
+    def is_met(self, rung: Rung) -> bool:
+        return rung.nbytes <= self.rate if self.rate is not None else rung.loss <= self.max_loss
+
+    @property
+    def wants_most(self) -> bool:
+        """Whether the largest encoder that meets it is wanted: with a rate."""
+        return self.rate is not None
+
+
+class _Learning:
+    """One cut, its inputs and the goal."""
+
+    def __init__(
+        self,
+        loaded: Loaded,
+        examples: Examples,
+        given: Sequence[Given],
+        goal: _Goal,
+        kind: str | None,
+        epochs: int | None,
+        seconds: float | None,
+        seed: int,
+    ) -> None:
+        self._loaded, self._examples, self._goal, self._kind = loaded, examples, goal, kind
+        self._given, self._items = given, [given[at] for at in examples.used]
+        self._seed, self._seconds = seed, seconds
+        self._learn, self._choose, judge = parted(len(examples), seed)
+        self._judge = judge[:MOST_JUDGED]
+        batches = -(-len(self._learn) // examples.batch)
+        self._epochs = epochs or min(MOST_EPOCHS, max(8, STEPS // batches))
+        self._ladder = ladder(examples)
+        if not self._ladder:
+            raise CutRefused(f"after {examples.cut} nothing crosses that an encoder could make smaller")
+
+    def settings(self) -> dict[str, Any]:
+        """What the training is of. An interrupted one continues only where all of this is the same."""
+        wrapped = self._loaded.wrapped
+        together = xxhash.xxh3_64()
+        for item in self._items:
+            together.update(f"{item.name} {item.digest()} {item.truth}\n".encode())
+        return {
+            "model": self._loaded.spec.model_id,
+            "weights": wrapped.weights_hash(),
+            "code": wrapped.environment().get("model_code"),
+            "cut": self._examples.cut,
+            "inputs": [len(self._items), together.hexdigest()],
+            "rate": self._goal.rate,
+            "loss allowed": self._goal.max_loss,
+            "kind": self._kind,
+            "epochs": self._epochs,
+            "seed": self._seed,
+            "torch": str(torch.__version__),
+            "isthmus": installed("isthmus"),
+        }
+
+    def run(self, folder: Path, journal: _Journal, progress: bool, say: Say) -> Learned:
+        began = time.monotonic()
+        until = began + (self._seconds if self._seconds is not None else float("inf"))
+        try:
+            rungs = self._search(folder, journal, until, progress, say)
+        except KeyboardInterrupt:
+            interrupts.heard()
+            raise
+        meeting = [one for one in rungs if self._goal.is_met(one)]
+        warnings = []
+        if meeting:
+            pick = max if self._goal.wants_most else min
+            chosen = pick(meeting, key=lambda one: one.nbytes)
+            if not self._goal.wants_most and not self._shows(self._goal.max_loss):
+                chosen = self._next(folder, journal, rungs, chosen, until, progress, say)
+                warnings.append(
+                    f"{len(self._choose)} inputs to choose by cannot show a loss of {percent(self._goal.max_loss)}: the "
+                    "encoder of twice the symbols was taken"
+                )
+        else:
+            chosen = min(rungs, key=lambda one: one.loss if self._goal.rate is None else one.nbytes)
+            wanted = percent(self._goal.max_loss) if self._goal.rate is None else f"{self._goal.rate} bytes"
+            warnings.append(f"no encoder that was trained came within {wanted}: this is the nearest one")
+        if left := len(self._given) - len(self._examples):
+            warnings.append(f"{left} inputs were left out: they cross in another form, or take too much memory")
+        return self._judged(folder, chosen, rungs, journal.seconds + time.monotonic() - began, progress, warnings)
+
+    def _search(self, folder: Path, journal: _Journal, until: float, progress: bool, say: Say) -> list[Rung]:
+        """By halving: a rung that meets the goal, beside one that does not."""
+        rungs = dict(journal.rungs)
+        low, high = -1, len(self._ladder)
+        at = min(high - 1, self._first())
+        while low + 1 < high:
+            if at not in rungs:
+                if rungs and time.monotonic() > until:
+                    break
+                rungs[at] = self._train(folder, journal, at, until, progress, say)
+            if self._goal.is_met(rungs[at]) != self._goal.wants_most:
+                high = at
+            else:
+                low = at
+            at = (low + high) // 2 if low >= 0 or high < len(self._ladder) else at
+            at = min(max(at, low + 1), high - 1)
+        return [rungs[number] for number in sorted(rungs)]
+
+    def _shows(self, max_loss: float) -> bool:
+        """Whether the inputs that choose are enough to tell that so little is lost."""
+        return self._kind_of() != "classes" or share(0, len(self._choose))[1] <= max_loss
+
+    def _next(
+        self, folder: Path, journal: _Journal, rungs: list[Rung], chosen: Rung, until: float, progress: bool, say: Say
+    ) -> Rung:
+        """The next larger encoder, trained if it was not; the same one where there is none that loses as little."""
+        number = min(chosen.number + 1, len(self._ladder) - 1)
+        found = next((one for one in rungs if one.number == number), None)
+        if found is None and time.monotonic() <= until:
+            found = self._train(folder, journal, number, until, progress, say)
+            rungs.append(found)
+        return found if found is not None and self._goal.is_met(found) else chosen
+
+    def _train(self, folder: Path, journal: _Journal, number: int, until: float, progress: bool, say: Say) -> Rung:
+        one = self._trained(folder, number, until, progress)
+        journal.write(one)
+        say(f"{one.nbytes:.1f} bytes: {percent(one.loss)} loss, after {one.epochs} epochs, {one.seconds:.0f} s")
+        return one
+
+    def _first(self) -> int:
+        if self._goal.rate is None:
+            return min(3, len(self._ladder) // 2)
+        nominal = [sum(_bits(one, grain) for one, grain in self._pairs(rung)) / 8 for rung in self._ladder]
+        return max([number for number, nbytes in enumerate(nominal) if nbytes <= self._goal.rate], default=0)
+
+    def _pairs(self, rung: Sequence[Design | None]) -> list[tuple[Design, Any]]:
+        return [(one, grain) for one, grain in zip(rung, self._examples.grains, strict=True) if one is not None]
+
+    def _trained(self, folder: Path, number: int, until: float, progress: bool) -> Rung:
+        examples, began = self._examples, time.monotonic()
+        terms = Terms(self._epochs, seed=self._seed, classes=self._kind_of() == "classes")
+        trainer = Trainer(examples, self._ladder[number], terms)
+        with bar(f"encoder {number + 1} of {len(self._ladder)}", self._epochs, progress) as advance:
+            found = trainer.run(
+                self._learn, self._choose, lambda epoch, loss: advance(f"distance {loss:.4f}", done=epoch), until
+            )
+        took = time.monotonic() - began
+        file = folder / f"rung-{number}.safetensors"
+        provenance = self._provenance() | {"epochs": found.epochs, "seconds": round(took, 1)}
+        spec, weights = self._loaded.spec, self._loaded.wrapped.weights_hash()
+        LearnedFile(spec.model_id, weights, examples.cut, found.pieces, provenance).write(file)
+        own = read(file)
+        with temporary(own):
+            measured = self._measured(self._choose, [own.name]).cuts[0].codecs
+        loss = next(one.loss for one in measured if one.codec == own.name)
+        sizes = [sum(len(coded.data) for coded, _ in _coded(examples, own, int(at))) for at in self._choose]
+        return Rung(number, file.name, own.name, statistics.fmean(sizes), loss, found.epochs, took)
+
+    def _provenance(self) -> dict[str, Any]:
+        return {
+            "made by": f"edge-client learn, isthmus {installed('isthmus')}",
+            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "torch": str(torch.__version__),
+            "inputs": len(self._learn),
+            "inputs digest": self.settings()["inputs"][1],
+            "seed": self._seed,
+            "goal": {"rate": self._goal.rate, "max_loss": self._goal.max_loss},
+        }
+
+    def _measured(self, numbers: torch.Tensor, codecs: Sequence[str], learnt: Sequence[Given] = ()) -> LossTable:
+        items = [self._items[int(at)] for at in numbers]
+        study = Study(
+            self._loaded,
+            [self._examples.cut],
+            list(dict.fromkeys(codecs)),
+            self._goal.max_loss,
+            self._kind,
+            learnt=learnt,
+            every_cut=True,
+            every_codec=True,
+        )
+        return study.run(items)
+
+    def _kind_of(self) -> str:
+        if self._kind is None:
+            self._kind = self._measured(self._choose[:1], ["raw"]).kind
+        return self._kind
+
+    def _judged(
+        self, folder: Path, chosen: Rung, rungs: Sequence[Rung], seconds: float, progress: bool, warnings: list[str]
+    ) -> Learned:
+        """All rungs and the codecs that need no training, on inputs that had no part in it."""
+        with ExitStack() as stack:
+            files = {one.codec: read(folder / one.file) for one in rungs}
+            for own in files.values():
+                stack.enter_context(temporary(own))
+            learnt = [self._items[int(at)] for at in self._learn[:200]]
+            with bar("judging", 1, progress):
+                table = self._measured(self._judge, [*OTHERS, *files], learnt)
+            payloads = self._payloads(table)
+            encode_ms, decode_ms = self._timed(files[chosen.codec])
+        known = files[chosen.codec].file
+        loss = next(one for one in table.cuts[0].codecs if one.codec == chosen.codec)
+        judged = {"inputs": loss.n, "loss": loss.loss, "loss at most": loss.high, "payload": payloads[chosen.codec]}
+        final = folder / FILE
+        replace(known, provenance={**known.provenance, "judged": judged}).write(final)
+        write(table, folder / TABLE)
+        return Learned(
+            file=final,
+            codec=chosen.codec,
+            cut=self._examples.cut,
+            table=table,
+            payloads=payloads,
+            rungs=tuple(rungs),
+            max_loss=self._goal.max_loss,
+            rate=self._goal.rate,
+            encode_ms=encode_ms,
+            decode_ms=decode_ms,
+            seconds=seconds,
+            learnt_from=len(self._learn),
+            met=self._goal.is_met(chosen),
+            warnings=tuple(warnings),
+        )
+
+    def _payloads(self, table: LossTable) -> dict[str, float]:
+        """Of each codec, the mean bytes without the header, which is about as long for every input."""
+        found, books = {}, table.books.get(self._examples.cut)
+        for one in table.cuts[0].codecs:
+            crossing = self._examples.crossing
+            if one.codec == Basis.name and books is not None:
+                crossing = crossing.with_books(books)
+            early = replace(self._examples.first, crossing=crossing)
+            found[one.codec] = one.bytes_up - len(early.pack(one.codec).header)
+        return found
+
+    def _timed(self, codec: Codec) -> tuple[float, float]:
+        """Medians of a few inputs, in milliseconds: to encode, to decode."""
+        examples, encoding, decoding = self._examples, [], []
+        for at in self._judge[:TIMED]:
+            started = time.perf_counter()
+            coded = _coded(examples, codec, int(at))
+            encoding.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            for (data, params), piece in coded:
+                codec.decode(data, params, piece.dtype, len(piece))
+            decoding.append(time.perf_counter() - started)
+        return 1e3 * statistics.median(encoding), 1e3 * statistics.median(decoding)
+
+
+def _coded(examples: Examples, codec: Codec, at: int) -> list[tuple[Coded, torch.Tensor]]:
+    """What it makes of the pieces of one input."""
+    found = []
+    for number, (pieces, grain) in enumerate(zip(examples.pieces, examples.grains, strict=True)):
+        coded = codec.at(examples.cut, number).encode(pieces[at], grain)
+        if coded is not None:
+            found.append((coded, pieces[at]))
+    return found
+
+
+def _bits(design: Design, grain: Grain) -> float:
+    """Of the symbols of one input, without an entropy coder."""
+    width = grain.width if design.kind == "map" else 1
+    shape = design.symbol_shape(grain.outer, grain.inner // width, width)
+    return math.prod(shape) * math.log2(design.levels)
+
+
+class _Journal:
+    """The encoders that were trained in ``folder``. Raises SpecError for a folder of another study."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], fresh: bool, say: Say) -> None:
+        self.rungs: dict[int, Rung] = {}
+        self.seconds = 0.0
+        """That they took."""
+        self._file = JournalFile(folder / JOURNAL, option("output"), "learning")
+        try:
+            lines = [] if fresh else [self._file.parsed(*line) for line in self._file.lines()]
+            if lines and lines[0].get("format") != FORMAT:
+                raise SpecError(f'{folder / JOURNAL}: not a journal of this version ("{FORMAT}"); give another folder')
+            if lines and (changed := difference(lines[0]["settings"], settings)):
+                raise SpecError(
+                    f"{folder} holds another study ({changed}); give another folder, or {option('fresh')} to start over"
+                )
+            if not lines:
+                self._file.clear()
+                self._file.write({"format": FORMAT, "settings": settings})
+            for line in lines[1:]:
+                rung = Rung(**line["rung"])
+                if (folder / rung.file).is_file():
+                    self.rungs[rung.number] = rung
+                    self.seconds += rung.seconds
+            if self.rungs:
+                say(f"{folder}: continuing after {len(self.rungs)} encoders")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> _Journal:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def write(self, rung: Rung) -> None:
+        self._file.write({"rung": asdict(rung)})
