@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from edge_client.tasks.export import export
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.layers import layers
+    from edge_client.tasks.leakage import leakage
     from edge_client.tasks.learn import learn
     from edge_client.tasks.plan import plan
     from edge_client.tasks.plan_generation import plan_generation
@@ -104,6 +105,7 @@ _HOME = {
     "export": "tasks.export",
     "hierarchy": "tasks.hierarchy",
     "layers": "tasks.layers",
+    "leakage": "tasks.leakage",
     "learn": "tasks.learn",
     "local_server": "process",
     "plan": "tasks.plan",
@@ -141,6 +143,7 @@ __all__ = [
     "export",
     "hierarchy",
     "layers",
+    "leakage",
     "learn",
     "local_server",
     "plan",

@@ -58,7 +58,7 @@ def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]
         from edge_client.commands import light
 
         return {"doctor": light.doctor, "bench": light.bench}.get(options.command, light.main)
-    if options.command in ("calibrate", "learn", "prune", "profile", "bench", "hierarchy", "export"):
+    if options.command in ("calibrate", "learn", "leakage", "prune", "profile", "bench", "hierarchy", "export"):
         from edge_client.commands.tasks import COMMANDS
 
         return COMMANDS[options.command]

@@ -114,6 +114,8 @@ def begin(
     of `AutoClient`. Raises SpecError, Disagreement, UnknownModel; without a server everything runs here until it comes.
     """
     loaded = _loaded(client, call)
+    if (bound := options.constraints.leakage) is not None:
+        bound.table.check(loaded.wrapped.weights_hash())
     wanted = Wanted(
         server=client.server,
         credentials=client.connection.credentials,

@@ -61,6 +61,8 @@ def add_plan(commands: Commands, model: Parser) -> None:
     plan.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
     plan.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     plan.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
+    plan.add_argument("--max-leakage", type=float, metavar="X", help="of what crosses, 0 to 1; needs --leakage")
+    plan.add_argument("--leakage", metavar="FILE", help="leakage.json of edge-client leakage")
     _add_power(plan)
     plan.add_argument(
         "--correct",
@@ -167,6 +169,7 @@ def add_sweep(commands: Commands, model: Parser) -> None:
     sweep.add_argument("--deadline", type=_seconds, default=60.0, metavar="S", help="for each request (default: 60)")
     sweep.add_argument("--patience", type=_seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
     _add_engine(sweep, "of heads: torch, onnxruntime")
+    sweep.add_argument("--leakage", metavar="FILE", help="of edge-client leakage: drawn against latency in the report")
     sweep.add_argument("--fresh", action="store_true", help="start over in a folder that holds a sweep")
     add_observe(sweep, text="one more request for each input, observed on both sides")
     compare = commands.add_parser("compare", help="compare two sweeps, or two benches, taking noise into account")
@@ -195,6 +198,21 @@ def add_prune(commands: Commands, model: Parser) -> None:
     prune.add_argument("--batch", type=_count, default=16, metavar="N", help="inputs in one forward (default: 16)")
     prune.add_argument("--requests", type=_count, default=20, metavar="N", help="through a server (default: 20)")
     prune.add_argument("--no-serve", dest="serve", action="store_false", help="do not measure bytes and times")
+
+
+def add_leakage(commands: Commands, model: Parser) -> None:
+    leakage = commands.add_parser("leakage", parents=[model], help="what an attacker reads from what crosses")
+    leakage.add_argument("--input", required=True, metavar="FOLDER", help="input files, or a glob: attacked, in part")
+    leakage.add_argument("--splits", default="all", metavar="CUT,CUT|all", help='cuts, "input" too (default: all)')
+    leakage.add_argument("--every", type=_count, metavar="N", help="with all: every n-th cut")
+    leakage.add_argument("--codecs", "--codec", default="raw", metavar="NAME,NAME", help="as they leave what crosses")
+    leakage.add_argument("--public", metavar="FOLDER", help="other inputs, which the attacker learns from")
+    leakage.add_argument("--labels", metavar="FILE.csv", help="a file's name and what must not be told of it")
+    leakage.add_argument("--decoder", default="small", choices=("small", "large"), help="(default: small)")
+    leakage.add_argument("--seeds", type=_count, default=3, metavar="N", help="repetitions (default: 3)")
+    leakage.add_argument("--steps", type=_count, metavar="N", help="of an attacker's training (default: 500)")
+    leakage.add_argument("--output", metavar="DIR", help="leakage.json, report.html; the same command continues")
+    leakage.add_argument("--fresh", action="store_true", help="attack all of it again")
 
 
 OUTPUT_KINDS = ("classes", "embedding", "boxes", "tensors")
@@ -440,6 +458,8 @@ def _add_auto(run: argparse.ArgumentParser) -> None:
     auto.add_argument("--max-bytes-per-second", metavar="SIZE", help="such as 500kB: limit for both ways, at --rate")
     auto.add_argument("--rate", type=_rate, metavar="N", help="requests per second")
     auto.add_argument("--min-accuracy", type=float, metavar="X", help="agreement with the whole model, 0 to 1")
+    auto.add_argument("--max-leakage", type=float, metavar="X", help="of what crosses, 0 to 1; needs --leakage")
+    auto.add_argument("--leakage", metavar="FILE", help="leakage.json of edge-client leakage")
     _add_power(auto)
     auto.add_argument("--edge-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
     auto.add_argument("--cloud-profile", metavar="FILE", help="made by edge-client profile (default: measured now)")
@@ -536,6 +556,7 @@ BASIC = {
         "prune": "--split --choose-by --keep --structural",
         "calibrate": "--labels --max-loss --codecs --cuts --seconds",
         "learn": "--split --rate --max-loss --seconds",
+        "leakage": "--splits --every --codecs --public --labels --seeds",
         "export": "--split --whole --vary",
         "bench": "--split --rate --seconds --in-flight",
         "generate": "--cut --prompt --max-new-tokens --sample --codec",
@@ -560,7 +581,8 @@ TOPICS = {
         "what crosses": "--codec --codec-plugin --codecs --calibration --max-loss --exact --no-exact",
         "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
         "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
-        "--min-accuracy --power-active --power-idle --uplink --downlink --rtt --edge-profile --edge-speed "
+        "--min-accuracy --max-leakage --leakage --power-active --power-idle --uplink --downlink --rtt "
+        "--edge-profile --edge-speed "
         "--cloud-profile --profile-seconds --profile-repetitions --partitioner --partitioner-option "
         "--list-partitioners --log-decisions --correct",
         "results": "--output --json --journal --layers --dashboard --observe --heat-maps --sink --witness --report",
@@ -634,6 +656,7 @@ def make_parser() -> Parser:
     add_prune(commands, model)
     add_calibrate(commands, model)
     add_learn(commands, model)
+    add_leakage(commands, model)
     add_export(commands, model)
     add_bench(commands, model)
     add_plan(commands, model)

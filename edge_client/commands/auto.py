@@ -17,6 +17,7 @@ from edge_client.call import Call
 from edge_client.client import EdgeClient
 from edge_client.commands.common import power_of, say
 from edge_client.commands.feed import first_readable
+from edge_client.planning.leakage import bound_of
 from edge_client.planning.objective import Constraints
 from edge_client.sources import Item
 from shared_hooks.errors import SpecError
@@ -33,6 +34,7 @@ def constraints_of(options: argparse.Namespace) -> Constraints:
         units.size("--max-bytes-per-second", traffic) if traffic else None,
         options.rate,
         options.min_accuracy,
+        bound_of(options.max_leakage, options.leakage, options.codec),
     )
 
 

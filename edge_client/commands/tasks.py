@@ -37,6 +37,18 @@ def learn(options: argparse.Namespace) -> int:
     return common.OK if found.met else common.SOME_FAILED
 
 
+def leakage(options: argparse.Namespace) -> int:
+    """What an attacker reads from what crosses, at every cut."""
+    from edge_client.tasks.leakage import leakage
+
+    check_json_target(options.json)
+    found = leakage(choice_of(options), options.input, **keywords(options, leakage), say=say)
+    for text in found.warnings:
+        say(f"warning: {text}")
+    show(options, found.as_dict(), found.text())
+    return common.OK
+
+
 def prune(options: argparse.Namespace) -> int:
     """Score a layer's channels, judge every choice, write masks and smaller models, measure them."""
     from edge_client.screen.text import one_line
@@ -111,4 +123,4 @@ def export(options: argparse.Namespace) -> int:
     return common.OK if found.ok else common.SOME_FAILED
 
 
-COMMANDS = {one.__name__: one for one in (calibrate, learn, prune, profile, bench, hierarchy, export)}
+COMMANDS = {one.__name__: one for one in (calibrate, learn, leakage, prune, profile, bench, hierarchy, export)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
+from edge_client.planning.leakage import LeakageBound
 from edge_client.spoken import CLOUD_FILE, either, option
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
@@ -200,13 +201,14 @@ class Objective:
 @dataclass(frozen=True)
 class Constraints:
     """None = no limit. ``max_edge_memory`` in bytes; ``max_bytes_per_second`` counts both ways at ``rate`` requests per
-    second; ``min_accuracy`` is agreement with the whole model, 0 to 1.
+    second; ``min_accuracy`` is agreement with the whole model, 0 to 1; ``leakage`` bounds what crosses gives away.
     """
 
     max_edge_memory: float | None = None
     max_bytes_per_second: float | None = None
     rate: float | None = None
     min_accuracy: float | None = None
+    leakage: LeakageBound | None = None
 
     def __post_init__(self) -> None:
         if (self.max_bytes_per_second is None) != (self.rate is None):
@@ -232,7 +234,22 @@ class Constraints:
             if one.accuracy < self.min_accuracy:
                 miss = self.min_accuracy - one.accuracy
                 return _Violation("accuracy", f"accuracy {one.accuracy:g}, at least {self.min_accuracy:g}", miss)
+        return self._leaks(one)
+
+    def _leaks(self, one: Candidate) -> _Violation | None:
+        """No link and no load changes that."""
+        if self.leakage is None:
+            return None
+        found, most = self.leakage.of(one.name, one.codec), self.leakage.most
+        if found is None:
+            return _Violation("leakage", "leakage unknown: it was not measured there", math.inf)
+        if found > most:
+            return _Violation("leakage", f"leakage {found:.2f}, at most {most:g}", found - most)
         return None
+
+    def leaks_no_more(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Those that the bound on leakage allows."""
+        return [one for one in candidates if self._leaks(one) is None]
 
 
 @dataclass(frozen=True)

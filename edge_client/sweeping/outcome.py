@@ -147,6 +147,8 @@ class Summary:
     readings: Sequence[Mapping[str, Any]]
     observed: Sequence[Mapping[str, Any]] = ()
     engines: Mapping[str, Any] = field(default_factory=dict)
+    leakage: Mapping[str, float] = field(default_factory=dict)
+    """By way, what crosses gives away, 0 to 1; of those where it was measured."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able, NaN and infinities as None."""
@@ -168,6 +170,7 @@ class Summary:
                 "readings": list(self.readings),
                 **({"observed": list(self.observed)} if self.observed else {}),
                 **({"engines": dict(self.engines)} if self.engines else {}),
+                **({"leakage": dict(self.leakage)} if self.leakage else {}),
             }
         )
         return found

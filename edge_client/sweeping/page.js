@@ -171,6 +171,9 @@ frontFigure("#figure-front-bytes", "front-bytes", networked, (way) => way.bytes_
   { what: "bytes", formatY: bytes, titleY: "bytes up and down (logarithmic)", log: true, marksY: powers }, "bytes");
 frontFigure("#figure-front-energy", "front-energy", networked.filter((way) => way.edge_energy.value !== null), (way) => way.edge_energy.value,
   data.fronts.energy, { what: "energy of the edge", formatY: joules, titleY: "energy of the edge", marksY: (most) => ticks(most, 5) }, "edge_j");
+const leaking = networked.filter((way) => data.leakage[way.name] !== undefined);
+if (leaking.length) frontFigure("#figure-front-leakage", "front-leakage", leaking, (way) => data.leakage[way.name], data.fronts.leakage,
+  { what: "leakage", formatY: (value) => even(`${Math.round(100 * value)} %`), titleY: "leakage", marksY: (most) => ticks(most, 5) }, "leakage");
 
 // -- layers --------------------------------------------------------------------------------------------------------------
 const SIDES = ["edge", "cloud"];

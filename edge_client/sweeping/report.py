@@ -42,6 +42,8 @@ def render(known: Mapping[str, Any]) -> str:
     whole = next((way["segments_ns"]["edge"] for way in choices if way["name"] == EDGE_ONLY), None)
     model = known["settings"]["model"]
     costly = [way for way in choices if way["edge_energy"]["value"] is not None]
+    leakage = known.get("leakage", {})
+    leaking = [way for way in choices if way["name"] in leakage]
     names = [way["name"] for way in ways if is_cut(way)]
     names += [one["layer"] for one in known["layers"] if one["layer_id"] is not None]
     drawn = {
@@ -55,7 +57,9 @@ def render(known: Mapping[str, Any]) -> str:
         "fronts": {
             "bytes": _front(choices, lambda way: way["bytes_up"] + way["bytes_down"]),
             "energy": _front(costly, lambda way: way["edge_energy"]["value"]),
+            "leakage": _front(leaking, lambda way: leakage[way["name"]]),
         },
+        "leakage": leakage,
         "attention": attention(known),
         "engines": known.get("engines", {}),
     }
@@ -87,6 +91,7 @@ def render(known: Mapping[str, Any]) -> str:
         agreement=wording.agreement(decision, known["prediction"]),
         energy=wording.energy_lines(choices),
         front_energy=bool(costly),
+        front_leakage=bool(leaking),
         local=wording.local(ways, whole),
         tables=tables,
         observed=observed,

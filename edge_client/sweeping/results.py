@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,9 +70,15 @@ def write_tables(folder: Path, requests: pl.DataFrame, rows: pl.DataFrame) -> No
         write_whole(folder / f"{name}.parquet", frame.write_parquet, option("output"))
 
 
-def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: Objective) -> Summary:
+def write(
+    journal: Journal,
+    ways: Sequence[Way],
+    ended: str | None,
+    objective: Objective,
+    leaks: Callable[[str], float | None] = lambda way: None,
+) -> Summary:
     """All results of what the journal holds, each file whole or not at all; the summary. ``ended``: why inputs are
-    missing.
+    missing; ``leaks``: what a way gives away of its input, where that was measured.
     """
     contents = journal.read()
     assert contents.settings is not None
@@ -112,6 +118,7 @@ def write(journal: Journal, ways: Sequence[Way], ended: str | None, objective: O
         readings=summary.readings(note for entry in seen for note in entry["notes"]),
         observed=watched,
         engines=contents.engines,
+        leakage={way.name: found for way in ways if (found := leaks(way.name)) is not None},
     )
     if watched:
         write_whole(journal.folder / runner.FILE, lambda path: _write_lines(path, journal), option("output"))

@@ -113,6 +113,31 @@ def installed(name: str) -> str | None:
         return None
 
 
+def continued(
+    path: Path, kind: str, form: str, settings: dict[str, Any], fresh: bool
+) -> tuple[JournalFile, list[dict[str, Any]]]:
+    """The journal of a study at ``path``, and its lines so far: those of an interrupted study of the same ``settings``,
+    which is begun where there are none. Raises SpecError for the journal of another study, or of another ``form``.
+    """
+    file = JournalFile(path, option("output"), kind)
+    try:
+        lines = [] if fresh else [file.parsed(*line) for line in file.lines()]
+        if lines and lines[0].get("format") != form:
+            raise SpecError(f'{path}: not a journal of this version ("{form}"); give another folder')
+        if lines and (changed := difference(lines[0]["settings"], settings)):
+            raise SpecError(
+                f"{path.parent} holds another {kind} ({changed}); give another folder, or {option('fresh')} to start "
+                "over"
+            )
+        if not lines:
+            file.clear()
+            file.write({"format": form, "settings": settings})
+    except BaseException:
+        file.close()
+        raise
+    return file, lines[1:]
+
+
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
     """What differs first, in words; None when nothing does."""
     for key in [*old, *(key for key in new if key not in old)]:

@@ -17,7 +17,6 @@ from edge_client.calibrating.inputs import Data, inputs_of
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import State, Study, set_apart
 from edge_client.given import Given
-from edge_client.journal import JournalFile
 from edge_client.planning.codecs import (
     DOMINATED,
     CodecLoss,
@@ -34,7 +33,7 @@ from edge_client.survey.gather import Say
 from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
-from edge_client.sweeping.settings import NAME, difference, installed
+from edge_client.sweeping.settings import NAME, continued, installed
 from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.codecs.basis import Basis
@@ -313,29 +312,14 @@ class _Kept:
         self.folder = folder
         self.state: State | None = None
         self._began = self._last = time.monotonic()
-        self._file = JournalFile(folder / NAME, option("output"), "calibration")
-        try:
-            lines = [] if fresh else [self._file.parsed(*line) for line in self._file.lines()]
-            if lines and lines[0].get("format") != FORMAT:
-                raise SpecError(f'{folder / NAME}: not a journal of this version ("{FORMAT}"); give another folder')
-            if lines and (changed := difference(lines[0]["settings"], settings)):
-                raise SpecError(
-                    f"{folder} holds another calibration ({changed}); give another folder, or {option('fresh')} to "
-                    "start over"
-                )
-            if not lines:
-                self._file.clear()
-                self._file.write({"format": FORMAT, "settings": settings})
-            if len(lines) > 1:
-                self.state = lines[-1]["state"]
-                say(
-                    f"{folder}: all is measured already; {option('fresh')} measures it again"
-                    if self.state["complete"]
-                    else f"{folder}: continuing after {self.state['inputs']} inputs"
-                )
-        except BaseException:
-            self._file.close()
-            raise
+        self._file, lines = continued(folder / NAME, "calibration", FORMAT, settings, fresh)
+        if lines:
+            self.state = lines[-1]["state"]
+            say(
+                f"{folder}: all is measured already; {option('fresh')} measures it again"
+                if self.state["complete"]
+                else f"{folder}: continuing after {self.state['inputs']} inputs"
+            )
 
     def __enter__(self) -> _Kept:
         return self

@@ -29,7 +29,7 @@ from edge_client.screen.text import Row, Tabular, printable, size, table
 from edge_client.spoken import either, option
 from edge_client.survey.gather import Say
 from edge_client.survey.loading import Loaded
-from edge_client.sweeping.settings import difference, installed
+from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.calibrate import percent
 from edge_client.tasks.subject import Model, subject_of
 from edge_client.units import size as parse_size
@@ -210,7 +210,8 @@ def learn(
         found = edge_client.learn("digits", "unlabelled/", "stage1", max_loss="0.5%", output="learnt")
         client = edge_client.EdgeClient(server, "digits", split="stage1", codec=f"learned:{found.file}")
 
-    ``inputs``: as for `calibrate`; 13 of 20 are trained on, 3 choose among encoders, 4 judge (1,000 at most). ``rate``: bytes of a payload that it may take at most, in the mean; else the fewest bytes that lose
+    ``inputs``: as for `calibrate`; 13 of 20 are trained on, 3 choose among encoders, 4 judge
+    (1,000 at most). ``rate``: bytes of a payload that it may take at most, in the mean; else the fewest bytes that lose
     no more than ``max_loss`` (0.5 %) are looked for. ``labels``: a CSV file, for the accuracy in the table alone.
     ``kind`` of the output: as of `calibrate`. ``epochs``: for each encoder; None: by the number of inputs. ``seconds``:
     training ends after as many, with what there is. ``output``: a folder for ``codec.safetensors``, the table
@@ -245,8 +246,13 @@ def learn(
         if len(examples) < LEAST:
             raise SpecError(f"only {len(examples)} of {len(items)} inputs cross after {split} in one form")
         learning = _Learning(loaded, examples, items, goal, kind, epochs, seconds, seed)
-        journal = stack.enter_context(_Journal(folder, learning.settings(), fresh, say))
-        return learning.run(folder, journal, progress, say)
+        file, lines = continued(folder / JOURNAL, "learning", FORMAT, learning.settings(), fresh)
+        stack.enter_context(file)
+        if lines:
+            say(f"{folder}: continuing after {len(lines)} encoders")
+        known = [Rung(**line["rung"]) for line in lines]
+        known = [one for one in known if (folder / one.file).is_file()]
+        return learning.run(folder, file, known, progress, say)
 
 
 @dataclass(frozen=True)
@@ -309,11 +315,13 @@ class _Learning:
             "isthmus": installed("isthmus"),
         }
 
-    def run(self, folder: Path, journal: _Journal, progress: bool, say: Say) -> Learned:
+    def run(self, folder: Path, journal: JournalFile, known: Sequence[Rung], progress: bool, say: Say) -> Learned:
+        """``known``: encoders that an earlier run has trained."""
         began = time.monotonic()
-        until = began + (self._seconds if self._seconds is not None else float("inf"))
+        self._folder, self._journal, self._progress, self._say = folder, journal, progress, say
+        self._until = began + (self._seconds if self._seconds is not None else math.inf)
         try:
-            rungs = self._search(folder, journal, until, progress, say)
+            rungs = self._search(known)
         except KeyboardInterrupt:
             interrupts.heard()
             raise
@@ -323,10 +331,10 @@ class _Learning:
             pick = max if self._goal.wants_most else min
             chosen = pick(meeting, key=lambda one: one.nbytes)
             if not self._goal.wants_most and not self._shows(self._goal.max_loss):
-                chosen = self._next(folder, journal, rungs, chosen, until, progress, say)
+                chosen = self._next(rungs, chosen)
                 warnings.append(
-                    f"{len(self._choose)} inputs to choose by cannot show a loss of {percent(self._goal.max_loss)}: the "
-                    "encoder of twice the symbols was taken"
+                    f"{len(self._choose)} inputs to choose by cannot show a loss of {percent(self._goal.max_loss)}: "
+                    "the encoder of twice the symbols was taken, where it loses no more"
                 )
         else:
             chosen = min(rungs, key=lambda one: one.loss if self._goal.rate is None else one.nbytes)
@@ -334,18 +342,19 @@ class _Learning:
             warnings.append(f"no encoder that was trained came within {wanted}: this is the nearest one")
         if left := len(self._given) - len(self._examples):
             warnings.append(f"{left} inputs were left out: they cross in another form, or take too much memory")
-        return self._judged(folder, chosen, rungs, journal.seconds + time.monotonic() - began, progress, warnings)
+        took = sum(one.seconds for one in known) + time.monotonic() - began
+        return self._judged(chosen, rungs, took, warnings)
 
-    def _search(self, folder: Path, journal: _Journal, until: float, progress: bool, say: Say) -> list[Rung]:
+    def _search(self, known: Sequence[Rung]) -> list[Rung]:
         """By halving: a rung that meets the goal, beside one that does not."""
-        rungs = dict(journal.rungs)
+        rungs = {one.number: one for one in known}
         low, high = -1, len(self._ladder)
         at = min(high - 1, self._first())
         while low + 1 < high:
             if at not in rungs:
-                if rungs and time.monotonic() > until:
+                if rungs and time.monotonic() > self._until:
                     break
-                rungs[at] = self._train(folder, journal, at, until, progress, say)
+                rungs[at] = self._train(at)
             if self._goal.is_met(rungs[at]) != self._goal.wants_most:
                 high = at
             else:
@@ -358,21 +367,19 @@ class _Learning:
         """Whether the inputs that choose are enough to tell that so little is lost."""
         return self._kind_of() != "classes" or share(0, len(self._choose))[1] <= max_loss
 
-    def _next(
-        self, folder: Path, journal: _Journal, rungs: list[Rung], chosen: Rung, until: float, progress: bool, say: Say
-    ) -> Rung:
+    def _next(self, rungs: list[Rung], chosen: Rung) -> Rung:
         """The next larger encoder, trained if it was not; the same one where there is none that loses as little."""
         number = min(chosen.number + 1, len(self._ladder) - 1)
         found = next((one for one in rungs if one.number == number), None)
-        if found is None and time.monotonic() <= until:
-            found = self._train(folder, journal, number, until, progress, say)
+        if found is None and time.monotonic() <= self._until:
+            found = self._train(number)
             rungs.append(found)
         return found if found is not None and self._goal.is_met(found) else chosen
 
-    def _train(self, folder: Path, journal: _Journal, number: int, until: float, progress: bool, say: Say) -> Rung:
-        one = self._trained(folder, number, until, progress)
-        journal.write(one)
-        say(f"{one.nbytes:.1f} bytes: {percent(one.loss)} loss, after {one.epochs} epochs, {one.seconds:.0f} s")
+    def _train(self, number: int) -> Rung:
+        one = self._trained(number)
+        self._journal.write({"rung": asdict(one)})
+        self._say(f"{one.nbytes:.1f} bytes: {percent(one.loss)} loss, after {one.epochs} epochs, {one.seconds:.0f} s")
         return one
 
     def _first(self) -> int:
@@ -384,16 +391,16 @@ class _Learning:
     def _pairs(self, rung: Sequence[Design | None]) -> list[tuple[Design, Any]]:
         return [(one, grain) for one, grain in zip(rung, self._examples.grains, strict=True) if one is not None]
 
-    def _trained(self, folder: Path, number: int, until: float, progress: bool) -> Rung:
+    def _trained(self, number: int) -> Rung:
         examples, began = self._examples, time.monotonic()
         terms = Terms(self._epochs, seed=self._seed, classes=self._kind_of() == "classes")
         trainer = Trainer(examples, self._ladder[number], terms)
-        with bar(f"encoder {number + 1} of {len(self._ladder)}", self._epochs, progress) as advance:
+        with bar(f"encoder {number + 1} of {len(self._ladder)}", self._epochs, self._progress) as advance:
             found = trainer.run(
-                self._learn, self._choose, lambda epoch, loss: advance(f"distance {loss:.4f}", done=epoch), until
+                self._learn, self._choose, lambda epoch, loss: advance(f"distance {loss:.4f}", done=epoch), self._until
             )
         took = time.monotonic() - began
-        file = folder / f"rung-{number}.safetensors"
+        file = self._folder / f"rung-{number}.safetensors"
         provenance = self._provenance() | {"epochs": found.epochs, "seconds": round(took, 1)}
         spec, weights = self._loaded.spec, self._loaded.wrapped.weights_hash()
         LearnedFile(spec.model_id, weights, examples.cut, found.pieces, provenance).write(file)
@@ -434,25 +441,23 @@ class _Learning:
             self._kind = self._measured(self._choose[:1], ["raw"]).kind
         return self._kind
 
-    def _judged(
-        self, folder: Path, chosen: Rung, rungs: Sequence[Rung], seconds: float, progress: bool, warnings: list[str]
-    ) -> Learned:
+    def _judged(self, chosen: Rung, rungs: Sequence[Rung], seconds: float, warnings: list[str]) -> Learned:
         """All rungs and the codecs that need no training, on inputs that had no part in it."""
         with ExitStack() as stack:
-            files = {one.codec: read(folder / one.file) for one in rungs}
+            files = {one.codec: read(self._folder / one.file) for one in rungs}
             for own in files.values():
                 stack.enter_context(temporary(own))
             learnt = [self._items[int(at)] for at in self._learn[:200]]
-            with bar("judging", 1, progress):
+            with bar("judging", 1, self._progress):
                 table = self._measured(self._judge, [*OTHERS, *files], learnt)
             payloads = self._payloads(table)
             encode_ms, decode_ms = self._timed(files[chosen.codec])
         known = files[chosen.codec].file
         loss = next(one for one in table.cuts[0].codecs if one.codec == chosen.codec)
         judged = {"inputs": loss.n, "loss": loss.loss, "loss at most": loss.high, "payload": payloads[chosen.codec]}
-        final = folder / FILE
+        final = self._folder / FILE
         replace(known, provenance={**known.provenance, "judged": judged}).write(final)
-        write(table, folder / TABLE)
+        write(table, self._folder / TABLE)
         return Learned(
             file=final,
             codec=chosen.codec,
@@ -510,43 +515,3 @@ def _bits(design: Design, grain: Grain) -> float:
     width = grain.width if design.kind == "map" else 1
     shape = design.symbol_shape(grain.outer, grain.inner // width, width)
     return math.prod(shape) * math.log2(design.levels)
-
-
-class _Journal:
-    """The encoders that were trained in ``folder``. Raises SpecError for a folder of another study."""
-
-    def __init__(self, folder: Path, settings: dict[str, Any], fresh: bool, say: Say) -> None:
-        self.rungs: dict[int, Rung] = {}
-        self.seconds = 0.0
-        """That they took."""
-        self._file = JournalFile(folder / JOURNAL, option("output"), "learning")
-        try:
-            lines = [] if fresh else [self._file.parsed(*line) for line in self._file.lines()]
-            if lines and lines[0].get("format") != FORMAT:
-                raise SpecError(f'{folder / JOURNAL}: not a journal of this version ("{FORMAT}"); give another folder')
-            if lines and (changed := difference(lines[0]["settings"], settings)):
-                raise SpecError(
-                    f"{folder} holds another study ({changed}); give another folder, or {option('fresh')} to start over"
-                )
-            if not lines:
-                self._file.clear()
-                self._file.write({"format": FORMAT, "settings": settings})
-            for line in lines[1:]:
-                rung = Rung(**line["rung"])
-                if (folder / rung.file).is_file():
-                    self.rungs[rung.number] = rung
-                    self.seconds += rung.seconds
-            if self.rungs:
-                say(f"{folder}: continuing after {len(self.rungs)} encoders")
-        except BaseException:
-            self._file.close()
-            raise
-
-    def __enter__(self) -> _Journal:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def write(self, rung: Rung) -> None:
-        self._file.write({"rung": asdict(rung)})

@@ -14,6 +14,7 @@ from edge_client.credentials import Credentials
 from edge_client.load import Load
 from edge_client.planning.codecs import Codecs, LossTable, learnt, named
 from edge_client.planning.explain import BreakEven, break_evens, explain
+from edge_client.planning.leakage import LeakageTable, bound_of
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
@@ -145,6 +146,7 @@ class Planned(Tabular):
             ],
             "constraints": {
                 "max_edge_memory": constraints.max_edge_memory,
+                "max_leakage": None if constraints.leakage is None else constraints.leakage.most,
                 "max_bytes_per_second": constraints.max_bytes_per_second,
                 "rate": constraints.rate,
                 "min_accuracy": constraints.min_accuracy,
@@ -280,6 +282,8 @@ def plan(
     max_bytes_per_second: str | float | None = None,
     rate: float | None = None,
     min_accuracy: float | None = None,
+    max_leakage: float | None = None,
+    leakage: str | Path | LeakageTable | None = None,
     uplink: str | None = None,
     downlink: str | None = None,
     rtt: str | None = None,
@@ -315,7 +319,8 @@ def plan(
 
     ``objective``: "latency", "energy", "bytes", "throughput", "server-time", or weights, "latency=1,bytes=0.2". What
     the best may not exceed: ``max_edge_memory`` ("64MiB", or bytes), ``max_bytes_per_second`` at ``rate`` requests per
-    second, ``min_accuracy``. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
+    second, ``min_accuracy``, and ``max_leakage`` (0 to 1), by what ``leakage`` (`edge_client.leakage`: a file or a
+    table) says. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
     profiles' files: not to measure. ``edge_speed``: the plan is for a device with so many times the speed of the one
     that is measured (0.2: five times slower), whose energy is then unknown. ``power``: watts of this machine, (active,
     idle). ``correct``: real requests at a few cuts, before and after, say what every request takes beyond the
@@ -335,17 +340,17 @@ def plan(
     if edge_speed != 1 and correct:
         what = f"{option('correct')} compares with requests of this machine"
         raise SpecError(f"{option('edge_speed', edge_speed)}: not with {option('correct')}: {what}")
-    goal = Objective.parse(objective)
+    goal, codec = Objective.parse(objective), named(codec)
     limits = Constraints(
         _amount("max_edge_memory", max_edge_memory),
         _amount("max_bytes_per_second", max_bytes_per_second),
         rate,
         min_accuracy,
+        bound_of(max_leakage, leakage, codec),
     )
     chooser = find_partitioner(partitioner) if isinstance(partitioner, str) else partitioner
     watts = watts_of(power)
     link = given_link(uplink, downlink, rtt)
-    codec = named(codec)
     chosen = Codecs.of(codec, calibration, max_loss)
     table = learnt(codec, calibration) if chosen is None else chosen.table
     engines = engines_of(engine)
@@ -372,6 +377,8 @@ def plan(
     loaded = subject.load()
     with loaded.wrapped:
         _check_form(subject, loaded)
+        if limits.leakage is not None:
+            limits.leakage.table.check(loaded.wrapped.weights_hash())
         if chosen is None and table is not None:
             table.check(loaded.wrapped.weights_hash(), loaded.wrapped.structure_digest())
         with gather(loaded, wanted, say, progress) as gathered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
 from edge_client.given import Given
+from edge_client.planning.leakage import LeakageBound, LeakageTable, read
 from edge_client.planning.objective import Objective
 from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
@@ -218,6 +219,7 @@ def sweep(
     patience: float = 15.0,
     observers: Iterable[str] = (),
     engine: str | Sequence[str] = TORCH,
+    leakage: str | Path | LeakageTable | None = None,
     fresh: bool = False,
     credentials: Credentials | None = None,
     failures: Literal["raise", "return"] = "raise",
@@ -278,6 +280,7 @@ def sweep(
     with open_journal(str(output)) as journal, ExitStack() as stack:
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
+        leaks = _leaks(leakage, how.codec, loaded)
         chosen = choose(loaded.cuts, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every)
         ways = ways_of(chosen, files=all(each.item for each in items), local=local)
         contents = journal.begin(settings_of(how, loaded, items, ways), fresh)
@@ -299,10 +302,19 @@ def sweep(
             except CONNECTION_ERRORS as error:
                 ended, failure = one_line(f"{type(error).__name__}: {error}"), error
         measured = len(journal.read().done)
-        summary = write(journal, ways, ended, goal) if measured else None
+        summary = write(journal, ways, ended, goal, leaks) if measured else None
     if failure is not None and failures == "raise":
         raise failure
     return Swept(journal.folder, summary, measured, len(items), ended, failure)
+
+
+def _leaks(given: str | Path | LeakageTable | None, codec: str, loaded: Loaded) -> Callable[[str], float | None]:
+    """By way, what it gives away. Raises SpecError for a file of other weights."""
+    if given is None:
+        return lambda way: None
+    table = given if isinstance(given, LeakageTable) else read(given)
+    table.check(loaded.wrapped.weights_hash())
+    return lambda way: LeakageBound(table, 1.0, codec).of(way)
 
 
 def _measure(

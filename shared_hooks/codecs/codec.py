@@ -43,6 +43,8 @@ class Grain(NamedTuple):
         is_map = len(shape) >= _MAP_RANK
         axis = 1 if is_map else len(shape) - 1
         if axis < 0 or count == 0 or shape[axis] <= 1:
+            if is_map and count and stride[-1] == 1 and stride[axis - 1] * shape[0] == count:
+                return cls(shape[0], 1, count // shape[0], is_map, shape[-1])
             return cls(1, max(1, count), 1, is_map) if is_map else cls(count, 1, 1, is_map)
         channels, inner = shape[axis], stride[axis]
         if count % (channels * inner):  # not a run after all

@@ -246,8 +246,8 @@ class Crossing:
         return replace(self, books=books, cache={})
 
     @cached_property
-    def grains(self) -> tuple[Grain, ...]:
-        """The grain of each piece: one that is a whole storage is flat, and its marks say what lies in it."""
+    def views(self) -> tuple[View, ...]:
+        """How each piece lies in memory: one that is a whole storage is flat, and its marks say what lies in it."""
         shapes: dict[int, View] = {}
         for mark in self.marks:
             known = len(shapes[mark.slot].shape) if mark.slot in shapes else 0
@@ -256,9 +256,13 @@ class Crossing:
         found = []
         for number, slot in enumerate(self.slots):
             for piece in slot.pieces:
-                own = shapes.get(number, piece) if piece.numel == slot.elements else piece
-                found.append(Grain.of(own.shape, own.stride))
+                found.append(shapes.get(number, piece) if piece.numel == slot.elements else piece)
         return tuple(found)
+
+    @cached_property
+    def grains(self) -> tuple[Grain, ...]:
+        """How the elements of each piece hang together."""
+        return tuple(Grain.of(view.shape, view.stride) for view in self.views)
 
     def covers_its_slot(self, mark: Mark) -> bool:
         """Whether the mark's view is every element of a storage, as they lie there."""

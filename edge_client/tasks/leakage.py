@@ -1,0 +1,433 @@
+"""`leakage`: how much of the inputs an attacker reads from what crosses, at every cut."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+import xxhash
+
+from edge_client.calibrating.inputs import Data, inputs_of, student
+from edge_client.given import Given
+from edge_client.journal import JournalFile
+from edge_client.learning import page
+from edge_client.learning.examples import Examples, examples_of
+from edge_client.learning.inversion import (
+    STEPS,
+    WIDTHS,
+    Feature,
+    Split,
+    crossing_features,
+    embedding_of,
+    explained,
+    input_features,
+    invert,
+    label_share,
+    picture_scores,
+    target_of,
+    tokens_recovered,
+)
+from edge_client.planning.leakage import CutLeakage, LeakageTable, Spread, write
+from edge_client.screen.progress import progress as bar
+from edge_client.screen.text import Row, Tabular, printable, table
+from edge_client.spoken import either, option
+from edge_client.survey.gather import Say
+from edge_client.survey.loading import Loaded
+from edge_client.sweeping import settings
+from edge_client.sweeping.records import choose
+from edge_client.sweeping.settings import continued, installed
+from edge_client.tasks.subject import Model, subject_of
+from shared_hooks.codecs import CODECS, check
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError, near
+from shared_hooks.files import write_text
+from shared_hooks.profiling.profiler import identity
+
+FORMAT: Final = "isthmus leakage 1"
+FILE: Final = "leakage.json"
+REPORT: Final = "report.html"
+JOURNAL: Final = "journal.jsonl"
+PICTURES: Final = "pictures"
+LEAST: Final = 16
+MOST_ATTACKED: Final = 200
+MOST_INPUTS: Final = 1200
+SHOWN: Final = 6
+"""Pictures in the report."""
+CONFIDENCE: Final = 0.95
+CAUTION: Final = "an attacker with more data, more time or a better decoder may read more: these are lower bounds"
+
+
+@dataclass(frozen=True, repr=False)
+class Leaked(Tabular):
+    """`edge_client.leakage` returns it. A row is a codec at a cut.
+
+    ``table``: what `plan(leakage=...)` takes; ``folder``: where leakage.json and report.html lie, None for nowhere.
+    """
+
+    table: LeakageTable
+    folder: Path | None
+    seconds: float
+    warnings: tuple[str, ...] = ()
+
+    shown = {"cut": "cut after", "codec": "codec", "leakage": "leakage", "high": "at most"}  # noqa: RUF012
+
+    def title(self) -> str:
+        known = self.table
+        return (
+            f"{known.model.model_id}: what {known.attacked} {known.kind} give away, {known.seeds} seeds, decoder "
+            f'"{known.decoder}"'
+        )
+
+    @property
+    def measures(self) -> list[str]:
+        """The names of the scores, in order."""
+        return list(dict.fromkeys([*self.table.average, *(name for one in self.table.cuts for name in one.scores)]))
+
+    def rows(self) -> list[Row]:
+        return [
+            {
+                "cut": one.cut,
+                "layer_id": one.layer_id,
+                "codec": one.codec,
+                "leakage": one.leakage.mean,
+                "low": one.leakage.low,
+                "high": one.leakage.high,
+                **{name: one.scores[name].mean if name in one.scores else None for name in self.measures},
+                "refused": one.refused,
+            }
+            for one in self.table.cuts
+        ]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able: the table's file, and what went with it."""
+        return {**self.table.as_dict(), "seconds": self.seconds, "warnings": list(self.warnings)}
+
+    def text(self) -> str:
+        """A line a cut and codec, and those of an attacker who knows nothing, or everything."""
+        known = self.table
+        lines = [["(only the average)", "", "0 %", "", *(_shown(known.average.get(name)) for name in self.measures)]]
+        for one in known.cuts:
+            if not one.refused:
+                scores = [_shown(one.scores[name].mean) if name in one.scores else "-" for name in self.measures]
+                reach = f"{_percent(one.leakage.low)} to {_percent(one.leakage.high)}"
+                lines.append([printable(one.cut), one.codec, _percent(one.leakage.mean), reach, *scores])
+        lines.append(["(the raw input)", "", "100 %", "", *(_shown(known.raw.get(name)) for name in self.measures)])
+        headers = ["cut after", "codec", "leakage", "95 % of seeds", *self.measures]
+        below = [
+            f"leakage: from 0 %, what the average gives, to 100 %, what the raw input gives; {CAUTION}",
+            *(f"refused: {printable(one.cut)}: {printable(one.refused)}" for one in known.cuts if one.refused),
+        ]
+        if self.folder is not None:
+            file = self.folder / FILE
+            used = either(f"--leakage {file} --max-leakage 0.3", f'leakage="{file}", max_leakage=0.3')
+            below.append(f"written to {self.folder}: {FILE}, {REPORT}; plan and --split auto take {used}")
+        return "\n".join([table(headers, lines, right=tuple(range(2, len(headers)))), "", *below])
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def leakage(
+    model: Model,
+    inputs: Data,
+    *,
+    splits: str = "all",
+    every: int | None = None,
+    codecs: str | Sequence[str] = "raw",
+    public: Data | None = None,
+    labels: str | Path | None = None,
+    decoder: str = "small",
+    seeds: int = 3,
+    steps: int | None = None,
+    output: str | Path | None = None,
+    fresh: bool = False,
+    progress: bool = True,
+    say: Say = lambda text: None,
+) -> Leaked:
+    """What an attacker reads of the inputs from what crosses each cut (docs/leakage.md). In this process alone.
+
+        found = edge_client.leakage("digits", "images/", splits="stem,stage2", codecs="raw,int4", output="leaked")
+        edge_client.plan(server, "digits", leakage=found.table, max_leakage=0.3)
+
+    ``inputs``: as for `calibrate`, 1,200 at most; three of four train the attacker, the others are attacked (200 at
+    most), anew for every seed. ``public``: other inputs, which train it in their place. ``splits``: "all" or names,
+    "input" among them; ``every``: each n-th of all. ``codecs``: names, what crosses is attacked as each of them leaves
+    it. ``labels``: a CSV file of what must not be told (a face's identity, a speaker): the share that a probe tells
+    counts as well. ``decoder``: "small" or "large". ``steps`` of its training; None: 500. ``output``: a folder for
+    leakage.json, report.html and a journal: the same call continues where an earlier one stopped, ``fresh`` starts
+    over. The same seeds and inputs give the same figures on the same machine.
+
+    Raises SpecError (a wrong word, too few inputs, another study's folder), UnknownLayer, InputMismatch.
+    """
+    names = [check(name.strip()) for name in (codecs.split(",") if isinstance(codecs, str) else codecs)]
+    if decoder not in WIDTHS:
+        raise SpecError(f"{option('decoder', decoder)}: must be one of {', '.join(WIDTHS)}.{near(decoder, WIDTHS)}")
+    for name, value in (("seeds", seeds), ("steps", STEPS if steps is None else steps)):
+        if type(value) is not int or value < 1:
+            raise SpecError(f"{option(name, value)}: expected a whole number of at least 1")
+    items, others = inputs_of(inputs, labels)[:MOST_INPUTS], [] if public is None else inputs_of(public)[:MOST_INPUTS]
+    if len(items) < (1 if others else LEAST):
+        raise SpecError(f"{len(items)} inputs are too few to train an attacker and to attack: {LEAST} at least")
+    settings.check("jinja2", "skimage")
+    folder = None if output is None else Path(output)
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"{option('output')}: {folder} cannot be written: {error.strerror}") from error
+    subject = subject_of(model, items[:1])
+    loaded = subject.load(on_inputs=subject.by_name is False)
+    with loaded.wrapped, ExitStack() as stack:
+        cuts = _cuts(loaded, splits, every)
+        meter = _Meter(loaded, items, others, names, labels is not None, decoder, seeds, steps or STEPS)
+        if folder is not None:
+            file, lines = continued(folder / JOURNAL, "leakage", FORMAT, meter.settings(), fresh)
+            meter.keep(stack.enter_context(file), lines, folder / PICTURES)
+            if lines:
+                say(f"{folder}: continuing after {len(lines)} attacks")
+        found = meter.run(cuts, progress)
+    if folder is not None:
+        write(found, folder / FILE)
+        write_text(folder / REPORT, page.render(found, meter.pictures, CAUTION))
+    warnings = tuple(meter.warnings)
+    return Leaked(found, folder, meter.seconds, warnings)
+
+
+def _cuts(loaded: Loaded, splits: str, every: int | None) -> list[str]:
+    names = [name.strip() for name in splits.split(",")]
+    if names == ["all"]:
+        return ["input", *(name for name, _ in choose(loaded.cuts, None, every or 1))]
+    if every is not None:
+        raise SpecError(f"{option('every')} is for {option('splits', 'all')}")
+    chosen = [name for name in names if name != "input"]
+    found = [name for name, _ in choose(loaded.cuts, ",".join(chosen), None)] if chosen else []
+    return ["input", *found] if "input" in names else found
+
+
+Outcome = dict[str, float]
+
+
+class _Meter:
+    def __init__(
+        self,
+        loaded: Loaded,
+        items: Sequence[Given],
+        others: Sequence[Given],
+        codecs: Sequence[str],
+        labelled: bool,
+        decoder: str,
+        seeds: int,
+        steps: int,
+    ) -> None:
+        self._loaded, self._items, self._others, self._codecs = loaded, items, others, list(dict.fromkeys(codecs))
+        self._labelled, self._decoder, self._seeds, self._steps = labelled, decoder, seeds, steps
+        self.warnings: list[str] = []
+        self.pictures = page.Pictures()
+        self.seconds = 0.0
+        self._file: JournalFile | None = None
+        self._known: dict[str, Any] = {}
+        truths = sorted({one.truth for one in items if one.truth is not None}) if labelled else []
+        self._numbers = {truth: number for number, truth in enumerate(truths)}
+        if labelled and (len(truths) < 2 or any(one.truth is None for one in items)):
+            raise SpecError(f"{option('labels')}: every input needs a label, and there must be two at least")
+        if labelled and others:
+            raise SpecError(
+                f"{option('labels')} and {option('public')}: an attacker would have no labels to learn from"
+            )
+
+    def keep(self, file: JournalFile, lines: Sequence[Mapping[str, Any]], pictures: Path) -> None:
+        """Write down every attack, and do not repeat those of ``lines``."""
+        self._file, self._known = file, {line["attack"]: line["scores"] for line in lines}
+        self.pictures = page.Pictures(pictures)
+
+    def _once(self, key: str, attack: Callable[[], Any]) -> Any:
+        if key not in self._known:
+            self._known[key] = attack()
+            if self._file is not None:
+                self._file.write({"attack": key, "scores": self._known[key]})
+        return self._known[key]
+
+    def settings(self) -> dict[str, Any]:
+        """What the attack is of. An interrupted one continues only where all of this is the same."""
+        wrapped, together = self._loaded.wrapped, xxhash.xxh3_64()
+        for item in (*self._items, *self._others):
+            together.update(f"{item.name} {item.digest()} {item.truth if self._labelled else ''}\n".encode())
+        return {
+            "model": self._loaded.spec.model_id,
+            "weights": wrapped.weights_hash(),
+            "code": wrapped.environment().get("model_code"),
+            "inputs": [len(self._items), len(self._others), together.hexdigest()],
+            "labels": self._labelled,
+            "decoder": self._decoder,
+            "steps": self._steps,
+            "torch": str(torch.__version__),
+            "isthmus": installed("isthmus"),
+        }
+
+    def run(self, cuts: Sequence[str], progress: bool) -> LeakageTable:
+        began = time.monotonic()
+        found: list[CutLeakage] = []
+        controls: list[tuple[Outcome, Outcome]] = []
+        kind, count, public = "", 0, 0
+        plan = self._loaded.wrapped.plan(*self._loaded.args, **self._loaded.kwargs)
+        total = len(cuts) * len(self._codecs) * self._seeds
+        with bar("attacks", total, progress) as advance:
+            for cut in cuts:
+                info = plan.resolve(cut) if cut != "input" else None
+                number = -1 if info is None else info.layer_id
+                try:
+                    examples, public = self._examples(cut)
+                except (InputMismatch, SpecError):
+                    raise
+                except IsthmusError as error:
+                    nothing = Spread(0.0, 0.0, 0.0, ())
+                    found += [CutLeakage(cut, number, name, nothing, {}, str(error)) for name in self._codecs]
+                    continue
+                kind, target = target_of(examples)
+                count = len(examples) - public
+                if not controls:
+                    control = partial(self._controls, kind, target, examples, public)
+                    controls = [self._once(f"control {n}", partial(control, n)) for n in range(self._seeds)]
+                for name in self._codecs:
+                    outcomes: list[Outcome] = []
+                    for seed in range(self._seeds):
+                        attack = partial(self._attacked, kind, target, examples, public, name, seed)
+                        outcomes.append(self._once(f"{examples.cut} {name} {seed}", attack))
+                        advance(f"{cut} {name}")
+                    found.append(self._judged(kind, examples.cut, number, name, outcomes, controls))
+        self.seconds = time.monotonic() - began
+        if not controls:
+            raise CutRefused("; ".join(dict.fromkeys(one.refused for one in found)) or "no cut was named")
+        if self._seeds < 2:
+            self.warnings.append("one seed shows no spread: bounds are the figures themselves")
+        mean = [{key: statistics.fmean(one[at][key] for one in controls) for key in controls[0][at]} for at in (0, 1)]
+        return LeakageTable(
+            model=identity(self._loaded.wrapped, self._loaded.spec.model_id, self._loaded.plan_digest),
+            kind=kind,
+            decoder=self._decoder,
+            seeds=self._seeds,
+            inputs=count,
+            attacked=len(Split.of(count + public, 0, MOST_ATTACKED, public).attacked),
+            public=public,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            average=mean[0],
+            raw=mean[1],
+            cuts=tuple(found),
+        )
+
+    def _examples(self, cut: str) -> tuple[Examples, int]:
+        """Those of the inputs, and then of the public ones; how many the latter are."""
+        examples = examples_of(self._loaded, cut, [*self._items, *self._others])
+        public = sum(number >= len(self._items) for number in examples.used)
+        if len(examples) - public < 1 or (self._others and public < LEAST) or len(examples) < LEAST:
+            raise CutRefused(f"after {cut} too few inputs cross in the first one's form: {len(examples)}")
+        return examples, public
+
+    def _controls(
+        self, kind: str, target: torch.Tensor, examples: Examples, public: int, seed: int
+    ) -> tuple[Outcome, Outcome]:
+        """What the average reaches, and what the raw input gives, by the same attack."""
+        parts = Split.of(len(examples), seed, MOST_ATTACKED, public)
+        learn, attacked = parts.learn, parts.attacked
+        own = input_features(kind, target)
+        if kind == "pictures":
+            mean = target[learn].mean(0, keepdim=True).expand(len(attacked), -1, -1, -1)
+            made = invert(own, target, learn, seed=seed, decoder=self._decoder, steps=self._steps).given_back(attacked)
+            if seed == 0:
+                self.pictures.begin(target[attacked[:SHOWN]], mean[:SHOWN])
+            average = picture_scores(mean, target[attacked], _span(target))
+            raw = picture_scores(made, target[attacked], _span(target))
+        elif kind == "tokens":
+            values, counts = target[learn].unique(return_counts=True)
+            share = float((target[attacked] == values[counts.argmax()]).float().mean())
+            average = dict.fromkeys(("nearest", "probe", "recovered"), share)
+            raw = self._tokens(own, target, parts)
+        else:
+            made = invert(own, target, learn, seed=seed, decoder=self._decoder, steps=self._steps).given_back(attacked)
+            mean = target[learn].mean(0)
+            average = {"explained": explained(mean.expand_as(made), target[attacked], mean)}
+            raw = {"explained": explained(made, target[attacked], mean)}
+        if self._labelled:
+            labels = self._labels(examples)
+            most = labels[learn].mode().values
+            average["labels"] = float((labels[attacked] == most).float().mean())
+            raw["labels"] = label_share(own, labels, learn, attacked, seed)
+        return average, raw
+
+    def _attacked(
+        self, kind: str, target: torch.Tensor, examples: Examples, public: int, codec: str, seed: int
+    ) -> Outcome:
+        parts = Split.of(len(examples), seed, MOST_ATTACKED, public)
+        learn, attacked = parts.learn, parts.attacked
+        features = crossing_features(examples, CODECS[codec], np.random.default_rng(seed))
+        if kind == "tokens":
+            found = self._tokens(features, target, parts)
+        else:
+            made = invert(features, target, learn, seed=seed, decoder=self._decoder, steps=self._steps)
+            given = made.given_back(attacked)
+            if kind == "pictures":
+                found = picture_scores(given, target[attacked], _span(target))
+                if seed == 0:
+                    self.pictures.add(f"{examples.cut} {codec}", given[:SHOWN])
+            else:
+                found = {"explained": explained(given, target[attacked], target[learn].mean(0))}
+        if self._labelled:
+            found["labels"] = label_share(features, self._labels(examples), learn, attacked, seed)
+        return found
+
+    def _tokens(self, features: Sequence[Feature], target: torch.Tensor, parts: Split) -> Outcome:
+        embedding = embedding_of(self._loaded.wrapped.model, int(target.max()))
+        return dict(tokens_recovered(features, target, embedding, parts.learn, parts.attacked))
+
+    def _labels(self, examples: Examples) -> torch.Tensor:
+        return torch.tensor([self._numbers[str(self._items[at].truth)] for at in examples.used])
+
+    def _judged(
+        self,
+        kind: str,
+        cut: str,
+        number: int,
+        codec: str,
+        outcomes: Sequence[Outcome],
+        controls: Sequence[tuple[Outcome, Outcome]],
+    ) -> CutLeakage:
+        what = {"pictures": "ssim", "tokens": "recovered", "numbers": "explained"}[kind]
+        shares = [
+            max(_between(one, control, name) for name in (what, "labels") if name in one)
+            for one, control in zip(outcomes, controls, strict=True)
+        ]
+        scores = {name: _spread([one[name] for one in outcomes]) for name in outcomes[0]}
+        return CutLeakage(cut, number, codec, _spread(shares, 0.0, 1.0), scores)
+
+
+def _between(found: Outcome, controls: tuple[Outcome, Outcome], name: str) -> float:
+    """Where a score lies between the average's, 0, and the raw input's, 1."""
+    low, high = controls[0][name], controls[1][name]
+    return min(1.0, max(0.0, (found[name] - low) / (high - low))) if high > low else 0.0
+
+
+def _span(target: torch.Tensor) -> float:
+    return float(target.max() - target.min()) or 1.0
+
+
+def _spread(each: Sequence[float], least: float = float("-inf"), most: float = float("inf")) -> Spread:
+    """The mean over seeds, and Student's bounds of it."""
+    mean = statistics.fmean(each)
+    reach = 0.0
+    if len(each) > 1:
+        reach = student((1 + CONFIDENCE) / 2, len(each) - 1) * statistics.stdev(each) / len(each) ** 0.5
+    low, high = min(max(mean - reach, least), mean), max(min(mean + reach, most), mean)
+    return Spread(mean, low, high, tuple(each))
