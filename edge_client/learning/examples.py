@@ -88,8 +88,8 @@ def examples_of(
 ) -> Examples:
     """Heads of all ``items`` that cross in the first one's form.
 
-    Raises UnknownLayer, CutRefused (the random state, or values that Python read, cross as well; nothing of floats
-    does), InputMismatch, and what the model raises.
+    Raises UnknownLayer, CutRefused (the random state, or values that Python read, cross as well), InputMismatch, and
+    what the model raises.
     """
     wrapped, device = loaded.wrapped, loaded.wrapped.device
     kept: list[tuple[EarlyOutput, list[torch.Tensor], list[torch.Tensor]]] = []
@@ -129,8 +129,6 @@ def examples_of(
             calls.append(call)
     if first is None:
         raise SpecError("there are no inputs to learn from")
-    if not any(piece.is_floating_point() for piece in kept[0][0].pieces):
-        raise CutRefused(f"after {first.layer_name} no tensor of floats crosses")
     pieces = _stacked([[storage_order(one)[0] for one in early.pieces] for early, _, _ in kept])
     wanted = max(1, min(len(kept), BATCH, BATCH_BYTES // max(1, kept[0][0].nbytes)))
     answers = _stacked([one for _, _, one in kept])
