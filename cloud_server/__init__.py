@@ -17,7 +17,6 @@ access      who calls, and what one may
 telemetry   the server seen from outside
 doctor      would it serve, and be safe?
 limits      every bound in one place
-scale       how many replicas of it
 arguments   the command lines, and addresses in them
 config      what is served and how: the TOML file
 options     ... the command line

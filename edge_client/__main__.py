@@ -9,12 +9,16 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, redirect_stdout
 from importlib import import_module
 from io import TextIOWrapper
+from typing import Final
 
 from edge_client import interrupts
 from edge_client.commands import common
 from edge_client.commands.arguments import make_parser
 from edge_client.spoken import by_command
 from shared_hooks.command_line import quiet_libraries
+
+ALONE: Final = ("run", "watch", "dashboard", "compare", "doctor", "hooks")
+"""Commands with a module of their own."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,11 +62,15 @@ def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]
         from edge_client.commands import light
 
         return {"doctor": light.doctor, "bench": light.bench}.get(options.command, light.main)
-    if options.command in ("calibrate", "learn", "leakage", "prune", "profile", "bench", "hierarchy", "export"):
-        from edge_client.commands.tasks import COMMANDS
+    if options.command in ALONE:
+        return _main_of(options.command)
+    if options.command in ("generate", "chat"):
+        from edge_client.commands import speaking
 
-        return COMMANDS[options.command]
-    return _main_of(options.command)
+        return speaking.generate if options.command == "generate" else speaking.chat
+    from edge_client.commands.tasks import COMMANDS
+
+    return COMMANDS[options.command]
 
 
 def _main_of(name: str) -> Callable[[argparse.Namespace], int]:

@@ -14,7 +14,7 @@ import torch
 
 from edge_client.answer import Answer
 from edge_client.call import Call
-from edge_client.choosing.beginning import chooser_of
+from edge_client.choosing import chooser_of
 from edge_client.model_choice import ModelChoice
 from edge_client.request import Books, Cut, EdgeModel, Requests
 from edge_client.settings import address_of

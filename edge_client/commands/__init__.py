@@ -1,7 +1,7 @@
 """The commands of ``edge-client``, and what they share. Nothing else imports this package.
 
-The commands are those that `arguments` lists: each has a file of its name with `main(options)`, or a function in
-`tasks`. To add one, write that, and its name and options in `arguments`.
+The commands are those that `arguments` lists: each is a function in `tasks`, or has a file of its name with
+`main(options)`. To add one, write that, and its name and options in `arguments`.
 
 arguments        the commands and their options; loads nothing, so that ``--help`` is quick
 common           options that several commands have
@@ -13,5 +13,5 @@ run_files        run with --journal, --output and --heat-maps
 auto             run with --split auto
 looking          run with --dashboard, --sink
 witnesses        run with --witness
-speaking         generate and chat: the model and how it writes, from them
+speaking         generate and chat: the model, and how it writes
 """

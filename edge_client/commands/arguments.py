@@ -207,7 +207,7 @@ def add_leakage(commands: Commands, model: Parser) -> None:
     leakage.add_argument("--every", type=_count, metavar="N", help="with all: every n-th cut")
     leakage.add_argument("--codecs", "--codec", default="raw", metavar="NAME,NAME", help="as they leave what crosses")
     leakage.add_argument("--public", metavar="FOLDER", help="other inputs, which the attacker learns from")
-    leakage.add_argument("--labels", metavar="FILE.csv", help="a file's name and what must not be told of it")
+    leakage.add_argument("--labels", metavar="FILE.csv", help="a file's name and what is to stay private of it")
     leakage.add_argument("--decoder", default="small", choices=("small", "large"), help="(default: small)")
     leakage.add_argument("--seeds", type=_count, default=3, metavar="N", help="repetitions (default: 3)")
     leakage.add_argument("--steps", type=_count, metavar="N", help="of an attacker's training (default: 500)")

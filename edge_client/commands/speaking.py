@@ -1,26 +1,30 @@
-"""What ``edge-client generate`` and ``edge-client chat`` share: the model, how it writes, and what is reported."""
+"""``edge-client generate`` and ``edge-client chat``: a language model whose first layers are here."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from rich.console import Console
 from rich.text import Text
 
+from edge_client import interrupts
 from edge_client.client import EdgeClient
-from edge_client.commands.common import credentials_of, needed, running
+from edge_client.commands import common
+from edge_client.commands.common import check_json_target, credentials_of, needed, running, say, write_json
 from edge_client.commands.feed import choice_of
 from edge_client.commands.hooks import configured
-from edge_client.generation import SplitGenerator, Summary, Words
-from edge_client.screen.text import printable
+from edge_client.generation import Conversation, SplitGenerator, Summary, TextStream, Words
+from edge_client.screen.flow import Flow
+from edge_client.screen.text import one_line, printable, table
 from edge_client.spoken import AUTO
 from edge_client.transport import ConnectionOptions
-from shared_hooks.errors import SpecError
-from shared_hooks.showing import size
+from shared_hooks.errors import DeadlineExceeded, ModelFailed, SpecError, near
+from shared_hooks.showing import duration, size
 
 LEAST = ("least",)
 """In place of a number of logits: as few as are needed."""
@@ -88,3 +92,181 @@ def figures(summary: Summary) -> str:
     up, down = summary.bytes_up_per_token, summary.bytes_down_per_token
     each = "" if up is None else f" ({size(up)} and {size(down)} a token)"
     return f"{summary.line}{each}"
+
+
+# A text, continued.
+
+
+def generate(options: argparse.Namespace) -> int:
+    """Write the text to standard output and what it took to standard error; exit status."""
+    check_json_target(options.json)
+    if options.beams > 1 and options.lookup is not None:
+        raise SpecError("--lookup drafts one sequence, and --beams searches among several: one of them")
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    with speaker(options) as (generator, words):
+        text, ids = _written(options, generator, words, prompt)
+        summary = generator.summary
+        assert summary is not None
+        tell(figures(summary))
+        if options.json:
+            said = {
+                "model": generator.client.model_id,
+                "server": generator.client.server,
+                "cut": generator.cut,
+                "prompt": prompt,
+                "text": text,
+                "token_ids": ids,
+                "unlike": list(generator.client.unlike),
+                "exit_status": common.OK,
+                **summary.as_dict(),
+            }
+            write_json(said, options.json, options.stdout)
+    return common.OK
+
+
+def _written(
+    options: argparse.Namespace, generator: SplitGenerator, words: Words, prompt: str
+) -> tuple[str, list[int]]:
+    """Text and token ids that came after the prompt, shown."""
+    asked = words.encode(prompt)
+    if not asked:
+        raise SpecError("--prompt: the tokenizer makes no token of it, so there is nothing to go on from")
+    flow = Flow(sys.stdout)
+    streams = options.beams == 1 and not options.no_stream
+    stream = TextStream(words, flow.write)
+    draw(options)
+    ids = torch.tensor([asked], device=generator.client.device)
+    try:
+        output = generator.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=options.beams,
+            pad_token_id=words.pad,
+            streamer=stream if streams else None,
+            **how(options),
+        )
+        assert generator.summary is not None
+        made = output[0].tolist()[-generator.summary.tokens :] if generator.summary.tokens else []
+        text = words.decode(made)
+        if not streams:
+            flow.write(text)
+    finally:
+        flow.end()
+    return text, made
+
+
+# Turns; the model's state stays on both sides.
+
+
+WORDS: Final = {
+    "/quit": "end; so does the end of the input",
+    "/reset": "start again: nothing was said",
+    "/stats": "what the turns took",
+    "/help": "these words",
+}
+KNOWN: Final = f"{', '.join(WORDS)}."
+PROMPT: Final = "> "
+
+
+def chat(options: argparse.Namespace) -> int:
+    """Answer line by line until the input ends; exit status."""
+    check_json_target(options.json)
+    status = common.OK
+    with speaker(options) as (generator, words):
+        draw(options)
+        talk = Conversation(generator, words, system=options.system, **how(options))
+        if sys.stdin.isatty():
+            tell(f"{generator.client.model_id}, cut after {generator.cut}. {KNOWN}")
+        done: list[dict[str, Any]] = []
+        while (line := _read()) is not None:
+            word = line.strip()
+            if word == "/quit":
+                break
+            if word.startswith("/"):
+                _obey(word, talk)
+            elif word:
+                status = max(status, _answer(talk, line, done))
+    if options.json:
+        said = {
+            "model": generator.client.model_id,
+            "server": generator.client.server,
+            "cut": generator.cut,
+            "turns": done,
+            "exit_status": status,
+        }
+        write_json(said, options.json, options.stdout)
+    return status
+
+
+def _read() -> str | None:
+    """The next line; None at the end."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    import readline  # noqa: F401 - from now on input() can be edited
+
+    try:
+        return input(PROMPT)
+    except EOFError:
+        print()
+        return None
+
+
+def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
+    """One turn, shown as it comes. Ctrl-C ends the turn and not the chat."""
+    flow = Flow(sys.stdout)
+    try:
+        turn = chat.say(text, flow.write)
+    except KeyboardInterrupt:
+        interrupts.heard()
+        flow.end()
+        tell("interrupted: this turn does not count")
+        return common.OK
+    except (DeadlineExceeded, ModelFailed) as error:
+        flow.end()
+        say(f"{one_line(str(error))}", "error")
+        return common.SOME_FAILED
+    finally:
+        flow.end()
+    tell(figures(turn.summary))
+    done.append({"said": text, "text": turn.text, "read": turn.read, "kept": turn.kept, **turn.summary.as_dict()})
+    return common.OK
+
+
+def _obey(word: str, chat: Conversation) -> None:
+    if word == "/reset":
+        chat.reset()
+        tell("nothing was said")
+    elif word == "/stats":
+        _tell_lines(_stats(chat) if chat.turns else "no turn yet")
+    elif word == "/help":
+        _tell_lines("\n".join(f"{name:<8}{meaning}" for name, meaning in WORDS.items()))
+    else:
+        tell(f'no "{word}".{near(word, WORDS) or f" {KNOWN}"}')
+
+
+def _tell_lines(text: str) -> None:
+    """As `tell`, of several lines."""
+    for line in text.splitlines():
+        tell(line)
+
+
+def _stats(chat: Conversation) -> str:
+    rows = []
+    for number, turn in enumerate(chat.turns, 1):
+        of = turn.summary
+        rate = of.tokens_per_second
+        rows.append(
+            (
+                str(number),
+                str(turn.kept),
+                str(turn.read),
+                str(of.tokens),
+                "-" if rate is None else f"{rate:.1f}",
+                duration(of.first_token_ns),
+                size(of.bytes_up),
+                size(of.bytes_down),
+            )
+        )
+    heads = ("turn", "kept", "read", "tokens", "tokens/s", "first", "up", "down")
+    return table(heads, rows, right=range(8))

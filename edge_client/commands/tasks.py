@@ -3,12 +3,41 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.commands import common
-from edge_client.commands.common import check_json_target, chosen, keywords, needed, say, screen_width, show, show_bench
-from edge_client.commands.feed import choice_of, find
+from edge_client.commands.common import (
+    check_json_target,
+    chosen,
+    keywords,
+    needed,
+    power_of,
+    say,
+    screen_width,
+    show,
+    show_bench,
+    write_json,
+)
+from edge_client.commands.feed import choice_of, cut_of, find, load
 from edge_client.settings import NONE
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import CutRefused, HookRefused, SpecError
+
+if TYPE_CHECKING:
+    from edge_client.survey.loading import Loaded
+    from edge_client.tasks.plan import Planned
+    from edge_client.tasks.plan_generation import PlannedGeneration
+    from edge_client.tasks.sweep import Swept
+    from edge_client.tasks.verify import Verified
+    from edge_client.witness import Comparison
+    from shared_hooks import LayerInfo
+
+NARROWEST: Final = 40
+WIDTH: Final = 80
+"""Width of sentences; a table is as wide as its cells."""
 
 # a task is imported when its command runs: each brings libraries of its own
 
@@ -123,4 +152,234 @@ def export(options: argparse.Namespace) -> int:
     return common.OK if found.ok else common.SOME_FAILED
 
 
-COMMANDS = {one.__name__: one for one in (calibrate, learn, leakage, prune, profile, bench, hierarchy, export)}
+def plan(options: argparse.Namespace) -> int:
+    """What every cut takes on this device, this link, this server; and which is best."""
+    from edge_client.planning.partitioners import partitioners
+    from edge_client.tasks.plan import plan
+
+    if options.list_partitioners:
+        print("\n".join(f"{name}: {about}" for name, about in partitioners().items()), file=options.stdout)
+        return common.OK
+    check_json_target(options.json)
+    if options.generate:
+        return _print(_generation(options), options)
+    if options.report:
+        raise SpecError("--report is for --generate; edge-client sweep writes one of measured requests")
+    whole = plan(
+        chosen(options) or NONE,
+        choice_of(options),
+        find(options.input) if options.input else None,
+        power=power_of(options),
+        say=say,
+        **keywords(options, plan, "power"),
+    )
+    return _print(whole, options)
+
+
+def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> int:
+    if options.json:
+        write_json(found.as_dict(explanation=options.explain), options.json, options.stdout)
+    if options.json != "-":
+        print(found.text(options.top, screen_width()))
+        if options.explain:
+            print(f"\n{found.explain()}")
+    return common.OK
+
+
+def _generation(options: argparse.Namespace) -> PlannedGeneration:
+    from edge_client.tasks.plan_generation import plan_generation, write_page
+
+    alone = {
+        name: getattr(options, name) for name in ("edge_profile", "cloud_profile", "max_bytes_per_second", "input")
+    }
+    alone |= {"correct": options.correct, "edge_speed": options.edge_speed != 1}
+    wrong = next((name for name, value in alone.items() if value), None)
+    if wrong:
+        raise SpecError(f"--{wrong.replace('_', '-')} is not for --generate")
+    found = plan_generation(
+        chosen(options) or NONE,
+        choice_of(options),
+        draft=options.draft or 0,
+        goal=options.generate,
+        power=power_of(options),
+        say=say,
+        **keywords(options, plan_generation, "draft", "goal", "power"),
+    )
+    if options.report:
+        write_page(found, options.report)
+    return found
+
+
+def sweep(options: argparse.Namespace) -> int:
+    """Real inputs through every cut, in tables and on a page: what is not measured yet."""
+    from edge_client.core import CONNECTION_ERRORS
+    from edge_client.sweeping import settings
+    from edge_client.tasks.sweep import sweep
+
+    settings.check()
+    check_json_target(options.json)
+    found = sweep(
+        chosen(options) or NONE,
+        choice_of(options),
+        options.input,
+        say=_print_journal,
+        **keywords(options, sweep),
+    )
+    status = _status(found)
+    if isinstance(found.failure, CONNECTION_ERRORS):
+        say(found.ended or "")
+    if found.summary is None:
+        say(f"{found.text()}; the same command tries again")
+        return status
+    print(found.text(), flush=True)
+    print(f"report: {found.report}", flush=True)
+    if found.ended is not None:
+        inputs = f"{found.measured} of {found.inputs} inputs are measured"
+        say(f"{found.ended}: {inputs}; the same command continues where it stopped")
+    if options.json:
+        write_json({**found.as_dict(), "exit_status": status}, options.json, options.stdout)
+    return status
+
+
+def _status(found: Swept) -> int:
+    if isinstance(found.failure, KeyboardInterrupt):
+        return common.INTERRUPTED
+    if isinstance(found.failure, HookRefused):
+        return common.USAGE
+    if found.failure is not None:
+        return common.CONNECTION
+    return common.SOME_FAILED if any(way.failed for way in found.ways) else common.OK
+
+
+def _print_journal(line: str) -> None:
+    """Print the journal on standard output, all else beside it."""
+    if line.startswith(("warning:", "starting")):
+        say(line)
+    else:
+        print(line, flush=True)
+
+
+def layers(options: argparse.Namespace) -> int:
+    """The layers of a model in execution order, and where it can be cut; or one cut explained."""
+    from edge_client.screen.text import printable
+    from edge_client.tasks.layers import layers
+
+    check_json_target(options.json)
+    if options.explain is not None:
+        known, text, status = _explained(load(choice_of(options), options.input), options.explain, options.all)
+        if options.json:
+            write_json(known, options.json, options.stdout)
+        if options.json != "-":
+            print("\n".join(map(printable, text.splitlines())))
+        return status
+    found = layers(choice_of(options), find(options.input) if options.input else None)
+    if options.json:
+        write_json(
+            {
+                "model": found.model,
+                "plan_digest": found.plan_digest,
+                "can_split": len(found.cuts),
+                "parameters": found.parameters,
+                "weight_bytes": found.weight_bytes,
+                "macs": found.macs,
+                "layers": found.rows(),
+            },
+            options.json,
+            options.stdout,
+        )
+    if options.json != "-":
+        print(found.text())
+    return common.OK
+
+
+def _explained(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
+    """What is known of ``cut``, for JSON and as text, and the exit status; of a refused one its neighbours."""
+    with loaded.wrapped as wrapped:
+        known_layers = wrapped.layers
+        try:
+            explanation = wrapped.explain(cut_of(cut, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
+        except CutRefused as error:
+            reason = str(error).removeprefix(f"--explain {cut}: ")
+            near = _nearest(known_layers, cut)
+            text = f"{loaded.spec.model_id}: {reason}\nnearest cuts: {', '.join(near) or 'none'}"
+            return {"model": loaded.spec.model_id, "refused": reason, "nearest": near}, text, common.SOME_FAILED
+    known = {"model": loaded.spec.model_id, "plan_digest": loaded.plan_digest, **dataclasses.asdict(explanation)}
+    return known, explanation.text(max(shutil.get_terminal_size().columns, NARROWEST), everything=everything), common.OK
+
+
+def _nearest(layers: tuple[LayerInfo, ...], wanted: str) -> list[str]:
+    """The names of the cuts next to one that is refused, before and after it."""
+    number = next((one.layer_id for one in layers if wanted in (one.name, str(one.layer_id))), -1)
+    before = next((one.name for one in reversed(layers[: max(number, 0)]) if one.can_split), None)
+    after = next((one.name for one in layers[number + 1 :] if one.can_split), None)
+    return [name for name in (before, after) if name is not None]
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Every cut against the whole model, here or through a server; status 1 unless each is exact or refused."""
+    from edge_client.tasks.verify import Verified, verify
+
+    check_json_target(options.json)
+    found = verify(
+        chosen(options) or NONE,
+        choice_of(options),
+        find(options.input) if options.input else None,
+        **keywords(options, verify),
+    )
+    if options.json != "-":
+        print(_verdict(found.found) if isinstance(found.found, Verified) else found.text())
+    if options.json:
+        write_json(found.as_dict(), options.json, options.stdout)
+    return common.OK if found.ok else common.SOME_FAILED
+
+
+def _verdict(found: Verified) -> str:
+    return "\n".join(
+        line if "\n" in line else textwrap.fill(line, WIDTH, subsequent_indent="  ") for line in _lines(found)
+    )
+
+
+def _lines(found: Verified) -> Iterator[str]:
+    from edge_client.commands.report import table
+    from edge_client.screen.text import printable
+
+    rows = [[str(one.layer_id), one.name, "refused", one.reason] for one in found.cuts if one.refused]
+    for one in found.wrong:
+        why = (
+            one.reason or f"differs by {_apart(one.here)} from the whole model here, by {_apart(one.there)} from there"
+        )
+        rows.append([str(one.layer_id), one.name, "WRONG", why])
+    if rows:
+        yield table(["id", "name", "cut", "reason"], rows, right=(0,))
+        yield ""
+    exact = sum(one.is_exact for one in found.answered)
+    yield (
+        f"{len(found.answered)} cuts answered, {exact} of them bit for bit as the whole model on one of the two sides, "
+        f"{sum(one.refused for one in found.cuts)} refused"
+    )
+    if found.sides is None:
+        yield "the whole model on the server is not known: it may not be cut before its first layer"
+    elif found.sides.bits:
+        yield "the whole model gives the same bits on both sides"
+    else:
+        yield f"the whole model differs between the sides by {_apart(found.sides)}"
+    if found.largest:
+        top1 = "" if found.top1 is None else f"; top-1 the same in {100 * found.top1:.4g} % of its rows"
+        yield f"the answer furthest from the whole model here: {found.largest:.2g} of the output's scale{top1}"
+    if found.notes:
+        yield f"without any effect on results: {'; '.join(map(printable, found.notes))}"
+    if found.unlike:
+        unlike = printable("; ".join(found.unlike))
+        allowed = f"up to {found.limit:.2g} of the output's scale is allowed"
+        yield f"{allowed}, for the last bits are not promised between these machines ({unlike})"
+    yield "ok" if found.ok else "NOT OK"
+
+
+def _apart(found: Comparison | None) -> str:
+    return "nothing" if found is None or found.bits else f"{found.largest:.2g} of the output's scale"
+
+
+COMMANDS = {
+    one.__name__: one
+    for one in (calibrate, learn, leakage, prune, profile, bench, hierarchy, export, plan, sweep, layers, verify)
+}

@@ -25,7 +25,7 @@ from shared_hooks.models.inputs import to_device
 from shared_hooks.tensors import copied, flatten, unflatten
 
 MAX_BYTES: Final = 2 << 30
-"""Of all pieces that are kept: more inputs are not used."""
+"""The most memory of pieces that are kept: more inputs are not used."""
 BATCH: Final = 64
 BATCH_BYTES: Final = 64 << 20
 _NEAR: Final = 1e-2
@@ -60,7 +60,7 @@ class Examples:
 
     @property
     def grains(self) -> tuple[Grain, ...]:
-        """Of each piece of one input."""
+        """How each piece of one input hangs together."""
         return self.crossing.grains
 
     def behind(self, pieces: Sequence[torch.Tensor], *, gradients: bool = True) -> list[torch.Tensor]:

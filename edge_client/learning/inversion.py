@@ -122,7 +122,7 @@ def input_features(kind: str, target: torch.Tensor) -> list[Feature]:
 
 
 def noise_features(features: Sequence[Feature], dice: np.random.Generator) -> list[Feature]:
-    """Of the same shapes, and nothing of the input."""
+    """The same shapes, with nothing of the input in them."""
     return [
         Feature(torch.from_numpy(dice.standard_normal(tuple(one.values.shape), dtype=np.float32)), one.is_map)
         for one in features

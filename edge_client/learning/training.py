@@ -110,7 +110,7 @@ def _positions(form: _Form, halvings: int) -> int:
 
 
 def _shape(design: Design, grain: Grain, count: int) -> tuple[int, ...]:
-    """Of a batch's piece, as the net takes it."""
+    """The shape of a batch's piece, as the net takes it."""
     if design.kind == "tokens":
         return count * grain.outer, design.channels
     return count * grain.outer, design.channels, grain.inner // grain.width, grain.width

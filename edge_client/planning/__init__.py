@@ -5,6 +5,7 @@ predict       profiles, link, load -> candidates, corrected by measurements
 explain       a decision as text
 link          what a link carries, estimated from requests and probes
 codecs        which codecs may be used where, for the loss that is allowed
+leakage       what crosses gives away, and a bound on it
 partitioners  other ways to choose
 generation    the same for models that are called step by step
 

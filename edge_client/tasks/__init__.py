@@ -6,6 +6,8 @@ profile    where time, memory and energy go, on both sides
 sweep       every cut measured
 prune       which channels are worth sending
 calibrate  what every codec costs in answers
+learn      a codec for one cut, trained
+leakage    what an attacker reads from what crosses
 export     heads as ONNX files
 engines    heads in other engines, timed and asked
 bench      a server under an open load

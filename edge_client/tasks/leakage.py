@@ -163,9 +163,9 @@ def leakage(
         edge_client.plan(server, "digits", leakage=found.table, max_leakage=0.3)
 
     ``inputs``: as for `calibrate`, 1,200 at most; three of four train the attacker, the others are attacked (200 at
-    most), anew for every seed. ``public``: other inputs, which train it in their place. ``splits``: "all" or names,
+    most), others for every seed. ``public``: other inputs, which train it in their place. ``splits``: "all" or names,
     "input" among them; ``every``: each n-th of all. ``codecs``: names, what crosses is attacked as each of them leaves
-    it. ``labels``: a CSV file of what must not be told (a face's identity, a speaker): the share that a probe tells
+    it. ``labels``: a CSV file of what is to stay private (a face's identity, a speaker): the share that a probe finds
     counts as well. ``decoder``: "small" or "large". ``steps`` of its training; None: 500. ``output``: a folder for
     leakage.json, report.html and a journal: the same call continues where an earlier one stopped, ``fresh`` starts
     over. The same seeds and inputs give the same figures on the same machine.

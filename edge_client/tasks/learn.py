@@ -346,9 +346,9 @@ class _Learning:
         return self._judged(chosen, rungs, took, warnings)
 
     def _search(self, known: Sequence[Rung]) -> list[Rung]:
-        """By halving: a rung that meets the goal, beside one that does not."""
+        """A rung that meets the goal, beside one that does not: from a guess in steps that double, then by halving."""
         rungs = {one.number: one for one in known}
-        low, high = -1, len(self._ladder)
+        low, high, step = -1, len(self._ladder), 1
         at = min(high - 1, self._first())
         while low + 1 < high:
             if at not in rungs:
@@ -359,7 +359,10 @@ class _Learning:
                 high = at
             else:
                 low = at
-            at = (low + high) // 2 if low >= 0 or high < len(self._ladder) else at
+            if low >= 0 and high < len(self._ladder):
+                at = (low + high) // 2
+            else:
+                at, step = (low + step if low >= 0 else high - step), 2 * step
             at = min(max(at, low + 1), high - 1)
         return [rungs[number] for number in sorted(rungs)]
 
@@ -476,7 +479,7 @@ class _Learning:
         )
 
     def _payloads(self, table: LossTable) -> dict[str, float]:
-        """Of each codec, the mean bytes without the header, which is about as long for every input."""
+        """The mean bytes of each codec without the header, which is about as long for every input."""
         found, books = {}, table.books.get(self._examples.cut)
         for one in table.cuts[0].codecs:
             crossing = self._examples.crossing
@@ -511,7 +514,7 @@ def _coded(examples: Examples, codec: Codec, at: int) -> list[tuple[Coded, torch
 
 
 def _bits(design: Design, grain: Grain) -> float:
-    """Of the symbols of one input, without an entropy coder."""
+    """What the symbols of one input take without an entropy coder."""
     width = grain.width if design.kind == "map" else 1
     shape = design.symbol_shape(grain.outer, grain.inner // width, width)
     return math.prod(shape) * math.log2(design.levels)

@@ -289,7 +289,7 @@ class LearnedFile:
 
     @cached_property
     def digest(self) -> str:
-        """Of all that its bytes depend on: not of where it comes from."""
+        """A digest of what decoding depends on: not of where the file comes from."""
         return hashlib.sha256(replace(self, provenance={}).to_bytes()).hexdigest()
 
     def write(self, path: str | Path) -> None:
@@ -479,7 +479,7 @@ def _as_rows(flat: torch.Tensor, design: Design, form: tuple[int, int, int], *, 
 
 
 def _most_bytes(design: Design, form: tuple[int, int, int]) -> int:
-    """Of the symbols, were each the rarest there can be."""
+    """What the symbols take, were each the rarest there can be."""
     symbols = math.prod(design.symbol_shape(*form))
     return 2 * symbols + 4 * (-(-symbols // _BLOCK))
 

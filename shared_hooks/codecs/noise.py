@@ -28,7 +28,7 @@ _local = threading.local()
 class Noise(Codec):
     """``sigma``: the noise's standard deviation, as a multiple of the piece's own.
 
-    Drawn anew for every request, from the system's entropy: neither the model's random state nor any seed tells it.
+    Drawn for each request from the system's entropy: neither the model's random state nor any seed gives it away.
     Pieces that hold no floats are sent as they are.
     """
 

@@ -8,8 +8,7 @@ mirror         what it knows, and what has changed
 results        what it gives: all of it, or what was asked for
 asking         what calls before the cut gave, and what is asked of the other side
 bank           values that Python reads from data before the cut
-surroundings   autocast, training, hooks: what is around a step
-cut            where the model is cut
+cut            where the model is cut; autocast, training, hooks: what is around a step
 head           one forward up to the cut
 tail           one forward from the cut
 session        the cloud's part of a generation

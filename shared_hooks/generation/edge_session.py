@@ -15,11 +15,11 @@ import torch
 
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost, StepOutOfOrder
+from shared_hooks.generation.cut import USUAL
 from shared_hooks.generation.hidden import is_state
 from shared_hooks.generation.inputs import Said, version_of
 from shared_hooks.generation.mirror import Changes
 from shared_hooks.generation.session import DecodingSession, DecodingTail
-from shared_hooks.generation.surroundings import USUAL
 from shared_hooks.state import Dice
 from shared_hooks.tensors import tensors_in
 

@@ -7,7 +7,7 @@
     {"t"}           forms of what calls before the cut gave (`call_reports`)      {"w"}  what is wanted back, where new
     {"rng"}         the state of the edge's generator, where the tail's is another (`sampling`)
     {"q"}           which tensors of the cut's result are coded (`hidden`)
-    {"c"}           what is around the model, where new (`surroundings`)
+    {"c"}           what is around the model, where new (`cut.around`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
 
 The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
@@ -29,10 +29,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward.context import restored
-from shared_hooks.generation import hidden, surroundings
+from shared_hooks.generation import hidden
 from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
-from shared_hooks.generation.cut import Cut, device_of, finder_of
+from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import Unchanged, is_state
 from shared_hooks.generation.inputs import Heard
@@ -157,7 +157,7 @@ class _Known:
     sampler: Sampler
     crossing: Any = None
     coded: Any = ()
-    around: Any = field(default_factory=lambda: surroundings.USUAL)
+    around: Any = field(default_factory=lambda: USUAL)
     structure: Any = None
     wanted: Any = None
 
@@ -287,7 +287,7 @@ class _Step:
         known.crossing = header.get("x", known.crossing)
         known.coded = header.get("q", known.coded)
         known.around = header.get("c", known.around)
-        surroundings.check(known.around, tail.paths, tail.model)
+        check_around(known.around, tail.paths, tail.model)
         if "t" in header:
             known.reports.hear(header["t"])
         known.wanted = header.get("w", known.wanted)

@@ -23,9 +23,9 @@ from torch.utils._pytree import tree_map_only
 
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, InputMismatch, SessionLost
 from shared_hooks.forward import HookExitException
-from shared_hooks.generation import hidden, surroundings
+from shared_hooks.generation import hidden
 from shared_hooks.generation.asking import Asking
-from shared_hooks.generation.cut import Cut, device_of, finder_of
+from shared_hooks.generation.cut import Cut, around, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession, History, Link, StepReply
 from shared_hooks.generation.head import Head
 from shared_hooks.generation.hidden import Settled, is_state
@@ -338,7 +338,7 @@ class SplitForward:
         if born:
             header["born"] = 1
         run = {call.path for call in head.calls[:-1]}
-        context = surroundings.around(self._paths, self.model, run)
+        context = around(self._paths, self.model, run)
         if context != session.around:
             header["c"] = session.around = context
         self._add_wanted(session, header)

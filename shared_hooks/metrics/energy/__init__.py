@@ -1,9 +1,9 @@
-"""Energy from the machine's own meters: one small interface (`Meter`), one file a backend, no invented numbers.
+"""Energy from the machine's own meters: one small interface (`Meter`), one function a backend, no invented numbers.
 
 meter         `Meter`, and the machine that it reads
-rapl, nvml, ina3221, vcgencmd, zeus_meter   the backends
+boards, nvml   the backends
 
-To add a backend, write a file with a function ``find(machine: Machine) -> list[Meter]`` that raises
+To add a backend, write a function ``find(machine: Machine) -> list[Meter]`` that raises
 `MeterUnavailable` with a few words when there is nothing, and name it in `BACKENDS`; see docs/energy.md.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared_hooks.metrics.energy import ina3221, nvml, rapl, vcgencmd, zeus_meter
+from shared_hooks.metrics.energy import boards, nvml
 from shared_hooks.metrics.energy.meter import Absent, Gpu, Integrated, Machine, Meter, MeterUnavailable, Scope
 
 __all__ = [
@@ -32,10 +32,10 @@ __all__ = [
 
 BACKENDS: tuple[tuple[str, Callable[[Machine], list[Meter]]], ...] = (
     ("NVML", nvml.find),
-    ("RAPL", rapl.find),
-    ("INA3221", ina3221.find),
-    ("vcgencmd", vcgencmd.find),
-    ("zeus", zeus_meter.find),
+    ("RAPL", boards.find_rapl),
+    ("INA3221", boards.find_ina3221),
+    ("vcgencmd", boards.find_vcgencmd),
+    ("zeus", boards.find_zeus),
 )
 """Asked in this order; of two meters for one GPU the first counts."""
 

@@ -13,9 +13,8 @@ import pytest
 from cloud_server import cli
 from cloud_server.access.token_command import entry
 from cloud_server.cluster import front, passport, replica
-from cloud_server.config import ModelEntry, ServerConfig, read_config
+from cloud_server.config import ModelEntry, Scale, ServerConfig, read_config
 from cloud_server.limits import GIB, Limits
-from cloud_server.scale import Scale
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
 from tests.ports import free_port

@@ -21,6 +21,7 @@ from edge_client.__main__ import main
 from edge_client.client import EdgeClient
 from edge_client.commands import report
 from edge_client.commands.common import check_json_target
+from edge_client.commands.tasks import COMMANDS
 from edge_client.screen.progress import progress
 from edge_client.screen.text import size
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
@@ -536,7 +537,7 @@ def test_the_exit_status_of_every_command_tells_a_server_from_a_wrong_word(
     def fails(options: object) -> int:
         raise error
 
-    monkeypatch.setattr("edge_client.commands.plan.main", fails)
+    monkeypatch.setitem(COMMANDS, "plan", fails)
     assert main(["plan"]) == status
     assert capsys.readouterr().err == f"edge-client: error: {error}\n"
 
