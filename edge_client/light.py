@@ -308,7 +308,8 @@ class LightClient:
     ``threads`` within one operation. ``deadline``: seconds for a request; ``patience``: seconds to
     wait for a server that is not there (none with a fallback). ``fallback="edge"``: the whole model runs
     here where the server does not answer; the folder needs it (``export(whole=True)``). ``codec``: one of
-    `edge_client.light_codecs`, for what crosses; what it may change is in the manifest, for those that were measured.
+    `edge_client.light_codecs`, or "learned:FILE" of `edge_client.learn`, for what crosses; what it may change is in the
+    manifest, for those that were measured.
 
     Raises SpecError (for a provider that this onnxruntime lacks, too) and UnknownLayer.
     """
@@ -327,10 +328,16 @@ class LightClient:
         fallback: str | None = None,
         codec: str = RAW,
     ) -> None:
-        if codec != RAW:
+        self.heads = heads if isinstance(heads, Heads) else Heads(heads)
+        self._learned: light_codecs.Learned | None = None
+        if codec.startswith(light_codecs.LEARNED):
+            self._learned = light_codecs.Learned(codec.removeprefix(light_codecs.LEARNED))
+            if self._learned.weights != self.heads.weights:
+                raise SpecError(f"{codec} was learnt with other weights than those of {self.heads.folder}")
+            codec = self._learned.name
+        elif codec != RAW:
             light_codecs.encode(codec, np.zeros(1, np.float32))
         self._codec = codec
-        self.heads = heads if isinstance(heads, Heads) else Heads(heads)
         self.server = check_address(server)
         if split is None and len(self.heads.heads) != 1:
             raise SpecError(f"split: there are several heads: {', '.join(self.heads.cuts)}")
@@ -339,6 +346,8 @@ class LightClient:
         if fallback == EDGE and self.heads.whole is None:
             raise SpecError(f"fallback: the whole model is not in {self.heads.folder}: export it with whole=True")
         self.split = self.heads.cuts[0] if split is None else split
+        if self._learned is not None and self.split not in (AUTO, self._learned.cut):
+            raise SpecError(f"{codec} is for the cut after {self._learned.cut}, not {self.split}")
         self._fallback, self._deadline = fallback, deadline
         self._patience = 0.0 if fallback == EDGE else patience
         self.provider, self._threads = provider_of(provider), threads
@@ -572,16 +581,22 @@ class LightClient:
         codecs: dict[str, Any] = {}
         if self._codec in light_codecs.ROUNDING and self._codec not in head.codecs:
             raise SpecError(f"codec={self._codec!r}: it makes other answers at {head.cut}, as was seen at the export")
-        for one in head.crossing:
+        for number, one in enumerate(head.crossing):
             array = one.check(crossing[one.name])
             request.inputs.add(name=one.name, datatype=DATATYPES[one.dtype], shape=array.shape)
-            coded = light_codecs.encode(self._codec, array) if self._codec != RAW and one.name in head.flat else None
+            coded = self._coded(head, number, array) if self._codec != RAW and one.name in head.flat else None
             if coded is not None:
                 codecs[one.name] = [self._codec, coded[1]]
             request.raw_input_contents.append(array.tobytes() if coded is None else coded[0])
         if codecs:
             request.parameters["isthmus_codecs"].string_param = json.dumps(codecs)
         return request, sum(map(len, request.raw_input_contents))
+
+    def _coded(self, head: Head, number: int, array: Array) -> tuple[bytes, list[int]] | None:
+        """The ``number``-th tensor of what crosses, encoded; None: it goes as it is."""
+        if self._learned is None:
+            return light_codecs.encode(self._codec, array)
+        return self._learned.encode(number, array) if head.cut == self._learned.cut else None
 
     def _ask(self, request: Any, deadline: float) -> tuple[dict[str, Array], tuple[int, int]]:
         """The outputs, and the server's queue and tail in nanoseconds."""

@@ -1,14 +1,18 @@
 """Codecs of what crosses, in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
 
-"lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" keep every bit; "fp16", "int8" and "int6" round. Packages lz4
-and zstandard are needed by those that are called so, zstandard by "sparse", "int8" and "int6", too.
+`Learned` is of edge-client learn. "lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" keep every bit; "fp16",
+"int8" and "int6" round. Packages lz4 and zstandard are needed by those that are called so, zstandard by "sparse",
+"int8" and "int6", too.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -90,6 +94,8 @@ def _grain(shape: tuple[int, ...]) -> tuple[int, tuple[int, int, int]]:
     axis = 1 if is_map else len(shape) - 1
     if axis < 0 or shape[axis] <= 1:
         grain = (1, max(1, count), 1) if is_map else (count, 1, 1)
+        if is_map and count:
+            grain = (shape[0], 1, count // shape[0])
     else:
         inner = int(np.prod(shape[axis + 1 :]))
         grain = (count // (shape[axis] * inner), shape[axis], inner)
@@ -183,6 +189,114 @@ def _run(run: Array) -> bytes:
         digits.append(128 | number & 127)
         number >>= 7
     return bytes([*digits, number]) + (packed if smaller else plain)
+
+
+# A codec that was trained for one cut (`shared_hooks.codecs.learned`): its encoder alone.
+
+LEARNED: Final = "learned:"
+_DIGITS, _BITS, _BLOCK, _AREA = 12, 12, 512, 16
+
+
+class Learned:
+    """A file of ``edge-client learn``. Raises SpecError for one that is none; needs the package safetensors.
+
+    ``name``: on the wire; ``cut`` and ``weights``: what it is for.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        numpy = _package("safetensors", ".numpy")
+        try:
+            data = Path(path).read_bytes()
+            size = int.from_bytes(data[:8], "little")
+            known = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["isthmus"])
+            tensors = numpy.load(data)
+            if known["format"] != "isthmus-learned-codec" or known["version"] != 1:
+                raise ValueError("its format is another one")
+            self.cut, self.weights = str(known["cut"]), str(known["weights"])
+            self._designs = known["pieces"]
+            self._often = {
+                int(name.partition(".")[0]): table.astype(np.int64).tolist()
+                for name, table in tensors.items()
+                if name.endswith(".frequencies")
+            }
+            for number, design in enumerate(self._designs):
+                if design is not None and len(self._often[number]) != design["symbols"]:
+                    raise ValueError(f"piece {number}: its frequencies are none")
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read: {error.strerror}") from error
+        except Exception as error:  # safetensors raises an error of its own
+            raise SpecError(f"{path} is no learned codec: {error}") from error
+        self._tensors = tensors
+        plain = numpy.save(tensors, {"isthmus": json.dumps({**known, "provenance": {}}, sort_keys=True)})
+        self.name = LEARNED + hashlib.sha256(plain).hexdigest()[:_DIGITS]
+
+    def encode(self, number: int, array: Array) -> Coded | None:
+        """The ``number``-th piece of its cut; None for what it was not trained for: that goes as it is."""
+        design = self._designs[number] if number < len(self._designs) else None
+        if design is None or array.dtype not in (np.float32, np.float64, np.float16) or not np.isfinite(array).all():
+            return None
+        values = array.astype(np.float32)
+        channels, levels = design["channels"], design["levels"]
+        if design["kind"] == "tokens":
+            if values.ndim >= 4 or values.shape[-1:] != (channels,):
+                return None
+            values = values.reshape(-1, channels)
+            form = [len(values), 1, 1]
+        else:
+            if values.ndim != 4 or values.shape[1] != channels:
+                return None
+            form = [values.shape[0], *values.shape[2:]]
+            if form[1] * form[2] > _AREA * design["size"][0] * design["size"][1]:
+                return None
+        found = self._levels(number, design, values)
+        symbols = np.rint((np.tanh(found) + np.float32(1)) * np.float32((levels - 1) / 2)).astype(np.int64)
+        data = self._packed(number, symbols.reshape(form[0], design["symbols"], -1))
+        return None if len(data) >= array.nbytes else (data, [number, 0, *form])
+
+    def _levels(self, number: int, design: Any, values: Array) -> Array:
+        """What the encoder gives, before it is bounded."""
+
+        def own(name: str) -> Array:
+            found: Array = self._tensors[f"{number}.{name}"]
+            return found
+
+        if design["kind"] == "tokens":
+            flat: Array = (values - own("mean")) / own("scale")
+            return flat @ own("encoder.weight").T + own("encoder.bias")
+        values = (values - own("mean")[:, None, None]) / own("scale")[:, None, None]
+        factor = 1 << design["halvings"]
+        high, wide = (-size % factor for size in values.shape[2:])
+        values = np.pad(values, ((0, 0), (0, 0), (0, high), (0, wide)), mode="edge")
+        stages = max(1, design["halvings"])
+        for stage in range(stages):
+            made = _conv(values, own(f"encoder.{2 * stage}.weight"), 2 if design["halvings"] else 1)
+            values = np.maximum(made + own(f"encoder.{2 * stage}.bias")[:, None, None], 0)
+        weight, bias = own(f"encoder.{2 * stages}.weight"), own(f"encoder.{2 * stages}.bias")
+        last: Array = np.einsum("oc,nchw->nohw", weight[:, :, 0, 0], values) + bias[:, None, None]
+        return last
+
+    def _packed(self, number: int, symbols: Array) -> bytes:
+        """By how often each occurred in training; see `shared_hooks.codecs.learned.SymbolCoder`."""
+        often = self._often[number]
+        below = [[0, *np.cumsum(row)[:-1].tolist()] for row in often]
+        rows = np.tile(np.repeat(np.arange(symbols.shape[1]), symbols.shape[2]), len(symbols)).tolist()
+        flat, blocks = symbols.reshape(-1).tolist(), []
+        for start in range(0, len(flat), _BLOCK):
+            state = 1
+            for at in range(min(start + _BLOCK, len(flat)) - 1, start - 1, -1):
+                row, symbol = rows[at], flat[at]
+                count, rest = divmod(state, often[row][symbol])
+                state = (count << _BITS) + below[row][symbol] + rest
+            blocks.append(state.to_bytes((state.bit_length() + 7) // 8, "little"))
+        return b"".join([*(len(block).to_bytes(2, "little") for block in blocks[:-1]), *blocks])
+
+
+def _conv(values: Array, weight: Array, stride: int) -> Array:
+    """Three by three, with zeros around."""
+    padded = np.pad(values, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::stride, ::stride]
+    found: Array = np.tensordot(windows, weight, ((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
+    return found
 
 
 CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
