@@ -110,7 +110,7 @@ def found_header(found: Learned, codec: str) -> float:
 def _learned(model: Any, cut: str, inputs: int, seconds: float | None = None) -> Learned:
     folder = tempfile.mkdtemp(prefix="isthmus-crossing-")
     return learn(
-        model, unlabelled(inputs), cut, max_loss=LOSS, output=folder, progress=False, seconds=seconds, say=print
+        model, unlabelled(inputs), cut, max_loss=ASKED, output=folder, progress=False, seconds=seconds, say=print
     )
 
 
