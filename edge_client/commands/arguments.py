@@ -250,6 +250,7 @@ def add_learn(commands: Commands, model: Parser) -> None:
     goal = learn.add_mutually_exclusive_group()
     goal.add_argument("--rate", metavar="BYTES", help="the least loss within so many bytes, without the header")
     goal.add_argument("--max-loss", metavar="SHARE", help="the fewest bytes within this loss (default: 0.5%%)")
+    learn.add_argument("--choose-by", metavar="FOLDER", help="other inputs, to choose among encoders by")
     learn.add_argument("--labels", metavar="FILE.csv", help="rows of a file's name and its label, for the table alone")
     learn.add_argument("--kind", choices=OUTPUT_KINDS, help="of the output (default: by the spec, names and shapes)")
     learn.add_argument("--epochs", type=_count, metavar="N", help="for each encoder (default: by the inputs)")

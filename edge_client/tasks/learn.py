@@ -41,6 +41,7 @@ from shared_hooks.errors import CutRefused, SpecError, near
 TIMED: Final = 20
 DEFAULT_LOSS: Final = 0.005
 LEAST: Final = 40
+LEAST_TO_CHOOSE: Final = 10
 """Inputs."""
 MOST_JUDGED: Final = 1000
 MOST_EPOCHS: Final = 240
@@ -196,6 +197,7 @@ def learn(
     output: str | Path,
     rate: str | int | None = None,
     max_loss: str | float | None = None,
+    choose_by: Data | None = None,
     labels: str | Path | None = None,
     kind: str | None = None,
     epochs: int | None = None,
@@ -210,9 +212,10 @@ def learn(
         found = edge_client.learn("digits", "unlabelled/", "stage1", max_loss="0.5%", output="learnt")
         client = edge_client.EdgeClient(server, "digits", split="stage1", codec=f"learned:{found.file}")
 
-    ``inputs``: as for `calibrate`; 13 of 20 are trained on, 3 choose among encoders, 4 judge
-    (1,000 at most). ``rate``: bytes of a payload that it may take at most, in the mean; else the fewest bytes that lose
-    no more than ``max_loss`` (0.5 %) are looked for. ``labels``: a CSV file, for the accuracy in the table alone.
+    ``inputs``: as for `calibrate`; 13 of 20 are trained on, 3 choose among encoders, 4 judge (1,000 at most); with
+    ``choose_by`` these choose, and 16 are trained on: better where inputs resemble each other, as frames of a video do.
+    ``rate``: bytes of a payload that it may take at most, in the mean; else the fewest bytes that lose no more than
+    ``max_loss`` (0.5 %) are looked for. ``labels``: a CSV file, for the accuracy in the table alone.
     ``kind`` of the output: as of `calibrate`. ``epochs``: for each encoder; None: by the number of inputs. ``seconds``:
     training ends after as many, with what there is. ``output``: a folder for ``codec.safetensors``, the table
     (``calibration.json``) and a journal: the same call continues where an earlier one stopped, ``fresh`` starts over.
@@ -230,7 +233,9 @@ def learn(
         raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
     if epochs is not None and (type(epochs) is not int or epochs < 1):
         raise SpecError(f"{option('epochs', epochs)}: expected a whole number of at least 1")
-    items = inputs_of(inputs, labels)
+    items, others = inputs_of(inputs, labels), [] if choose_by is None else inputs_of(choose_by)
+    if choose_by is not None and len(others) < LEAST_TO_CHOOSE:
+        raise SpecError(f"{option('choose_by')}: {len(others)} inputs are too few: {LEAST_TO_CHOOSE} at least")
     if len(items) < LEAST:
         raise SpecError(f"{len(items)} inputs are too few to train, choose and judge by: {LEAST} at least")
     folder = Path(output)
@@ -241,11 +246,15 @@ def learn(
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:
+        items, chosen_by = [*items, *others], len(items)
         with bar("heads", len(items), progress) as advance:
             examples = examples_of(loaded, split, items, lambda: advance(""))
         if len(examples) < LEAST:
             raise SpecError(f"only {len(examples)} of {len(items)} inputs cross after {split} in one form")
-        learning = _Learning(loaded, examples, items, goal, kind, epochs, seconds, seed)
+        chooses = [place for place, at in enumerate(examples.used) if at >= chosen_by]
+        if others and len(chooses) < LEAST_TO_CHOOSE:
+            raise SpecError(f"{option('choose_by')}: {len(chooses)} inputs cross after {split} in the others' form")
+        learning = _Learning(loaded, examples, items, chooses, goal, kind, epochs, seconds, seed)
         file, lines = continued(folder / JOURNAL, "learning", FORMAT, learning.settings(), fresh)
         stack.enter_context(file)
         if lines:
@@ -277,6 +286,7 @@ class _Learning:
         loaded: Loaded,
         examples: Examples,
         given: Sequence[Given],
+        chooses: Sequence[int],
         goal: _Goal,
         kind: str | None,
         epochs: int | None,
@@ -286,7 +296,9 @@ class _Learning:
         self._loaded, self._examples, self._goal, self._kind = loaded, examples, goal, kind
         self._given, self._items = given, [given[at] for at in examples.used]
         self._seed, self._seconds = seed, seconds
-        self._learn, self._choose, judge = parted(len(examples), seed)
+        self._learn, self._choose, judge = parted(len(examples) - len(chooses), seed)
+        if chooses:
+            self._learn, self._choose = torch.cat([self._learn, self._choose]), torch.tensor(chooses)
         self._judge = judge[:MOST_JUDGED]
         batches = -(-len(self._learn) // examples.batch)
         self._epochs = epochs or min(MOST_EPOCHS, max(8, STEPS // batches))
@@ -305,7 +317,7 @@ class _Learning:
             "weights": wrapped.weights_hash(),
             "code": wrapped.environment().get("model_code"),
             "cut": self._examples.cut,
-            "inputs": [len(self._items), together.hexdigest()],
+            "inputs": [len(self._items), len(self._learn), together.hexdigest()],
             "rate": self._goal.rate,
             "loss allowed": self._goal.max_loss,
             "kind": self._kind,
@@ -420,7 +432,7 @@ class _Learning:
             "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "torch": str(torch.__version__),
             "inputs": len(self._learn),
-            "inputs digest": self.settings()["inputs"][1],
+            "inputs digest": self.settings()["inputs"][2],
             "seed": self._seed,
             "goal": {"rate": self._goal.rate, "max_loss": self._goal.max_loss},
         }

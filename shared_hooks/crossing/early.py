@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import xxhash
 
-from shared_hooks.codecs import CODECS, Bound, Codec
+from shared_hooks.codecs import Bound, Codec, by_wire
 from shared_hooks.codecs.basis import MAX_COEFFICIENTS, Basis, Book, learn
 from shared_hooks.crossing.description import Crossing
 from shared_hooks.crossing.format import MAX_CROSSING_BYTES, decode
@@ -60,8 +60,8 @@ class EarlyOutput:
         """Header and payload, without the cut's description. ``codec``: for all pieces, or one for each of them."""
         if codec == Basis.name:
             codec = [codecs[codec] for codecs in self.crossing.bound]
-        elif isinstance(codec, str) and codec in CODECS:
-            codec = [CODECS[codec].at(self.layer_name, number) for number in range(len(self.pieces))]
+        elif isinstance(codec, str) and (own := by_wire(codec)) is not None:
+            codec = [own.at(self.layer_name, number) for number in range(len(self.pieces))]
         return Parcel.of_tensors(self.meta, self.tensors, codec, self.crossing.grains)
 
     @property

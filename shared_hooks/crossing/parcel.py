@@ -184,9 +184,9 @@ class Parcel:
         ``codec``: a codec, the name of one of `CODECS`, or the codecs of the first tensors (the others go raw); what it
         does not make smaller is sent raw. ``grains``: of the first tensors, where their own shapes do not tell.
         """
-        if isinstance(codec, str) and codec not in CODECS:
-            raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(CODECS)}")
-        wanted = CODECS[codec] if isinstance(codec, str) else codec
+        wanted = by_wire(codec) if isinstance(codec, str) else codec
+        if wanted is None:
+            raise ValueError(f"unknown codec {codec!r}: this side has {', '.join(offered())}")
         packing = Packing()
         for number, tensor in enumerate(tensors):
             if isinstance(wanted, Codec):

@@ -111,6 +111,13 @@ def _weights() -> Path:
     return Path(package.__file__).parent / "weights.safetensors"
 
 
+def test_others_may_choose(tmp_path: Path) -> None:
+    choice = ModelChoice("digits", device="cpu", threads=1)
+    how = {"rate": 8, "output": tmp_path, "epochs": 1, "progress": False}
+    found = learn(choice, DIGITS[:60], "stage2", choose_by=DIGITS[60:], **how)
+    assert found.learnt_from == 48 and found.table.inputs == 12
+
+
 def test_several_pieces_and_batches_are_trained_together() -> None:
     torch.manual_seed(0)
     model = Residual().eval()
@@ -166,6 +173,7 @@ def test_a_model_of_one_input_at_a_time_is_trained_one_by_one() -> None:
         ({"epochs": 0}, SpecError, "at least 1"),
         ({"kind": "pictures"}, SpecError, "must be one of"),
         ({"inputs": DIGITS[:9]}, SpecError, "too few"),
+        ({"choose_by": DIGITS[:9]}, SpecError, "too few"),
         ({"split": "nowhere"}, Exception, "nowhere"),
         ({"split": "classifier"}, CutRefused, "nothing crosses that an encoder could make smaller"),
     ],

@@ -16,6 +16,7 @@ from shared_hooks.codecs.noise import Noise
 from shared_hooks.codecs.plugins import Guarded
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import BadFrame, CodecFailed, SpecError
+from shared_hooks.profiling.profiler import ProfileOptions
 
 TENSOR = torch.randn(64, generator=torch.Generator().manual_seed(0))
 GRAIN = Grain.of((64,), (1,))
@@ -209,3 +210,11 @@ def test_noise_is_offered_as_a_family() -> None:
     assert is_offered("noise:0.25", offered()) and by_wire("noise:0.25") is not None
     assert not is_offered("noise:0.25", ["raw"]) and not is_offered("acme:x", offered())
     assert RAW.at("any", 3) is RAW
+
+
+def test_what_a_client_asks_a_profile_of_adds_nothing() -> None:
+    assert ProfileOptions(codecs=("noise:0.125",)).codecs == ("noise:0.125",)
+    parcel = Parcel.of_tensors("", [TENSOR], "noise:0.125")
+    assert parcel.codecs == ("noise:0.125",) and "noise:0.125" not in CODECS
+    with pytest.raises(SpecError, match="no such file"):
+        ProfileOptions(codecs=("learned:0123456789ab",))
