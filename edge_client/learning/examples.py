@@ -25,7 +25,7 @@ from shared_hooks.models.inputs import to_device
 from shared_hooks.tensors import copied, flatten, unflatten
 
 MAX_BYTES: Final = 2 << 30
-"""The most memory of pieces that are kept: more inputs are not used."""
+"""The most memory of pieces and outputs that are kept: more inputs are not used."""
 BATCH: Final = 64
 BATCH_BYTES: Final = 64 << 20
 _NEAR: Final = 1e-2
@@ -84,9 +84,15 @@ class Examples:
 
 
 def examples_of(
-    loaded: Loaded, cut: str, items: Sequence[Given], on_input: Callable[[], None] = lambda: None
+    loaded: Loaded,
+    cut: str,
+    items: Sequence[Given],
+    on_input: Callable[[], None] = lambda: None,
+    *,
+    answers: bool = True,
 ) -> Examples:
-    """Heads of all ``items`` that cross in the first one's form.
+    """Heads of all ``items`` that cross in the first one's form. ``answers``: the model's outputs, too, and what
+    `Examples.behind` needs.
 
     Raises UnknownLayer, CutRefused (the random state, or values that Python read, cross as well), InputMismatch, and
     what the model raises.
@@ -118,10 +124,10 @@ def examples_of(
                 )
         if early.crossing.digest != first.digest or early.values:
             continue
-        nbytes += early.nbytes
-        if nbytes > MAX_BYTES:
+        outputs = [one.detach().cpu().clone() for one in _floats(wrapped.tail(early))] if answers else []
+        nbytes += early.nbytes + sum(one.nbytes for one in outputs)
+        if nbytes > MAX_BYTES and kept:
             break
-        outputs = [one.detach().cpu().clone() for one in _floats(wrapped.tail(early))]
         own = replace(early, pieces=tuple(one.detach().cpu().clone() for one in early.pieces), starts=())
         kept.append((own, [one.cpu() for one in flatten(call)[1]], outputs))
         used.append(number)
@@ -131,11 +137,11 @@ def examples_of(
         raise SpecError("there are no inputs to learn from")
     pieces = _stacked([[storage_order(one)[0] for one in early.pieces] for early, _, _ in kept])
     wanted = max(1, min(len(kept), BATCH, BATCH_BYTES // max(1, kept[0][0].nbytes)))
-    answers = _stacked([one for _, _, one in kept])
+    answered = _stacked([one for _, _, one in kept])
     made = Examples(
-        wrapped, first, pieces, _stacked([one for _, one, _ in kept]), answers, tuple(used), kept[0][0], kept[0][0], 1
+        wrapped, first, pieces, _stacked([one for _, one, _ in kept]), answered, tuple(used), kept[0][0], kept[0][0], 1
     )
-    return _batched(made, cut, calls[:wanted]) or made
+    return (_batched(made, cut, calls[:wanted]) if answers else None) or made
 
 
 def _batched(single: Examples, cut: str, calls: Sequence[Call]) -> Examples | None:

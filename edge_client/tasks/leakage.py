@@ -330,7 +330,7 @@ class _Meter:
 
     def _examples(self, cut: str) -> tuple[Examples, int]:
         """Those of the inputs, and then of the public ones; how many the latter are."""
-        examples = examples_of(self._loaded, cut, [*self._items, *self._others])
+        examples = examples_of(self._loaded, cut, [*self._items, *self._others], answers=False)
         public = sum(number >= len(self._items) for number in examples.used)
         if len(examples) - public < 1 or (self._others and public < LEAST) or len(examples) < LEAST:
             raise CutRefused(f"after {cut} too few inputs cross in the first one's form: {len(examples)}")
