@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from edge_client.learning.examples import Examples, frozen
 from shared_hooks.codecs import Grain
-from shared_hooks.codecs.learned import Bottleneck, Design, Piece, SymbolCoder
+from shared_hooks.codecs.learned import Bottleneck, Design, Piece, SymbolCoder, flat_of, rows_of
 
 LEAST_ELEMENTS: Final = 16
 """A smaller piece travels as it is."""
@@ -82,7 +82,7 @@ def _form(examples: Examples, number: int) -> _Form | None:
         return None
     positive = bool(piece.min() >= 0)
     if not grain.is_map:
-        return _Form("tokens", grain.channels, grain.outer, (1, 1), positive) if grain.inner == 1 else None
+        return _Form("tokens", grain.channels, grain.outer * grain.inner, (1, 1), positive)
     height, width = grain.inner // grain.width, grain.width
     if grain.inner == 1 and grain.outer > 1:  # channels last: the map's size is in its mark alone
         return None
@@ -109,11 +109,16 @@ def _positions(form: _Form, halvings: int) -> int:
     return form.rows * -(-form.size[0] // factor) * -(-form.size[1] // factor)
 
 
-def _shape(design: Design, grain: Grain, count: int) -> tuple[int, ...]:
-    """The shape of a batch's piece, as the net takes it."""
+def _size(design: Design, grain: Grain, count: int) -> tuple[int, int, int]:
+    """The form of a batch's piece, as `Design.form_of` gives it."""
     if design.kind == "tokens":
-        return count * grain.outer, design.channels
-    return count * grain.outer, design.channels, grain.inner // grain.width, grain.width
+        return count * grain.outer, 1, grain.inner
+    return count * grain.outer, grain.inner // grain.width, grain.width
+
+
+def _rows(piece: torch.Tensor, design: Design, grain: Grain) -> torch.Tensor:
+    """A batch's piece as the net takes it."""
+    return rows_of(piece.float().reshape(-1), design, _size(design, grain, len(piece)))
 
 
 class _Rate(nn.Module):
@@ -212,7 +217,7 @@ class Trainer:
         """Means and widths of channels, and of outputs, among the inputs that are learnt from."""
         for net, piece, grain in zip(self._nets, self._examples.pieces, self._examples.grains, strict=True):
             if net is not None:
-                values = piece[learn].float().view(_shape(net.design, grain, len(learn)))
+                values = _rows(piece[learn], net.design, grain)
                 axes = [axis for axis in range(values.dim()) if axis != 1]
                 net.mean.copy_(values.mean(axes))
                 net.scale.copy_(values.std(axes, correction=0).clamp(min=1e-3 * float(values.std() + 1e-12) + 1e-12))
@@ -226,13 +231,14 @@ class Trainer:
             if net is None or rate is None:
                 made.append(piece)
                 continue
-            values = piece.float().view(_shape(net.design, self._examples.grains[number], len(some)))
+            grain = self._examples.grains[number]
+            values = _rows(piece, net.design, grain)
             levels = net.levels_of(values)
             bits.append(rate.bits(levels))
             found = net.values_of(levels + (levels.round() - levels).detach(), net.design.size)
             by_channel = net.scale.view(-1, *[1] * (values.dim() - 2))
             off.append((((found - values) / by_channel) ** 2).mean())
-            made.append(found.reshape(len(some), -1))
+            made.append(flat_of(found, net.design, _size(net.design, grain, len(some))).view(len(some), -1))
         return made, torch.stack(bits).mean(), torch.stack(off).mean()
 
     def _loss(self, some: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -278,7 +284,7 @@ class Trainer:
             counts = np.zeros((net.design.symbols, net.design.levels))
             with torch.no_grad():
                 for some in learn.split(256):
-                    values = piece[some].float().view(_shape(net.design, grain, len(some)))
+                    values = _rows(piece[some], net.design, grain)
                     rows = net.levels_of(values).round().long().transpose(0, 1).flatten(1)
                     counts += functional.one_hot(rows, net.design.levels).sum(1).numpy()
             own = Bottleneck(net.design)

@@ -527,6 +527,6 @@ def _coded(examples: Examples, codec: Codec, at: int) -> list[tuple[Coded, torch
 
 def _bits(design: Design, grain: Grain) -> float:
     """What the symbols of one input take without an entropy coder."""
-    width = grain.width if design.kind == "map" else 1
-    shape = design.symbol_shape(grain.outer, grain.inner // width, width)
+    size = (1, grain.inner) if design.kind == "tokens" else (grain.inner // grain.width, grain.width)
+    shape = design.symbol_shape(grain.outer, *size)
     return math.prod(shape) * math.log2(design.levels)

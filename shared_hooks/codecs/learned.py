@@ -89,10 +89,12 @@ class Design:
         return 1 << self.halvings
 
     def form_of(self, grain: Grain, elements: int) -> tuple[int, int, int] | None:
-        """(N, H, W) of a piece; None for one that has another form than those it was trained on."""
+        """(N, H, W) of a piece; None for one that has another form than those it was trained on. Tokens have no H; W is
+        how many lie side by side, feature by feature, in memory: 1, unless their tensor was transposed.
+        """
         if self.kind == "tokens":
-            fits = not grain.is_map and grain.channels == self.channels and grain.inner == 1
-            return (grain.outer, 1, 1) if fits else None
+            fits = not grain.is_map and grain.channels == self.channels
+            return (grain.outer, 1, grain.inner) if fits else None
         if not grain.is_map or grain.channels != self.channels or grain.inner % grain.width:
             return None
         height, width = grain.inner // grain.width, grain.width
@@ -106,10 +108,14 @@ class Design:
     def takes(self, count: int, height: int, width: int, elements: int) -> bool:
         """Whether ``elements`` are so many maps of this size, or rows of tokens, and not too large a map."""
         is_whole = count >= 1 and count * self.channels * height * width == elements
+        if self.kind == "tokens":
+            return is_whole and height == 1
         return is_whole and height * width <= _AREA * self.size[0] * self.size[1]
 
     def symbol_shape(self, count: int, height: int, width: int) -> tuple[int, int, int, int]:
         """(N, symbols, h, w)."""
+        if self.kind == "tokens":
+            return count * width, self.symbols, 1, 1
         return count, self.symbols, -(-height // self.factor), -(-width // self.factor)
 
 
@@ -401,14 +407,12 @@ class Learned(Codec):
         design = piece.design
         shape = design.symbol_shape(count, height, width)
         symbols = torch.from_numpy(piece.coder.unpack(bytes(data), (shape[0], shape[1], shape[2] * shape[3]))).float()
-        found = torch.empty(elements, dtype=torch.float32)
-        rows = _as_rows(found, design, (count, height, width), channels_last=params[1] == 1)
         symbols = symbols.view(shape[:2] if design.kind == "tokens" else shape)
-        step = max(1, _WORKING_ELEMENTS // (max(design.hidden, design.channels) * height * width))
+        size = (1, 1) if design.kind == "tokens" else (height, width)
+        step = max(1, _WORKING_ELEMENTS // (max(design.hidden, design.channels) * size[0] * size[1]))
         with torch.no_grad():
-            for start in range(0, count, step):
-                part = slice(start, start + step)
-                rows[part] = piece.net.values_of(symbols[part], (height, width))
+            rows = torch.cat([piece.net.values_of(part, size) for part in symbols.split(step)])
+        found = flat_of(rows, design, (count, height, width), channels_last=params[1] == 1)
         if dtype is torch.float16:
             most = torch.finfo(dtype).max
             found.clamp_(-most, most)
@@ -417,7 +421,7 @@ class Learned(Codec):
     def _form(self, params: tuple[Param, ...]) -> tuple[Piece, tuple[int, int, int]]:
         number, last, count, height, width = (int(one) for one in params)
         piece = self.file.pieces[number] if number < len(self.file.pieces) else None
-        if piece is None or last > 1 or (piece.design.kind == "tokens" and (last, height, width) != (0, 1, 1)):
+        if piece is None or last > 1 or (piece.design.kind == "tokens" and (last, height) != (0, 1)):
             raise ValueError(f"its piece {number} has no such form")
         return piece, (count, height, width)
 
@@ -443,10 +447,10 @@ class _OfPiece(Codec):
         if not bool(torch.isfinite(values).all()):
             return None
         channels_last = design.kind == "map" and grain.inner == 1 and form[1:] != (1, 1)
-        values = _as_rows(values, design, form, channels_last=channels_last)
+        values = rows_of(values, design, form, channels_last=channels_last)
         with torch.no_grad():
             symbols = self._net(values.device).levels_of(values).round_().to("cpu", torch.int64)
-        coded = self._piece.coder.pack(symbols.reshape(form[0], design.symbols, -1).numpy())
+        coded = self._piece.coder.pack(symbols.reshape(design.symbol_shape(*form)[0], design.symbols, -1).numpy())
         return Coded(memoryview(coded), (self._number, int(channels_last), *form))
 
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
@@ -468,14 +472,28 @@ class _OfPiece(Codec):
             return self._elsewhere[device]
 
 
-def _as_rows(flat: torch.Tensor, design: Design, form: tuple[int, int, int], *, channels_last: bool) -> torch.Tensor:
-    """A view: (N, C, H, W) of maps, (rows, D) of tokens."""
+def rows_of(
+    flat: torch.Tensor, design: Design, form: tuple[int, int, int], *, channels_last: bool = False
+) -> torch.Tensor:
+    """What a net takes of a piece as it lies in memory: (N, C, H, W) of maps, (rows, D) of tokens."""
     count, height, width = form
     if design.kind == "tokens":
-        return flat.view(count, design.channels)
+        return flat.view(count, design.channels, width).transpose(1, 2).reshape(-1, design.channels)
     if channels_last:
         return flat.view(count, height, width, design.channels).permute(0, 3, 1, 2)
     return flat.view(count, design.channels, height, width)
+
+
+def flat_of(
+    rows: torch.Tensor, design: Design, form: tuple[int, int, int], *, channels_last: bool = False
+) -> torch.Tensor:
+    """The reverse: contiguous."""
+    count, _, width = form
+    if design.kind == "tokens":
+        rows = rows.view(count, width, design.channels).transpose(1, 2)
+    elif channels_last:
+        rows = rows.permute(0, 2, 3, 1)
+    return rows.reshape(-1)
 
 
 def _most_bytes(design: Design, form: tuple[int, int, int]) -> int:

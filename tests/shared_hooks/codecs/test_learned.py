@@ -98,15 +98,21 @@ def test_maps_of_any_batch_and_size(batch: int, size: tuple[int, int], channels_
     assert torch.allclose(back, wanted, atol=1e-5) and float(back.min()) >= 0
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-def test_tokens_of_any_number_and_type(dtype: torch.dtype) -> None:
+def test_tokens_of_any_number_type_and_memory(dtype: torch.dtype, transposed: bool) -> None:
     codec = learned(None, TOKENS).at("conv", 1)
-    tensor = torch.randn(2, 7, 24).to(dtype)
+    tensor = torch.randn(2, 24, 7).transpose(1, 2) if transposed else torch.randn(2, 7, 24)
+    tensor = tensor.to(dtype)
     coded = codec.encode(flat(tensor), grain_of(tensor))
     assert coded is not None
     codec.check(coded.params, dtype, tensor.numel(), len(coded.data))
     decoded = codec.decode(coded.data, coded.params, dtype, tensor.numel())
-    assert isinstance(decoded, torch.Tensor) and decoded.dtype is dtype and bool(torch.isfinite(decoded).all())
+    assert isinstance(decoded, torch.Tensor) and decoded.dtype is dtype and decoded.is_contiguous()
+    net = codec._piece.net  # type: ignore[attr-defined]
+    wanted = net.values_of(net.levels_of(tensor.float().reshape(-1, 24)).round(), (1, 1)).view(tensor.shape)
+    back = decoded.as_strided(tensor.shape, tensor.stride()).float()
+    assert torch.allclose(back, wanted, atol=0.02, rtol=0.02)
 
 
 def test_what_it_was_not_trained_for_goes_raw() -> None:
@@ -136,6 +142,7 @@ def test_lies_are_refused() -> None:
         (0, 2, 1, 8, 10),
         (0, 0, 2, 8, 10),
         (0, 0, 0, 8, 10),
+        (1, 0, 20, 2, 1),
         (0, 0, 1, 80, 1),
         (0, 0, 1, 8.0, 10),
         (True, 0, 1, 8, 10),
