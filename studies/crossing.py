@@ -143,7 +143,7 @@ def digits(options: argparse.Namespace) -> dict[str, Any]:
     loaded = load(choice)
     with loaded.wrapped:
         learnt = given(unlabelled(200))
-        for cut in CUTS:
+        for cut in options.cuts:
             found.append(judged(loaded, _learned(choice, cut, options.inputs), items, learnt))
             _show(found[-1])
     return {"cuts": found, "inputs": options.inputs}
@@ -344,6 +344,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m studies.crossing", description=__doc__)
     parser.add_argument("what", choices=RUNS)
     parser.add_argument("--inputs", type=int, default=4000, help="to learn from (default: 4000)")
+    parser.add_argument("--cuts", nargs="+", default=CUTS, help="of digits")
     parser.add_argument("--copies", type=int, default=4, help="distorted copies of each image that is judged by")
     parser.add_argument("--epochs", type=int, default=24, help="for networks that are trained here")
     parser.add_argument("--steps", type=int, default=400, help="of a large decoder's training")
