@@ -183,7 +183,7 @@ class EdgeModel:
         self.books: dict[str, Books] = {} if learnt is None else dict(learnt.books)
         self.frames = SentFrames()
         self._with_books: dict[str, Crossing] = {}
-        self._without_books: set[str] = set()
+        self._looked_at: set[str] = set()
         self.failed: set[str] = set()
         """Codecs of other packages that failed on the server: what they were for goes raw."""
         self.device = device = choice.set_up()
@@ -371,10 +371,11 @@ class EdgeModel:
         books = self.books.get(cut)
         if books is not None:
             return self._by_books(crossing, books)
-        if self.chooser is None and cut not in self._without_books and (how := self._needs(cut)):
-            self._without_books.add(cut)
-            text = "codec %s: nothing was learnt of the cut after %s, so all goes raw there: %s"
-            log.warning(text, self.codec, cut, how)
+        if self.chooser is None and cut not in self._looked_at:
+            self._looked_at.add(cut)
+            if how := self._needs(cut):
+                text = "codec %s: nothing was learnt of the cut after %s, so all goes raw there: %s"
+                log.warning(text, self.codec, cut, how)
         return crossing
 
     def _needs(self, cut: str) -> str | None:

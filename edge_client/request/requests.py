@@ -220,9 +220,10 @@ class Receiver:
 
     def _witness(self, running: Running, output: Any) -> tuple[Witness | None, Any]:
         """The witness, if there is to be one, and the answer's output after it."""
-        lossless = all(codec is not None and codec.lossless for codec in map(by_wire, running.head.outgoing.codecs))
         # what this side changes itself is not the model's own
-        if running.kept is None or running.head.transforms or not lossless:
+        if running.kept is None or running.head.transforms:
+            return None, output
+        if not all(codec is not None and codec.lossless for codec in map(by_wire, running.head.outgoing.codecs)):
             return None, output
         about = running.exchange.about
         welcome = running.connection.welcome

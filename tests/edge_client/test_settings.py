@@ -68,8 +68,7 @@ def test_a_default_is_shown_in_use(capsys: pytest.CaptureFixture[str], monkeypat
     run = ["run", "--split", "input", "--patience", "0.1", "--input", str(image)]
     for words in (run, ["verify"], ["plan"], ["sweep", "--output", "x", "--no-predict"], ["doctor"]):
         monkeypatch.setattr("edge_client.commands.doctor.looks", lambda *known: [])
-        for name in ("verify", "plan", "sweep"):
-            monkeypatch.setattr(f"edge_client.commands.{name}.choice_of", _ends)
+        monkeypatch.setattr("edge_client.commands.tasks.choice_of", _ends)
         main(words)
         assert "server 127.0.0.1:1 (from isthmus.toml)" in capsys.readouterr().err, words
     assert main([*run, "--server", "127.0.0.1:1"]) == 3

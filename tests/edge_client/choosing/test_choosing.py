@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from edge_client import AutoOptions, EdgeClient, ModelChoice, calibrate
-from edge_client.choosing import beginning
+from edge_client import AutoOptions, EdgeClient, ModelChoice, calibrate, choosing
 from edge_client.planning.codecs import LossTable
 from edge_client.planning.link import Curve, Link
 from shared_hooks.codecs import CODECS
@@ -61,7 +60,7 @@ def table() -> LossTable:
 
 def client(server: Served, rate: float, monkeypatch: pytest.MonkeyPatch, **words: Any) -> EdgeClient:
     link = Link(Curve.line(1e6, rate), Curve.line(0.0, rate))
-    monkeypatch.setattr(beginning, "probed", lambda server, credentials, sizes: link)
+    monkeypatch.setattr(choosing, "probed", lambda server, credentials, sizes: link)
     return EdgeClient(server.address, ModelChoice(server.spec), "relu", codec="auto", **words)
 
 

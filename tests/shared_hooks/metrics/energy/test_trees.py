@@ -20,12 +20,9 @@ from shared_hooks.metrics.energy import (
     Machine,
     Meters,
     MeterUnavailable,
+    boards,
     find_meters,
-    ina3221,
     nvml,
-    rapl,
-    vcgencmd,
-    zeus_meter,
 )
 from shared_hooks.metrics.energy.meter import read_text
 
@@ -131,7 +128,7 @@ def domains(meters: Sequence[energy.Meter]) -> list[str]:
     ],
 )
 def test_rapl_counts_nothing_twice(tree: str, expected: list[str]) -> None:
-    found = rapl.find(machine(TREES / tree))
+    found = boards.find_rapl(machine(TREES / tree))
     assert domains(found) == expected
     assert [meter.read() for meter in found] == [0.0] * len(expected)
     assert domains(Meters(tuple(found)).total()) == expected
@@ -139,8 +136,8 @@ def test_rapl_counts_nothing_twice(tree: str, expected: list[str]) -> None:
 
 def test_rapl_reads_joules(tmp_path: Path) -> None:
     root = copy("amd-ryzen", tmp_path)
-    (meter,) = rapl.find(machine(root))
-    counter = root / rapl.TREE / "intel-rapl:0" / "energy_uj"
+    (meter,) = boards.find_rapl(machine(root))
+    counter = root / boards.POWERCAP / "intel-rapl:0" / "energy_uj"
     counter.write_text("43500000\n")
     assert meter.read() == pytest.approx(2.5)
     assert meter.read() == pytest.approx(2.5)
@@ -148,9 +145,9 @@ def test_rapl_reads_joules(tmp_path: Path) -> None:
 
 def test_rapl_counters_start_again_at_zero(tmp_path: Path) -> None:
     root = copy("amd-ryzen", tmp_path)
-    counter = root / rapl.TREE / "intel-rapl:0" / "energy_uj"
+    counter = root / boards.POWERCAP / "intel-rapl:0" / "energy_uj"
     counter.write_text("65532000000\n")
-    (meter,) = rapl.find(machine(root))
+    (meter,) = boards.find_rapl(machine(root))
     counter.write_text("1389013\n")
     assert meter.read() == pytest.approx((65532610987 - 65532000000 + 1389013) / 1e6)
     counter.write_text("2389013\n")
@@ -167,7 +164,7 @@ def test_rapl_without_permission_names_the_file() -> None:
     with pytest.raises(
         MeterUnavailable, match="no permission to read /sys/class/powercap/intel-rapl:0/energy_uj"
     ) as caught:
-        rapl.find(here)
+        boards.find_rapl(here)
     assert not isinstance(caught.value, Absent)
     meters = find_meters(machine=here)
     assert meters.found == ()
@@ -182,21 +179,21 @@ def test_rapl_one_package_that_cannot_be_read_spoils_the_sum() -> None:
         return read_text(path)
 
     with pytest.raises(MeterUnavailable, match="intel-rapl:1"):
-        rapl.find(machine(TREES / "xeon-two-sockets", read=read))
+        boards.find_rapl(machine(TREES / "xeon-two-sockets", read=read))
 
 
 @pytest.mark.parametrize("content", ["", "garbage\n", "-5\n", "12.5\n", "0x10\n", "\0\0"])
 def test_rapl_with_garbage_is_no_meter(tmp_path: Path, content: str) -> None:
     root = copy("amd-ryzen", tmp_path)
-    (root / rapl.TREE / "intel-rapl:0" / "energy_uj").write_text(content)
+    (root / boards.POWERCAP / "intel-rapl:0" / "energy_uj").write_text(content)
     with pytest.raises(MeterUnavailable, match="energy_uj holds .* not a number"):
-        rapl.find(machine(root))
+        boards.find_rapl(machine(root))
 
 
 def test_rapl_file_that_vanishes(tmp_path: Path) -> None:
     root = copy("amd-ryzen", tmp_path)
-    (meter,) = rapl.find(machine(root))
-    (root / rapl.TREE / "intel-rapl:0" / "energy_uj").unlink()
+    (meter,) = boards.find_rapl(machine(root))
+    (root / boards.POWERCAP / "intel-rapl:0" / "energy_uj").unlink()
     with pytest.raises(MeterUnavailable, match="energy_uj: No such file"):
         meter.read()
 
@@ -234,12 +231,12 @@ def test_rails_of_an_unknown_board_are_not_added_up(tmp_path: Path) -> None:
     root = copy("jetson-orin-nano", tmp_path)
     (root / "sys/class/hwmon/hwmon1/in1_label").write_text("VDD_NEW\n")
     with pytest.raises(MeterUnavailable, match="no rail known to supply the board among VDD_CPU_GPU_CV, VDD_NEW"):
-        ina3221.find(machine(root))
+        boards.find_ina3221(machine(root))
 
 
 def test_a_rail_that_vanishes(tmp_path: Path) -> None:
     root = copy("jetson-orin-nano", tmp_path)
-    (meter,) = ina3221.find(machine(root))
+    (meter,) = boards.find_ina3221(machine(root))
     (root / "sys/class/hwmon/hwmon1/curr1_input").write_text("lots\n")
     with pytest.raises(MeterUnavailable, match="curr1_input holds 'lots'"):
         meter.read()
@@ -267,7 +264,7 @@ def test_a_pi_5_adds_up_the_rails_of_its_power_chip() -> None:
 
 def test_a_pi_4_has_no_such_chip() -> None:
     with pytest.raises(MeterUnavailable, match="Command not registered"):
-        vcgencmd.find(machine(TREES / "raspberry-pi-4"))
+        boards.find_vcgencmd(machine(TREES / "raspberry-pi-4"))
 
 
 def _raises(error: Exception) -> Callable[[Sequence[str]], str]:
@@ -288,18 +285,18 @@ def _raises(error: Exception) -> Callable[[Sequence[str]], str]:
 )
 def test_a_pi_whose_command_fails(error: Exception, text: str) -> None:
     with pytest.raises(MeterUnavailable, match=text):
-        vcgencmd.find(machine(TREES / "raspberry-pi-5", run=_raises(error)))
+        boards.find_vcgencmd(machine(TREES / "raspberry-pi-5", run=_raises(error)))
 
 
 @pytest.mark.parametrize("printed", ["", "VDD_CORE_A current(7)=x\n", "VDD_CORE_A current(7)=1.0A\n", "\0\xff" * 50])
 def test_a_pi_that_prints_something_else(printed: str) -> None:
     with pytest.raises(MeterUnavailable, match="shows no rails"):
-        vcgencmd.find(machine(TREES / "raspberry-pi-5", run=lambda command: printed))
+        boards.find_vcgencmd(machine(TREES / "raspberry-pi-5", run=lambda command: printed))
 
 
 def test_commands_are_not_tried_on_other_machines(tmp_path: Path) -> None:
     with pytest.raises(Absent):
-        vcgencmd.find(machine(tmp_path, run=_raises(AssertionError())))
+        boards.find_vcgencmd(machine(tmp_path, run=_raises(AssertionError())))
 
 
 # -- GPUs ---------------------------------------------------------------------------------------------------------
@@ -386,7 +383,7 @@ def test_zeus_counts_gpus_that_nvml_does_not_know(tmp_path: Path) -> None:
 
 def test_another_package_called_zeus_is_no_meter(tmp_path: Path) -> None:
     with pytest.raises(MeterUnavailable, match="get_gpus"):
-        zeus_meter.find(machine(tmp_path))
+        boards.find_zeus(machine(tmp_path))
 
 
 # -- together -----------------------------------------------------------------------------------------------------
