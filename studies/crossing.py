@@ -1,5 +1,6 @@
 """``python -m studies.crossing``: how little can cross if the model helps, and what it gives away.
 
+    basis      the codec "basis" in each of its steps, where the others were measured; for these the best one counts
     digits     the shipped model, three cuts: learned codecs against those that need no training
     networks   a small ResNet and a small ViT, trained here; the same
     leakage    the meter on digits, with a small and a large decoder; do both put the cuts in the same order?
@@ -17,6 +18,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from edge_client.calibrating.study import Study
+from edge_client.calibrating.study import STEPS, Study
 from edge_client.given import Given, given, labelled
 from edge_client.model_choice import ModelChoice
 from edge_client.survey.loading import Loaded, load
@@ -32,6 +34,7 @@ from edge_client.tasks.leakage import leakage
 from edge_client.tasks.learn import Learned, learn
 from edge_client.tasks.subject import subject_of
 from shared_hooks.codecs import RAW, register
+from shared_hooks.crossing import EarlyOutput, books_of
 from shared_hooks.models.digits.train import as_tensors, distort, load_images
 
 LOSS = 0.005
@@ -336,7 +339,53 @@ def _passages(words: Any, count: int) -> Iterator[torch.Tensor]:
     yield from rows[:: max(1, len(rows) // count)][:count].split(1)
 
 
-RUNS = {"digits": digits, "networks": networks, "leakage": meter, "prompts": prompts}
+def by_step(loaded: Loaded, cut: str, items: Sequence[Given], learnt: Sequence[Given]) -> dict[str, Any]:
+    """Accuracy and bytes of the codec "basis" with its steps, learnt from ``learnt``: a study keeps the coarsest one
+    that is *shown* to lose no more than is allowed, and others may lose no more as well.
+    """
+    wrapped = loaded.wrapped
+    heads = [wrapped.head(cut, *item.read(loaded.spec)[0]) for item in learnt]
+    books = {step: books_of(heads, step) for step in STEPS}
+    whole, right = 0, dict.fromkeys(STEPS, 0)
+    sizes, headers = dict.fromkeys(STEPS, 0), dict.fromkeys(STEPS, 0)
+    for item in items:
+        early = wrapped.head(cut, *item.read(loaded.spec)[0])
+        whole += str(int(wrapped.tail(early).argmax())) == item.truth
+        for step, own in books.items():
+            crossing = early.crossing.with_books(own)
+            parcel = replace(early, crossing=crossing).pack("basis")
+            sizes[step], headers[step] = sizes[step] + parcel.nbytes, headers[step] + len(parcel.header)
+            payload = bytearray().join(parcel.buffers)
+            came = EarlyOutput.unpack(crossing, parcel.header, payload, disposable=True)
+            right[step] += str(int(wrapped.tail(came).argmax())) == item.truth
+    count = len(items)
+    return {
+        f"{step:g}": {
+            "payload": sizes[step] / count,
+            "bytes_up": (sizes[step] + headers[step]) / count,
+            "points_lost": 100 * (whole - right[step]) / count,
+        }
+        for step in STEPS
+    }
+
+
+def basis(options: argparse.Namespace) -> dict[str, Any]:
+    """Each cut of the other runs."""
+    items, learnt, found = unseen(options.copies), given(unlabelled(400)), {}
+    loaded = load(ModelChoice("digits", threads=options.threads))
+    with loaded.wrapped:
+        for cut in options.cuts:
+            found[cut] = by_step(loaded, cut, items, learnt)
+            print(cut, found[cut], flush=True)
+    for name, (make, (block,)) in NETWORKS.items():
+        loaded = subject_of(taught(make, options.epochs), items[:1]).load()
+        with loaded.wrapped:
+            found[name] = by_step(loaded, block, items, learnt)
+        print(name, found[name], flush=True)
+    return found
+
+
+RUNS = {"basis": basis, "digits": digits, "networks": networks, "leakage": meter, "prompts": prompts}
 
 
 def main() -> int:

@@ -248,7 +248,7 @@ def add_learn(commands: Commands, model: Parser) -> None:
     learn.add_argument("--input", required=True, metavar="FOLDER", help="input files, or a folder per class; or a glob")
     learn.add_argument("--output", required=True, metavar="DIR", help="codec.safetensors; the same command continues")
     goal = learn.add_mutually_exclusive_group()
-    goal.add_argument("--rate", metavar="BYTES", help="the least loss within so many bytes, without the header")
+    goal.add_argument("--rate", metavar="BYTES", help="least loss, payload of at most BYTES on average")
     goal.add_argument("--max-loss", metavar="SHARE", help="the fewest bytes within this loss (default: 0.5%%)")
     learn.add_argument("--choose-by", metavar="FOLDER", help="other inputs, to choose among encoders by")
     learn.add_argument("--labels", metavar="FILE.csv", help="rows of a file's name and its label, for the table alone")

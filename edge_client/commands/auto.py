@@ -17,6 +17,7 @@ from edge_client.call import Call
 from edge_client.client import EdgeClient
 from edge_client.commands.common import power_of, say
 from edge_client.commands.feed import first_readable
+from edge_client.planning.codecs import named
 from edge_client.planning.leakage import bound_of
 from edge_client.planning.objective import Constraints
 from edge_client.sources import Item
@@ -29,12 +30,13 @@ from shared_hooks.models import InputItem
 def constraints_of(options: argparse.Namespace) -> Constraints:
     """Raises SpecError for a size that is none."""
     memory, traffic = options.max_edge_memory, options.max_bytes_per_second
+    codec = options.codec if options.leakage is None else named(options.codec)  # as tables call it
     return Constraints(
         units.size("--max-edge-memory", memory) if memory else None,
         units.size("--max-bytes-per-second", traffic) if traffic else None,
         options.rate,
         options.min_accuracy,
-        bound_of(options.max_leakage, options.leakage, options.codec),
+        bound_of(options.max_leakage, options.leakage, codec),
     )
 
 

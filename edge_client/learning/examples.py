@@ -36,8 +36,9 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 @dataclass(frozen=True, eq=False)
 class Examples:
     """``pieces``: of each piece that crosses (n, elements), in the order of memory; ``inputs``: of each tensor that the
-    model takes (n, ...); ``outputs``: of each tensor of floats that it gives (n, ...). ``used``: the numbers of the
-    inputs among those that were given: others have another form, or were too many.
+    model takes (n, ...); ``outputs``: of each tensor of floats that it gives (n, ...), none where their shapes differ
+    from input to input. ``used``: the numbers of the inputs among those that were given: others have another form, or
+    were too many.
     """
 
     wrapped: WrappedModel
@@ -108,7 +109,8 @@ def examples_of(
         call = to_device(args, device), to_device(kwargs, device)
         on_input()
         try:
-            early = wrapped.head(cut, *copied(*call)[0], **copied(*call)[1])
+            own_args, own_kwargs = copied(*call)
+            early = wrapped.head(cut, *own_args, **own_kwargs)
         except InputMismatch:
             raise
         except IsthmusError:
@@ -137,11 +139,16 @@ def examples_of(
         raise SpecError("there are no inputs to learn from")
     pieces = _stacked([[storage_order(one)[0] for one in early.pieces] for early, _, _ in kept])
     wanted = max(1, min(len(kept), BATCH, BATCH_BYTES // max(1, kept[0][0].nbytes)))
-    answered = _stacked([one for _, _, one in kept])
+    forms = {tuple(one.shape for one in outputs) for _, _, outputs in kept}
+    answered = (
+        _stacked([one for _, _, one in kept]) if len(forms) == 1 else ()
+    )  # boxes: of each input as many as it has
     made = Examples(
         wrapped, first, pieces, _stacked([one for _, one, _ in kept]), answered, tuple(used), kept[0][0], kept[0][0], 1
     )
-    return (_batched(made, cut, calls[:wanted]) if answers else None) or made
+    if not answered:  # nothing is to be asked of the model
+        return replace(made, batch=wanted)
+    return _batched(made, cut, calls[:wanted]) or made
 
 
 def _batched(single: Examples, cut: str, calls: Sequence[Call]) -> Examples | None:
@@ -156,7 +163,7 @@ def _batched(single: Examples, cut: str, calls: Sequence[Call]) -> Examples | No
         return None
     count = len(calls)
     flat = [storage_order(one)[0] for one in early.pieces]
-    if early.values or early.generators or len(flat) != len(single.pieces):
+    if early.values or early.generators or len(flat) != len(single.pieces) or len(outputs) != len(single.outputs):
         return None
     for many, one in ((flat, single.pieces), (outputs, single.outputs)):
         for found, own in zip(many, one, strict=True):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -27,11 +27,9 @@ from shared_hooks.codecs.noise import Noise
 from shared_hooks.crossing import Parcel
 from shared_hooks.tensors import View
 
-KINDS: Final = ("pictures", "tokens", "numbers")
 WIDTHS: Final[Mapping[str, tuple[int, int]]] = {"small": (32, 1), "large": (64, 2)}
 """By the name of a decoder: channels, and residual blocks at each size."""
 STEPS: Final = 500
-LEAST_STEPS: Final = 100
 _BATCH: Final = 32
 _MOST_DIMENSIONS: Final = 256
 _RIDGE: Final = 1e-2
@@ -40,22 +38,16 @@ _BEGIN: Final = 64
 """Pictures for what a decoder begins with."""
 
 
-@dataclass(frozen=True)
-class Scores:
-    """``values``: by name, such as "ssim" and "psnr" of pictures. ``made``: what was given back, of some inputs."""
-
-    values: Mapping[str, float]
-    made: torch.Tensor | None = None
-
-
 def kind_of(examples: Examples) -> tuple[str, int]:
-    """Which of `KINDS` the inputs are, and the number of the tensor that is attacked: the largest of its kind."""
+    """Pictures, tokens or numbers, and the number of the tensor that is attacked: the largest picture or tensor of
+    floats; of whole numbers the one with the most different ones, which is no mask.
+    """
     floats = [at for at, one in enumerate(examples.inputs) if one.is_floating_point() and one[0].numel() > 1]
     pictures = [at for at in floats if _is_picture(examples.inputs[at])]
     for name, found in (("pictures", pictures), ("numbers", floats)):
         if found:
             return name, max(found, key=lambda at: examples.inputs[at][0].numel())
-    return "tokens", max(range(len(examples.inputs)), key=lambda at: examples.inputs[at][0].numel())
+    return "tokens", max(range(len(examples.inputs)), key=lambda at: examples.inputs[at].unique().numel())
 
 
 def _is_picture(tensor: torch.Tensor) -> bool:
@@ -350,9 +342,8 @@ def tokens_recovered(
     that is trained on ``learn`` (a linear map to the embedding's rows; without one, to the tokens that were seen), and
     ``recovered``, the better of both.
     """
-    if any(
-        one.exact and torch.equal(one.values.reshape(tokens.shape).long(), tokens) for one in _whole(features, tokens)
-    ):
+    exact = [one.values for one in features if one.exact and one.values.numel() == tokens.numel()]
+    if any(torch.equal(one.reshape(tokens.shape).long(), tokens.long()) for one in exact):
         return {"nearest": 1.0, "probe": 1.0, "recovered": 1.0}
     rows = [one.values.float() for one in features if not one.exact and one.values.shape[1] == tokens.shape[1]]
     if not rows:
@@ -363,10 +354,6 @@ def tokens_recovered(
         nearest = max((_hits(one[attacked], tokens[attacked], embedding) for one in fitting), default=0.0)
     probe = _probed(torch.cat(rows, dim=2), tokens, embedding, learn, attacked)
     return {"nearest": nearest, "probe": probe, "recovered": max(nearest, probe)}
-
-
-def _whole(features: Sequence[Feature], tokens: torch.Tensor) -> list[Feature]:
-    return [one for one in features if one.exact and one.values.numel() == tokens.numel()]
 
 
 def _hits(rows: torch.Tensor, tokens: torch.Tensor, embedding: torch.Tensor) -> float:
@@ -436,7 +423,6 @@ class Split:
 
     learn: torch.Tensor
     attacked: torch.Tensor
-    pictures: Sequence[int] = field(default=())
 
     @classmethod
     def of(cls, count: int, seed: int, most: int, public: int = 0) -> Split:

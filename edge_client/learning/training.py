@@ -90,7 +90,7 @@ def _form(examples: Examples, number: int) -> _Form | None:
 
 
 def _design(form: _Form, bits: float) -> Design:
-    """The one whose symbols take about so many bits."""
+    """A design whose symbols take about ``bits`` before entropy coding."""
     each = math.log2(_LEVELS)
     hidden = min(max(32, form.channels), 64, max(16, 4 * form.channels))
     if form.kind == "tokens":
@@ -243,6 +243,8 @@ class Trainer:
 
     def _loss(self, some: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         made, bits, off = self._coded(some)
+        if not self._examples.outputs:
+            return _FEATURES * off, bits
         return self._distance(self._examples.behind(made), some) + _FEATURES * off, bits
 
     def _distance(self, outputs: Sequence[torch.Tensor], some: torch.Tensor) -> torch.Tensor:
@@ -269,8 +271,10 @@ class Trainer:
         with torch.no_grad():
             for some in self._examples.batches(judge):
                 made, _, off = self._coded(some)
-                outputs = self._examples.behind(made, gradients=False)
-                total.append(float(self._distance(outputs, some) + _FEATURES * off))
+                found = _FEATURES * off
+                if self._examples.outputs:
+                    found = found + self._distance(self._examples.behind(made, gradients=False), some)
+                total.append(float(found))
         return sum(total) / len(total)
 
     def _pieces(self, learn: torch.Tensor) -> tuple[Piece | None, ...]:

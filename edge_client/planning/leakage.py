@@ -94,8 +94,8 @@ class LeakageTable:
 
 @dataclass(frozen=True)
 class LeakageBound:
-    """At most so much may be read of what crosses, 0 to 1. ``codec``: what requests travel with where candidates do not
-    say; with ``codec="auto"`` a candidate counts as if its pieces might go raw, which they may.
+    """The most that what crosses may give away, 0 to 1. ``codec``: of requests whose candidate names none; a candidate
+    that names one counts as the worse of that codec and raw, since some of its pieces may go raw.
     """
 
     table: LeakageTable
@@ -103,7 +103,7 @@ class LeakageBound:
     codec: str = RAW
 
     def of(self, cut: str, codec: str = "") -> float | None:
-        """The upper bound of what a candidate gives away; None where nobody measured it."""
+        """The upper bound of what a candidate gives away; None if it was not measured."""
         if cut == EDGE_ONLY:
             return 0.0
         if cut == CLOUD_FILE:

@@ -244,9 +244,7 @@ class _Meter:
         if labelled and (len(truths) < 2 or any(one.truth is None for one in items)):
             raise SpecError(f"{option('labels')}: every input needs a label, and there must be two at least")
         if labelled and others:
-            raise SpecError(
-                f"{option('labels')} and {option('public')}: an attacker would have no labels to learn from"
-            )
+            raise SpecError(f"{option('labels')}: not with {option('public')}, of which an attacker has no labels")
 
     def keep(self, file: JournalFile, lines: Sequence[Mapping[str, Any]], pictures: Path) -> None:
         """Write down every attack, and do not repeat those of ``lines``."""
@@ -297,6 +295,8 @@ class _Meter:
                     found += [CutLeakage(cut, number, name, nothing, {}, str(error)) for name in self._codecs]
                     continue
                 kind, target = target_of(examples)
+                if bool((target == target[:1]).all()):
+                    raise SpecError("the inputs are all the same: there is nothing to read")
                 count = len(examples) - public
                 if not controls:
                     control = partial(self._controls, kind, target, examples, public)
@@ -311,6 +311,11 @@ class _Meter:
         self.seconds = time.monotonic() - began
         if not controls:
             raise CutRefused("; ".join(dict.fromkeys(one.refused for one in found)) or "no cut was named")
+        if self._labelled and any(raw["labels"] <= average["labels"] for average, raw in controls):
+            self.warnings.append(
+                "the probe reads no more labels from the raw input than the most frequent one: what is above it counts "
+                "as all there is"
+            )
         if self._seeds < 2:
             self.warnings.append("one seed shows no spread: bounds are the figures themselves")
         mean = [{key: statistics.fmean(one[at][key] for one in controls) for key in controls[0][at]} for at in (0, 1)]
@@ -414,9 +419,13 @@ class _Meter:
 
 
 def _between(found: Outcome, controls: tuple[Outcome, Outcome], name: str) -> float:
-    """Where a score lies between the average's, 0, and the raw input's, 1."""
+    """Where a score lies between the average's, 0, and the raw input's, 1. Where the raw input says no more than the
+    average (a label that a probe does not read of pixels), whatever is above it is all there is.
+    """
     low, high = controls[0][name], controls[1][name]
-    return min(1.0, max(0.0, (found[name] - low) / (high - low))) if high > low else 0.0
+    if high <= low:
+        return float(found[name] > low)
+    return min(1.0, max(0.0, (found[name] - low) / (high - low)))
 
 
 def _span(target: torch.Tensor) -> float:

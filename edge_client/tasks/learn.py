@@ -15,7 +15,6 @@ from typing import Any, Final
 import torch
 import xxhash
 
-from edge_client import interrupts
 from edge_client.calibrating.inputs import Data, inputs_of, share
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import Study
@@ -253,7 +252,10 @@ def learn(
             raise SpecError(f"only {len(examples)} of {len(items)} inputs cross after {split} in one form")
         chooses = [place for place, at in enumerate(examples.used) if at >= chosen_by]
         if others and len(chooses) < LEAST_TO_CHOOSE:
-            raise SpecError(f"{option('choose_by')}: {len(chooses)} inputs cross after {split} in the others' form")
+            raise SpecError(
+                f"{option('choose_by')}: of its inputs {len(chooses)} cross after {split} in the others' form and fit "
+                f"in memory beside them; {LEAST_TO_CHOOSE} are needed at least"
+            )
         learning = _Learning(loaded, examples, items, chooses, goal, kind, epochs, seconds, seed)
         file, lines = continued(folder / JOURNAL, "learning", FORMAT, learning.settings(), fresh)
         stack.enter_context(file)
@@ -332,11 +334,7 @@ class _Learning:
         began = time.monotonic()
         self._folder, self._journal, self._progress, self._say = folder, journal, progress, say
         self._until = began + (self._seconds if self._seconds is not None else math.inf)
-        try:
-            rungs = self._search(known)
-        except KeyboardInterrupt:
-            interrupts.heard()
-            raise
+        rungs = self._search(known)
         meeting = [one for one in rungs if self._goal.is_met(one)]
         warnings = []
         if meeting:

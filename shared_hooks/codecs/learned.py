@@ -205,43 +205,52 @@ class SymbolCoder:
 
     def pack(self, symbols: npt.NDArray[np.int64]) -> bytes:
         """``symbols``: (N, symbols, positions)."""
-        flat, rows = symbols.reshape(-1).tolist(), self._rows(symbols.shape)
-        blocks = []
+        flat, blocks = symbols.reshape(-1), []
         for start in range(0, len(flat), _BLOCK):
+            some = flat[start : start + _BLOCK].tolist()
             state = 1
-            for symbol, row in zip(flat[start : start + _BLOCK][::-1], rows[start : start + _BLOCK][::-1], strict=True):
+            for symbol, row in zip(reversed(some), reversed(_rows(symbols.shape, start, len(some))), strict=True):
                 count, rest = divmod(state, self._often[row][symbol])
                 state = (count << _BITS) + self._below[row][symbol] + rest
             blocks.append(state.to_bytes((state.bit_length() + 7) // 8, "little"))
         sizes = b"".join(len(block).to_bytes(2, "little") for block in blocks[:-1])
         return sizes + b"".join(blocks)
 
-    def unpack(self, data: bytes, shape: tuple[int, int, int]) -> npt.NDArray[np.int64]:
+    def unpack(self, data: bytes, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
         """The reverse. Raises ValueError for anything but an encoding of so many symbols."""
-        rows = self._rows(shape)
-        count = -(-len(rows) // _BLOCK)
+        total = math.prod(shape)
+        count = -(-total // _BLOCK)
         at = 2 * (count - 1)
+        if len(data) < _least_bytes(total):
+            raise ValueError("fewer bytes than its blocks have")
         sizes = [int.from_bytes(data[2 * number : 2 * number + 2], "little") for number in range(count - 1)]
         sizes.append(len(data) - at - sum(sizes))
-        if len(data) < at or sizes[-1] < 0 or max(sizes) > 2 * _BLOCK:
+        if sizes[-1] < 0 or max(sizes) > 2 * _BLOCK:
             raise ValueError("the sizes of its blocks do not add up")
-        flat: list[int] = []
+        found = np.empty(total, dtype=np.uint8)
         for number, size in enumerate(sizes):
             state, at = int.from_bytes(data[at : at + size], "little"), at + size
-            for row in rows[number * _BLOCK : (number + 1) * _BLOCK]:
+            start, some = number * _BLOCK, []
+            for row in _rows(shape, start, min(_BLOCK, total - start)):
                 rest = state & (_WHOLE - 1)
                 symbol = self._found[row][rest]
                 state = self._often[row][symbol] * (state >> _BITS) + rest - self._below[row][symbol]
-                flat.append(symbol)
+                some.append(symbol)
             if state != 1:
                 raise ValueError("no symbols are packed so")
-        return np.array(flat, dtype=np.int64).reshape(shape)
+            found[start : start + len(some)] = some
+        return found.reshape(shape)
 
-    @staticmethod
-    def _rows(shape: Sequence[int]) -> list[int]:
-        """For each symbol, in order, which row of the frequencies is its."""
-        rows: list[int] = np.tile(np.repeat(np.arange(shape[1]), shape[2]), shape[0]).tolist()
-        return rows
+
+def _rows(shape: Sequence[int], start: int, count: int) -> list[int]:
+    """For ``count`` symbols from ``start`` on, which row of the frequencies is theirs."""
+    rows: list[int] = (np.arange(start, start + count) // shape[2] % shape[1]).tolist()
+    return rows
+
+
+def _least_bytes(symbols: int) -> int:
+    """A byte for each block, and the sizes of all but the last."""
+    return 3 * -(-symbols // _BLOCK) - 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,8 +406,9 @@ class Learned(Codec):
         piece, form = self._form(params)
         if dtype not in _FLOATS or not piece.design.takes(*form, elements):
             raise ValueError(f"{elements} elements of {dtype} are never coded so")
-        if nbytes > _most_bytes(piece.design, form):
-            raise ValueError(f"{nbytes} bytes are more than its symbols take")
+        symbols = math.prod(piece.design.symbol_shape(*form))
+        if not _least_bytes(symbols) <= nbytes <= 2 * symbols + 4 * -(-symbols // _BLOCK):
+            raise ValueError(f"{nbytes} bytes cannot stand for {symbols} symbols")
 
     def decode(
         self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
@@ -494,12 +504,6 @@ def flat_of(
     elif channels_last:
         rows = rows.permute(0, 2, 3, 1)
     return rows.reshape(-1)
-
-
-def _most_bytes(design: Design, form: tuple[int, int, int]) -> int:
-    """What the symbols take, were each the rarest there can be."""
-    symbols = math.prod(design.symbol_shape(*form))
-    return 2 * symbols + 4 * (-(-symbols // _BLOCK))
 
 
 def read(path: str | Path) -> Learned:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import secrets
-import threading
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -22,14 +21,13 @@ from shared_hooks.errors import SpecError
 
 PREFIX: Final = "noise:"
 _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_local = threading.local()
 
 
 class Noise(Codec):
     """``sigma``: the noise's standard deviation, as a multiple of the piece's own.
 
-    Drawn for each request from the system's entropy: neither the model's random state nor any seed gives it away.
-    Pieces that hold no floats are sent as they are.
+    Drawn for each tensor from a seed of its own, of the system's entropy: one request's noise says nothing of that of
+    another, and the model's random state stays as it is. Pieces that hold no floats are sent as they are.
     """
 
     lossless = False
@@ -43,7 +41,7 @@ class Noise(Codec):
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
         if tensor.dtype not in _FLOATS:
             return None
-        return RAW.encode(self.added(tensor, _dice()), grain)
+        return RAW.encode(self.added(tensor, np.random.default_rng(secrets.randbits(128))), grain)
 
     def added(self, tensor: torch.Tensor, dice: np.random.Generator) -> torch.Tensor:
         """The tensor with noise. What is not finite stays, and does not count for the width."""
@@ -64,13 +62,6 @@ class Noise(Codec):
         self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
     ) -> torch.Tensor | memoryview:
         return RAW.decode(data, params, dtype, elements)
-
-
-def _dice() -> np.random.Generator:
-    found: Any = getattr(_local, "dice", None)
-    if found is None:
-        found = _local.dice = np.random.Generator(np.random.PCG64(secrets.randbits(128)))
-    return found  # type: ignore[no-any-return]
 
 
 @lru_cache(64)

@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 
 from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT, Codec, Coded, Grain, Param
+from shared_hooks.codecs.lossless import bytes_of
 from shared_hooks.config import resolve
 from shared_hooks.errors import CodecFailed, SpecError
 
@@ -35,9 +36,9 @@ class _Broken(Exception):
 class Guarded(Codec):
     """A plugin's codec, held to its word.
 
-    On the edge, a piece that it raises for, or whose bytes are more than its own `Codec.bound` allows, goes raw, with
-    one warning for each reason. Where it decodes, `CodecFailed` names it: the edge then sends the request once more
-    without it.
+    On the edge, a piece that it raises for, whose bytes are more than its own `Codec.bound` allows, or which does not
+    come back where it promises to lose nothing, goes raw, with one warning for each reason. Where it decodes,
+    `CodecFailed` names it: the edge then sends the request once more without it.
     """
 
     def __init__(self, inner: Codec) -> None:
@@ -47,11 +48,8 @@ class Guarded(Codec):
         self._warned: set[str] = set()
 
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
-        before = tensor._version
         try:
-            coded = self.inner.encode(tensor, grain)
-            if tensor._version != before:
-                raise _Broken("it writes to the tensor that it encodes")
+            coded = self.inner.encode(tensor.clone(), grain)  # what it writes there is nobody's
             return None if coded is None else self._checked(coded, tensor)
         except Exception as error:
             why = str(error) if isinstance(error, _Broken) else f"{type(error).__name__}: {error!s:.200}"
@@ -70,7 +68,14 @@ class Guarded(Codec):
         if len(params) > MAX_PARAMS or not all(_is_param(one) for one in params):
             raise _Broken(f"its parameters are not {MAX_PARAMS} numbers and short texts at most")
         self.inner.check(params, tensor.dtype, tensor.numel(), len(data))
+        if self.lossless and not self._comes_back(tensor, data, params):
+            raise _Broken("it promises to keep every bit, and does not")
         return Coded(data, params)
+
+    def _comes_back(self, tensor: torch.Tensor, data: memoryview, params: tuple[Param, ...]) -> bool:
+        found = self.decode(data, params, tensor.dtype, tensor.numel())
+        made = bytes_of(found) if isinstance(found, torch.Tensor) else found
+        return made == bytes_of(tensor)
 
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
         try:

@@ -115,7 +115,7 @@ def by_wire(name: object) -> Codec | None:
 
 def offered() -> list[str]:
     """What this side can decode, as it tells the other."""
-    return [*(name for name in CODECS if not name.startswith(noise.PREFIX)), NOISE]
+    return [*(name for name in list(CODECS) if not name.startswith(noise.PREFIX)), NOISE]
 
 
 def is_offered(name: str, by: Collection[str]) -> bool:

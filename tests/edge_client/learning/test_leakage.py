@@ -18,7 +18,7 @@ from edge_client.learning.inversion import Feature, Split, invert, noise_feature
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.leakage import LeakageBound, LeakageTable, Spread, bound_of, from_json, read
 from edge_client.planning.objective import Candidate, Constraints, decide
-from edge_client.tasks.leakage import Leaked
+from edge_client.tasks.leakage import Leaked, _between
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 
@@ -173,16 +173,62 @@ def test_tokens_of_no_embedding_and_of_nothing_that_tells() -> None:
     assert tokens_recovered(shown, tokens, None, parts.learn, parts.attacked)["recovered"] > 0.95
 
 
-def test_labels_and_numbers() -> None:
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(10, 16), nn.Linear(16, 2)
+class Rows(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(10, 16), nn.Linear(16, 2)
 
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found: torch.Tensor = self.last(torch.tanh(self.first(x)))
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.last(torch.tanh(self.first(x)))
+        return found
+
+
+def test_private_labels_count_and_a_public_set_teaches(tmp_path: Path) -> None:
+    import numpy as np
+
+    torch.manual_seed(0)
+    rows, lines = [torch.randn(1, 10) for _ in range(120)], []
+    for number, row in enumerate(rows):
+        np.save(tmp_path / f"{number}.npy", row.numpy())
+        lines.append(f"{number}.npy,{'high' if row[0, 0] > 0 else 'low'}")
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    net = Rows().eval()
+    how: dict[str, Any] = {"splits": "first", "seeds": 2, "steps": 1, "progress": False}
+    found = leakage(net, f"{tmp_path}/*.npy", labels=tmp_path / "labels.csv", **how)
+    (first,) = found.table.cuts
+    assert first.scores["labels"].mean > 0.85 > found.table.average["labels"]
+    assert first.leakage.mean > 0.8, "one step of training gives no row back: the label is what leaks"
+    public = leakage(net, rows[:30], public=rows[30:], splits="first", seeds=1, steps=150, progress=False)
+    assert public.table.public == 90 and public.table.inputs == 30 == public.table.attacked
+    assert public.table.cuts[0].leakage.mean > 0.7
+    with pytest.raises(SpecError, match="of which an attacker has no labels"):
+        leakage(net, f"{tmp_path}/*.npy", labels=tmp_path / "labels.csv", public=rows, **how)
+
+
+def test_a_mask_beside_tokens_is_not_what_is_attacked() -> None:
+    class Masked(Tiny):
+        def forward(self, mask: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            found: torch.Tensor = self.last((self.embedding(ids) * mask[..., None]).mean(1))
             return found
 
+    torch.manual_seed(0)
+    calls = [(torch.ones(1, 12, dtype=torch.int64), torch.randint(0, 50, (1, 12))) for _ in range(30)]
+    found = leakage(Masked().eval(), calls, splits="embedding", seeds=1, progress=False)
+    assert found.table.average["recovered"] < 0.2 and found.table.cuts[0].leakage.mean == 1.0
+
+
+def test_inputs_that_are_all_the_same_leak_nothing_that_could_be_measured() -> None:
+    with pytest.raises(SpecError, match="all the same"):
+        leakage(Rows().eval(), [torch.ones(1, 10)] * 20, splits="first", seeds=1, progress=False)
+
+
+def test_where_the_raw_input_says_nothing_what_says_more_is_all_there_is() -> None:
+    assert _between({"labels": 0.9}, ({"labels": 0.5}, {"labels": 0.5}), "labels") == 1.0
+    assert _between({"labels": 0.5}, ({"labels": 0.5}, {"labels": 0.4}), "labels") == 0.0
+    assert _between({"ssim": 0.5}, ({"ssim": 0.0}, {"ssim": 1.0}), "ssim") == 0.5
+
+
+def test_numbers() -> None:
     torch.manual_seed(0)
     rows = [torch.randn(1, 10) for _ in range(80)]
     found = leakage(Rows().eval(), rows, splits="first", seeds=2, steps=150, progress=False)

@@ -164,6 +164,28 @@ def test_a_model_of_one_input_at_a_time_is_trained_one_by_one() -> None:
         assert made.epochs == 2 and made.pieces[0] is not None
 
 
+def test_where_outputs_have_no_common_shape_the_pieces_themselves_are_kept(tmp_path: Path) -> None:
+    class Boxes(torch.nn.Module):
+        """As many rows as are above a threshold."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(24, 32), torch.nn.Linear(32, 16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = self.last(torch.relu(self.first(x))).view(-1, 2)
+            return found[found[:, 0] > 0]
+
+    torch.manual_seed(0)
+    items = given([torch.randn(1, 24) for _ in range(45)])
+    loaded = subject_of(Boxes().eval(), items[:1]).load()
+    with loaded.wrapped:
+        examples = examples_of(loaded, "first", items)
+        assert examples.outputs == () and examples.batch > 1
+        made = Trainer(examples, ladder(examples)[-1], Terms(20)).run(*parted(len(examples))[:2])
+        assert made.history[-1] < 0.9 * made.history[0]
+
+
 @pytest.mark.parametrize(
     ("words", "error", "text"),
     [

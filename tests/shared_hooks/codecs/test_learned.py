@@ -152,6 +152,8 @@ def test_lies_are_refused() -> None:
         if params != (0, 0, 1, 80, 1):  # as many elements, in another form: allowed, and bounded alike
             with pytest.raises(ValueError):
                 codec.check(params, torch.float32, 480, len(coded.data))
+    with pytest.raises(ValueError):  # a few bytes for what would take seconds and gigabytes
+        codec.check((0, 0, 100_000, 8, 10), torch.float32, 48_000_000, 5000)
     for dtype, elements, nbytes in ((torch.int64, 480, 9), (torch.float32, 481, 9), (torch.float32, 480, 1 << 20)):
         with pytest.raises(ValueError):
             codec.check(coded.params, dtype, elements, nbytes)

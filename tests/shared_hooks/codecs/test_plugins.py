@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,8 +55,12 @@ class Long(Half):
 
 class Writes(Half):
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Any:
-        tensor.mul_(1.0)
-        return super().encode(tensor, grain)
+        tensor.numpy()[:] = 7.0  # which no version counts
+        raise RuntimeError("and then gives up")
+
+
+class Lies(Half):
+    lossless = True
 
 
 class Strange(Half):
@@ -78,7 +83,8 @@ class Contradicts(Half):
     [
         (Raises, "RuntimeError: no such thing"),
         (Long, "promised 128"),
-        (Writes, "writes to the tensor"),
+        (Writes, "and then gives up"),
+        (Lies, "promises to keep every bit"),
         (Strange, "gives bytes, not Coded"),
         (Params, "parameters"),
         (Contradicts, "not a half"),
@@ -90,6 +96,8 @@ def test_what_a_plugin_breaks_is_sent_raw(codec: type[Half], word: str, caplog: 
         for _ in range(2):
             parcel = Parcel.of_tensors("", [TENSOR.clone()], own)
     assert parcel.codecs == ("raw",)
+    _, [back] = Parcel.tensors(parcel.header, bytearray().join(parcel.buffers))
+    assert torch.equal(back, TENSOR), "as it was, whatever the codec wrote"
     assert [word in one.getMessage() for one in caplog.records] == [True], "once for each reason"
 
 
@@ -125,6 +133,27 @@ def test_what_a_plugin_decodes_to_something_else_is_named(found: Any, monkeypatc
     assert parcel.codecs == (Half.name,)
     with pytest.raises(CodecFailed, match=Half.name):
         Parcel.tensors(parcel.header, bytearray().join(parcel.buffers))
+
+
+class Whole(Half):
+    name = "acme:whole"
+    lossless = True
+
+    def encode(self, tensor: torch.Tensor, grain: Grain) -> Any:
+        return Coded(memoryview(zlib.compress(tensor.numpy().tobytes())))
+
+    def bound(self, dtype: torch.dtype, elements: int) -> None:
+        return None
+
+    def check(self, *args: Any) -> None:
+        pass
+
+    def decode(self, data: memoryview, params: Any, dtype: torch.dtype, elements: int) -> Any:
+        return memoryview(bytearray(zlib.decompress(data)))
+
+
+def test_one_that_keeps_every_bit_may_say_so() -> None:
+    assert Parcel.of_tensors("", [torch.zeros(64)], Guarded(Whole())).codecs == ("acme:whole",)
 
 
 def test_an_honest_one_travels_and_a_side_without_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
