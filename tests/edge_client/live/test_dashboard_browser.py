@@ -25,7 +25,7 @@ from tests.waiting import PATIENCE, eventually
 
 pytest.importorskip("starlette")
 
-SLOW_SECONDS = 0.1
+SLOW_SECONDS = 0.4
 """One way: twice that is more than the whole model takes on the edge."""
 SPLIT = "() => !['-', 'edge-only'].includes(document.querySelector('#now-cut').innerText)"
 HOSTILE = "<img src=x onerror=window.hacked=1></script><script>window.hacked=1</script>"
