@@ -76,6 +76,8 @@ def parser() -> Parser:
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     text = "decode with it, too: learned:FILE of edge-client learn, a plugin's entry point or MODULE:CLASS; repeatable"
     made.add_argument("--codec", "--codec-plugin", action="append", default=[], metavar="CODEC", help=text)
+    text = "hand parts of chains on to this server; NAME and how to reach it by TLS: docs/chains.md; repeatable"
+    made.add_argument("--next", action="append", default=[], metavar="[NAME=]HOST:PORT", help=text)
     made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
     made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
     made.add_argument("--device", metavar="auto|cpu|KIND[:N][,...]", help="KIND: cuda, xpu, mps; of several, each")

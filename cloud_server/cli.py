@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 
+from cloud_server.access import Register
+from cloud_server.chain import Chain
 from cloud_server.cluster.command import serve_on_ray
 from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.core import Core
@@ -89,17 +91,19 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         fleet = Fleet(pools or ThisProcess(config), config.models, _reader(words), freeze, config.limits, trials)
         stack.callback(fleet.close)
         workers = config.workers * len(devices)
-        core = stack.enter_context(Core(fleet, config.limits, workers, config.observers, lifecycle))
+        chain = Chain(config.next, config.limits) if config.next else None
+        core = stack.enter_context(Core(fleet, config.limits, workers, config.observers, lifecycle, chain))
         totals = {
             "worker_restarts": lambda: pools.deaths if pools else 0,
             "log_lines_left_out": lambda: bounds.left_out,
         }
         stack.enter_context(measured(core, page, totals))
+        certificates = config.tls is not None and config.tls.client_ca is not None
         server = CloudServer(
             core,
             config.listen,
             config.tls,
-            config.identities,
+            register=Register(config.identities, certificates=certificates, trusted=config.trusted),
             reflection=config.reflection,
             reuse_port=config.reuse_port,
             rest=config.rest,

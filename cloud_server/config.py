@@ -49,6 +49,15 @@ listen = "127.0.0.1:8000"            # HOST:PORT, or a port of loopback; [tls] a
 [tracing]                            # OpenTelemetry, see docs/telemetry.md; absent = as the environment says
 endpoint = "http://127.0.0.1:4317"
 
+[next.gpu]                           # a server that parts of chains are handed on to, see docs/chains.md; absent = none
+address = "gpu:50051"                # HOST:PORT, or a list: the first that serves
+ca = "ca.pem"                        # and certificate, key, server_name, tls, token_file, insecure (docs/access.md)
+sign_as = "gateway"                  # what it is told of who asks is signed as this ...
+secret_file = "gateway.secret"       # ... with this; absent: all that is handed on counts as this server's
+
+[trust.gateway]                      # a server before this one, whose word on who asks is taken; absent = none
+secret_file = "gateway.secret"
+
 [ray]                                # with --on ray, see docs/ray.md
 min_replicas = 1                     # of each model; or replicas = N, for as many at any time
 max_replicas = 4
@@ -62,14 +71,16 @@ from __future__ import annotations
 
 import dataclasses
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from cloud_server.access import Register, Tls
+from cloud_server.access.register import Signer, read_secret
 from cloud_server.arguments import DEFAULT_LISTEN, TRIALS, check_address, check_network, with_host
 from cloud_server.limits import Limits
+from edge_client.credentials import Credentials
 from shared_hooks.codecs import register
 from shared_hooks.config import Table, kind_of, resolve
 from shared_hooks.errors import IsthmusError, SpecError
@@ -256,6 +267,62 @@ def _warm_up(table: Table | None) -> WarmUp:
     return WarmUp(tuple(cuts), tuple(sizes))
 
 
+# The next servers of chains: tables ``[next.NAME]``, and servers before this one: ``[trust.NAME]``.
+
+
+@dataclass(frozen=True)
+class NextServer:
+    """One that parts are handed on to: by ``name``, at the first of its ``addresses`` (HOST:PORT) that serves."""
+
+    name: str
+    addresses: tuple[str, ...]
+    credentials: Credentials = field(default_factory=Credentials)
+    signer: Signer | None = None
+    """What tells it who asked; None: all that this server hands on counts as this server's."""
+
+    def __post_init__(self) -> None:
+        if not self.addresses:
+            raise SpecError(f"next.{self.name}: it has no address")
+        for address in self.addresses:
+            check_address(address, f"next.{self.name}")
+
+
+def next_of(table: Table, folder: Path) -> tuple[NextServer, ...]:
+    """What ``[next]`` says. Raises SpecError."""
+    found = []
+    for name, value in table.rest().items():
+        if not isinstance(value, dict):
+            table.fail(name, f"expected a table with an address, found {kind_of(value)}")
+        inner = Table(value, table.origin, table.name(name))
+        address: Any = inner.take_any("address")
+        addresses: list[Any] = address if isinstance(address, list) else [address]
+        if not addresses or not all(isinstance(one, str) for one in addresses):
+            inner.fail("address", "expected HOST:PORT, or a list of such")
+        given: dict[str, Any] = {key: inner.take(key, str) for key in ("ca", "certificate", "key", "token_file")}
+        given = {key: None if file is None else folder / file for key, file in given.items()}
+        given |= {key: inner.take(key, bool) or False for key in ("tls", "insecure")}
+        given["server_name"] = inner.take("server_name", str)
+        sign_as, secret = inner.take("sign_as", str), inner.take("secret_file", str)
+        inner.done()
+        if (sign_as is None) != (secret is None):
+            inner.fail("sign_as", "needs secret_file, and secret_file needs sign_as")
+        signer = None if sign_as is None or secret is None else Signer(sign_as, read_secret(folder / secret))
+        found.append(NextServer(name, tuple(addresses), Credentials(**given), signer))
+    return tuple(found)
+
+
+def trusted_of(table: Table, folder: Path) -> dict[str, bytes]:
+    """What ``[trust]`` says: secrets by name. Raises SpecError."""
+    found = {}
+    for name, value in table.rest().items():
+        if not isinstance(value, dict):
+            table.fail(name, f"expected a table with secret_file, found {kind_of(value)}")
+        inner = Table(value, table.origin, table.name(name))
+        found[name] = read_secret(folder / inner.need("secret_file", str))
+        inner.done()
+    return found
+
+
 @short
 @dataclass(frozen=True)
 class ServerConfig:
@@ -278,6 +345,10 @@ class ServerConfig:
     tls: Tls | None = None
     identities: Path | None = None
     """The file that says who may; None = everybody, or whoever has a certificate of `Tls.client_ca`."""
+    next: tuple[NextServer, ...] = ()
+    """Servers that parts of chains are handed on to."""
+    trusted: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    """Servers whose word on who asks is taken, and the secret that each signs it with."""
     codecs: tuple[str, ...] = ()
     """Names of codecs that clients may use beside those that are built in (`shared_hooks.codecs.register`)."""
     reflection: bool = False
@@ -351,6 +422,7 @@ def read_config(path: Path) -> ServerConfig:
     lifecycle, tls, access = table.table("lifecycle"), table.table("tls"), table.table("access")
     metrics, tracing = table.table("metrics"), table.table("tracing")
     rest, ray = table.table("rest"), table.table("ray")
+    following, trust = table.table("next"), table.table("trust")
     table.done()
     try:
         if values["codecs"] is not None:
@@ -378,6 +450,10 @@ def read_config(path: Path) -> ServerConfig:
             values["tracing"] = endpoint_of(tracing)
         if ray is not None:
             values["scale"] = scale_of(ray)
+        if following is not None:
+            values["next"] = next_of(following, path.resolve().parent)
+        if trust is not None:
+            values["trusted"] = trusted_of(trust, path.resolve().parent)
         if lifecycle is not None:
             values["lifecycle"] = load("cloud", lifecycle, path.resolve().parent)
         return ServerConfig(**{key: value for key, value in values.items() if value is not None})

@@ -16,7 +16,7 @@ from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
-from cloud_server.executor import Executor
+from cloud_server.executor import Executor, Nobody, Onward
 from cloud_server.fleet import Fleet
 from cloud_server.fleet.version import Deferred
 from cloud_server.limits import NEVER, Limits
@@ -56,8 +56,11 @@ class Core:
         workers: int = 1,
         observers: Iterable[str] = (),
         lifecycle: Lifecycle | None = None,
+        onward: Onward | None = None,
     ) -> None:
-        """``observers``: those that clients may ask for. ``lifecycle``: hooks of the server's own."""
+        """``observers``: those that clients may ask for. ``lifecycle``: hooks of the server's own. ``onward``: asks
+        the next servers of chains; None = there are none.
+        """
         self.lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self.limits = limits or Limits()
         self.observers = frozenset(observers)
@@ -78,7 +81,9 @@ class Core:
         """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
         self._quotas = Quotas()
         self.scheduler = Scheduler(workers, _batch_limits(self.limits))
-        self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load)
+        self._onward = onward or Nobody()
+        self.check_next = self._onward.check
+        self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load, self._onward)
         self._workers = Workers(self.scheduler, workers, self._executor)
         self._readers = Workers(Scheduler(FILE_READERS), FILE_READERS)
         self._probes: Counter[str] = Counter()
@@ -329,6 +334,7 @@ class Core:
         self._closed.set()
         self._readers.stop()
         self._workers.stop()
+        self._onward.close()
         self.decoding.close()
         self._executor.close()
 

@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from cloud_server.limits import Limits
 from cloud_server.models import Computed
@@ -19,7 +19,7 @@ from cloud_server.requests import Answer, Request, RequestTable, store
 from cloud_server.requests.batched import BatchedRequest, batched
 from cloud_server.scheduling import Overtime, Result, Scheduler, Task, Watchdog
 from protos.isthmus.v1 import split_pb2
-from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
+from shared_hooks.errors import AccessRefused, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
@@ -30,17 +30,59 @@ Load = Callable[..., split_pb2.Load]
 Value = TypeVar("Value")
 
 
+Finish = Callable[[Request, Answer, IsthmusError | None], None]
+"""As `RequestTable.finish`."""
+
+
+class Onward(Protocol):
+    """The next servers of chains (`cloud_server.chain`). Any thread may call."""
+
+    def check(self, server: str) -> None:
+        """Raises AccessRefused where none has that name or address."""
+
+    def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
+        """Asks the next server of the request's route for the rest, and calls ``finish`` with the answer, in some
+        thread. ``own``: what is reported of this part. Gives what takes it back, which never waits.
+        """
+
+    def close(self) -> None:
+        """Nothing is handed on any more."""
+
+
+class Nobody:
+    """A server that is the last of every chain."""
+
+    def check(self, server: str) -> None:
+        raise AccessRefused(
+            f'this server hands nothing on, and not to "{server[:256]}": it was started without --next (docs/chains.md)'
+        )
+
+    def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
+        raise AssertionError("unreachable: `check` raises")
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 class Executor:
     """The threads of all workers call it with what `Scheduler.next_batch` gave them."""
 
     def __init__(
-        self, limits: Limits, requests: RequestTable, scheduler: Scheduler, lifecycle: Lifecycle, load: Load
+        self,
+        limits: Limits,
+        requests: RequestTable,
+        scheduler: Scheduler,
+        lifecycle: Lifecycle,
+        load: Load,
+        onward: Onward,
     ) -> None:
+        """``onward``: asks the next servers of chains."""
         self._limits = limits
         self._requests = requests
         self._scheduler = scheduler
         self._lifecycle = lifecycle
         self._load = load
+        self._onward = onward
         self._watchdog = Watchdog(limits.max_compute_seconds)
 
     def close(self) -> None:
@@ -128,25 +170,31 @@ class Executor:
     def _answered(self, request: Request, started_ns: int, compute: Callable[[], Computed]) -> bool:
         """The request is answered with what ``compute`` gives or raises; whether that is a result."""
         with self._lifecycle.request(request.about):
-            answer, error = self._answer(request, started_ns, compute)
-        self._requests.finish(request, answer, error)
+            answer, error, part = self._answer(request, started_ns, compute)
+        if part is None:
+            self._requests.finish(request, answer, error)
+        else:
+            assert answer.reply is not None
+            handed = partial(self._onward.send, request, part, answer.reply, self._requests.finish)
+            self._requests.hand_on(request, handed)
         _let_go(error)
         return error is None
 
     def _answer(
         self, request: Request, started_ns: int, compute: Callable[[], Computed]
-    ) -> tuple[Answer, IsthmusError | None]:
+    ) -> tuple[Answer, IsthmusError | None, Computed | None]:
+        """What it is answered with; or the report of its part, and the part, which others finish."""
         try:
             computed = compute()
             answer = store.answer(request, computed, started_ns, self._load(request.caller, but=request))
         except IsthmusError as error:
-            return store.failure(request, error), error
+            return store.failure(request, error), error, None
         except BaseException as error:  # a worker survives everything
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
-            return store.failure(request, failure), failure
+            return store.failure(request, failure), failure, None
         self._lifecycle.emit(Stage.ON_RESULT, computed=computed)
-        return answer, None
+        return answer, None, None if computed.cut is None else computed
 
 
 def _let_go(error: BaseException | None) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from cloud_server.access import Tls
 from cloud_server.arguments import parser as parser
-from cloud_server.config import ModelEntry, ServerConfig, read_config
+from cloud_server.config import ModelEntry, NextServer, ServerConfig, read_config
 from shared_hooks.codecs import register
 from shared_hooks.errors import SpecError
 from shared_hooks.models import load_spec
@@ -28,6 +28,7 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)
+    given["next"] = (*config.next, *map(_next, options.next))
     given["codecs"] = (*config.codecs, *(register(one) for one in options.codec))
     config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
     bounds = {name: getattr(options, name) for name in ("drain_seconds", "max_model_bytes")}
@@ -48,6 +49,15 @@ def composed(options: argparse.Namespace) -> ServerConfig:
         cuts = tuple(one.strip() for one in tails[id].split(",")) if id in tails else ()
         models.append(ModelEntry(load_spec(reference, **of), tails=cuts))
     return dataclasses.replace(config, models=(*config.models, *models))
+
+
+def _next(text: str) -> NextServer:
+    """What ``--next`` says. Raises SpecError."""
+    name, equals, address = text.rpartition("=")
+    try:
+        return NextServer(name if equals else address, (address,))
+    except SpecError as error:
+        raise SpecError(f"--next {text}: {error}") from error
 
 
 def _tls(options: argparse.Namespace) -> Tls | None:

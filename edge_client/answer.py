@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
 from edge_client.load import Load
-from edge_client.transport import Times
+from edge_client.transport import Part, Times
 from edge_client.witness import Witness
 from shared_hooks import LayerMetrics
 from shared_hooks.metrics import ForwardMetrics
@@ -30,7 +30,7 @@ class Answer:
     layer_id: int | None  # ... its id; -1 for "input" and for an input file; None for "edge-only"
     times: Times  # rows that add up to `measured_ns`
     layers_edge: Sequence[LayerMetrics]
-    layers_cloud: Sequence[LayerMetrics]
+    layers_cloud: Sequence[LayerMetrics]  # of a chain: the first server's, then those of `parts`
     bytes_up: int  # header and payload, without the wire's own framing; one sending
     bytes_down: int
     sends: int  # 1, and one more for each time it was sent again
@@ -45,6 +45,7 @@ class Answer:
     company: int = 1  # how many requests (or steps) the server computed as one batch; 1: exact, as the model gives it
     fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
     witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
+    parts: Sequence[Part] = ()  # of a chain: the servers behind the first one, in order
     codecs: Sequence[str] = ()  # by name, what each tensor of the frontier travelled with; empty without a cut
     postprocess: Callable[[Any], Any] | None = field(default=None, compare=False)  # makes `result` of `output`
     _result: Any = field(default=_UNKNOWN, init=False, compare=False)
@@ -63,6 +64,7 @@ class Answer:
 
     def __repr__(self) -> str:
         where = f"split={self.split!r}" + (f" ({self.fallback})" if self.fallback else "")
+        where += "".join(f" > {part.split!r}" for part in self.parts)
         where += f" {'+'.join(dict.fromkeys(self.codecs))}" if set(self.codecs) - {"raw"} else ""
         times = self.times
         parts = {"edge": times.edge_compute}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +23,17 @@ from edge_client.request import (
     Cut,
     Pending,
     Position,
+    Route,
     closing_with,
     in_order,
     work_of,
 )
 from edge_client.spoken import AUTO, CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import ConnectionOptions, Stamps, now_ns
+from protos.isthmus.v1.split_pb2 import Hop
+from shared_hooks import codecs
+from shared_hooks.codecs.basis import Basis, Frames
+from shared_hooks.codecs.learned import Learned
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import InputItem, ModelSpec, Prediction
@@ -41,6 +46,8 @@ if TYPE_CHECKING:
     from edge_client.intervention import Intervention
     from edge_client.planning.codecs import LossTable
 
+Cuts = tuple[Cut, ...]
+"""Of a chain: where the part of each server begins."""
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 
@@ -51,7 +58,9 @@ class EdgeClient(ClientCore):
         with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv1") as client:
             answer = client.infer(image)
 
-    `server` is ``HOST:PORT``, or None if everything runs here. `model` is a name or spec that `load_spec` takes, or a
+    `server` is ``HOST:PORT``, or None if everything runs here. A list is a chain (docs/chains.md): the client connects
+    to the first, and each hands on to the next one; `split` is then a list, too: where the part of each server begins.
+    `model` is a name or spec that `load_spec` takes, or a
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
     default cut: a layer's id or name, "input" (or "cloud-only"; the default) to send the inputs themselves: everything
     runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
@@ -91,9 +100,9 @@ class EdgeClient(ClientCore):
 
     def __init__(
         self,
-        server: str | None,
+        server: str | Sequence[str] | None,
         model: str | ModelSpec | nn.Module | ModelChoice,
-        split: Cut = "input",
+        split: Cut | Sequence[Cut] = "input",
         *,
         codec: str = "raw",
         calibration: str | Path | LossTable | None = None,
@@ -136,7 +145,8 @@ class EdgeClient(ClientCore):
             connection=connection,
             postprocess=self._postprocess if postprocess else None,
         )
-        self._split = split
+        self._split = self._checked(split)
+        self._routes: dict[Cuts, Route] = {}
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
         example = self._edge_model.example
         self._swallowed = Swallowed(self.wrapped.model, example[1] if example is not None else ())
@@ -147,13 +157,14 @@ class EdgeClient(ClientCore):
         self._interventions: tuple[Intervention, ...] = ()
 
     @property
-    def split(self) -> Cut:
-        """The cut of requests that name none; may be set at any time."""
+    def split(self) -> Cut | Cuts:
+        """The cut of requests that name none, or the cuts of a chain; may be set at any time."""
         return self._split
 
     @split.setter
-    def split(self, split: Cut) -> None:
-        old, self._split = self._split, split
+    def split(self, split: Cut | Sequence[Cut]) -> None:
+        old, self._split = self._split, self._checked(split)
+        split = self._split
         if split != old:
             self.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=old, new=split, reason="it was set")
 
@@ -189,7 +200,7 @@ class EdgeClient(ClientCore):
                 self._chooser(example)
         else:
             self._connect()
-            self._edge_model.check_cut(self.split)
+            self._edge_model.check_cuts(self.split if isinstance(self.split, tuple) else [self.split])
             self.connect(seconds)
             if self._edge_model.chooser is not None:
                 self._edge_model.chooser.begin()
@@ -209,7 +220,7 @@ class EdgeClient(ClientCore):
     def infer(
         self,
         *args: Any,
-        split: Cut | None = None,
+        split: Cut | Sequence[Cut] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         **kwargs: Any,
@@ -229,27 +240,28 @@ class EdgeClient(ClientCore):
     def submit(
         self,
         *args: Any,
-        split: Cut | None = None,
+        split: Cut | Sequence[Cut] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         **kwargs: Any,
     ) -> Pending:
         """`infer` in two steps: runs the head, and returns while the rest is under way."""
-        stamps, cut, until = Stamps(), self._cut(split), self.until(deadline)
+        stamps, (cut, route), until = Stamps(), self._cut(split), self.until(deadline)
         item = args[0] if len(args) == 1 and not kwargs else None
         if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):
-            return self._submit(Path(item) if isinstance(item, str) else item, cut, stamps, until, exact=exact)
+            return self._submit(Path(item) if isinstance(item, str) else item, cut, route, stamps, until, exact=exact)
         if cut == CLOUD_FILE:
             work_of(item if item is not None else args, cut)  # which says what it takes
         call = self._reader.call(args, kwargs)
         if not isinstance(item, torch.Tensor):
             stamps.prepared = now_ns()
-        return self._submit(call, cut, stamps, until, exact=exact)
+        return self._submit(call, cut, route, stamps, until, exact=exact)
 
     def _submit(
         self,
         item: Any,
         cut: Cut,
+        route: Route,
         stamps: Stamps,
         until: float,
         position: Position | None = None,
@@ -264,7 +276,7 @@ class EdgeClient(ClientCore):
             chooser = self._chooser(item)
             return Pending(chooser.begin(item, until, position, stamps, exact), chooser.finish, chooser.leave)
         work = work_of(item, cut) or item
-        running = self.requests.begin(work, cut, stamps, until, position, exact)
+        running = self.requests.begin(work, cut, stamps, until, position, exact, route=route)
         for one in self._interventions:
             try:
                 one.check(cut)
@@ -310,7 +322,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Iterable[Any],
         *,
-        split: Cut | None = None,
+        split: Cut | Sequence[Cut] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -321,7 +333,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Iterable[Any],
         *,
-        split: Cut | None = None,
+        split: Cut | Sequence[Cut] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -331,7 +343,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Iterable[Any],
         *,
-        split: Cut | None = None,
+        split: Cut | Sequence[Cut] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -358,7 +370,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Any,
         *,
-        split: Cut | None = None,
+        split: Cut | Sequence[Cut] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -368,7 +380,7 @@ class EdgeClient(ClientCore):
         """`infer_many`; ``begun`` is called with every request under way, for who may want to cancel them."""
         if failures not in FAILURES:
             raise SpecError(f'failures={failures!r:.60}: must be "raise" or "return".{near(str(failures), FAILURES)}')
-        cut = self._cut(split)
+        cut, route = self._cut(split)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
         named = isinstance(inputs, (str, Path))
@@ -381,7 +393,7 @@ class EdgeClient(ClientCore):
             else:
                 item = Call(*prepare(item)) if prepare is not None else self._reader.read(item)
                 stamps.prepared = now_ns()
-            pending = self._submit(item, cut, stamps, until, position, exact)
+            pending = self._submit(item, cut, route, stamps, until, position, exact)
             begun(pending)
             return pending
 
@@ -443,5 +455,35 @@ class EdgeClient(ClientCore):
         with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split
 
-    def _cut(self, split: Cut | None) -> Cut:
-        return self.split if split is None else split
+    def _cut(self, split: Cut | Sequence[Cut] | None) -> tuple[Cut, Route]:
+        """The edge's cut, and the parts behind the first server's."""
+        cuts = self._split if split is None else self._checked(split)
+        if not isinstance(cuts, tuple):
+            return cuts, ()
+        if (route := self._routes.get(cuts)) is None:
+            own = codecs.CODECS.get(self.codec)
+            # what books or training say of one cut says nothing of the others
+            codec = "" if own is None or isinstance(own, (Basis, Frames, Learned)) else own.name
+            hops = zip(self.chain[1:], cuts[1:], strict=True)
+            made = [Hop(server=name, cut=self._edge_model.name_of(cut), codec=codec) for name, cut in hops]
+            route = self._routes[cuts] = tuple(made)
+        return cuts[0], route
+
+    def _checked(self, split: Cut | Sequence[Cut]) -> Cut | Cuts:
+        """One cut, or a chain's. Raises SpecError."""
+        several = isinstance(split, (list, tuple))
+        cuts = tuple(split) if isinstance(split, (list, tuple)) else (split,)
+        if not cuts or not all(isinstance(cut, (str, int)) for cut in cuts):
+            raise SpecError(f"split={split!r:.200}: expected a layer's name or id, or a list of such for a chain")
+        first: Cut = cuts[0]
+        if len(cuts) == 1 and (len(self.chain) < 2 or first == EDGE_ONLY):
+            return first
+        if len(cuts) != len(self.chain):
+            begins = f"{len(self.chain)} server{'s' if len(self.chain) > 1 else ''}"
+            said = f"{len(cuts)} cuts" if several else "one cut"
+            raise SpecError(
+                f"split={split!r:.200}: {said} for {begins}: a chain has one for each, where its part begins"
+            )
+        if found := [cut for cut in cuts if cut in (AUTO, EDGE_ONLY, CLOUD_FILE)]:
+            raise SpecError(f'split={split!r:.200}: "{found[0]}" is no cut of a chain')
+        return cuts

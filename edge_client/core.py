@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final
@@ -17,7 +17,7 @@ from edge_client.call import Call
 from edge_client.choosing import chooser_of
 from edge_client.model_choice import ModelChoice
 from edge_client.request import Books, Cut, EdgeModel, Requests
-from edge_client.settings import address_of
+from edge_client.settings import chain_of
 from edge_client.transport import Connection, ConnectionOptions, Counters, Stamps, State
 from edge_client.transport.wire import codecs_of
 from edge_client.units import check_seconds
@@ -47,7 +47,8 @@ CONNECTION_ERRORS: Final = (
 
 class ClientCore:
     """What `EdgeClient`, the policies that choose cuts for it and generation have in common: one model here, and one
-    connection, made when it is first needed, to the server of its tails (``HOST:PORT``, or None: everything runs here).
+    connection, made when it is first needed, to the server of its tails (``HOST:PORT``; a list: the servers of a chain;
+    or None: everything runs here).
 
     Arguments are those of `EdgeClient`; ``postprocess``: output -> `Answer.result`. Any thread may call. Use as a
     context manager, which plans, hashes and connects, or call `close` at the end.
@@ -55,7 +56,7 @@ class ClientCore:
 
     def __init__(
         self,
-        server: str | None,
+        server: str | Sequence[str] | None,
         choice: ModelChoice,
         *,
         codec: str = "raw",
@@ -72,7 +73,9 @@ class ClientCore:
         postprocess: Callable[[Any], Any] | None = None,
     ) -> None:
         check_share(witness)
-        self.server = None if server is None else address_of(server)
+        self.chain = chain_of(server)
+        """The servers, in order: the first is connected to, and each hands on to the next."""
+        self.server = self.chain[0] if self.chain else None
         self.choice = choice
         self.codec = codec = codec if codec == "auto" else codecs.check(codec)
         self.connection = connection = connection or ConnectionOptions()

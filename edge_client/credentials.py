@@ -6,7 +6,8 @@ Loads no torch (see `dial`).
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -40,6 +41,8 @@ class Credentials:
     token: str | None = field(default=None, repr=False)
     token_file: str | Path | None = None
     """What holds the token; without both, the environment variable ISTHMUS_TOKEN."""
+    passport: Callable[[], str] | None = field(default=None, repr=False)
+    """Makes what a server of a chain says of its caller, for each connection (`cloud_server.chain`)."""
     insecure: bool = False
     """Whether the token may travel in the clear to another machine, where whoever reads it can use it."""
 
@@ -68,9 +71,13 @@ class Credentials:
             raise _wrong(f"{where}: one word of ASCII characters is expected, as cloud-server token makes it")
         return token
 
+    def with_passport(self, passport: Callable[[], str]) -> Credentials:
+        """The same, and ``passport``."""
+        return replace(self, passport=passport)
+
     def check_clear(self, server: str) -> None:
         """Raises SpecError where a token would go to another machine in the clear."""
-        if not self.insecure and self.read_token() is not None:
+        if not self.insecure and (self.passport is not None or self.read_token() is not None):
             raise _wrong(
                 f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "
                 f"({either('--tls, or --ca FILE', 'tls=True, or ca=FILE')}), or say "

@@ -191,6 +191,8 @@ def _verdict_on(certificate: str | Path, key: str | Path) -> int:
     return 0
 
 
+PASSPORT: Final = "isthmus-caller"
+"""What a server that hands a request on says of its caller."""
 RECEIVED_BYTES: Final = 64 << 20
 """One message at most; what is larger comes in chunks."""
 
@@ -230,8 +232,12 @@ def dial(
         if not loopback:
             credentials.check_clear(server)
         channel = grpc.insecure_channel(server, options)
-    token = credentials.read_token()
-    return channel if token is None else grpc.intercept_channel(channel, _Bearer(token))
+    token, headers = credentials.read_token(), []
+    if token is not None:
+        headers.append(("authorization", f"Bearer {token}"))
+    if credentials.passport is not None:
+        headers.append((PASSPORT, credentials.passport()))
+    return grpc.intercept_channel(channel, _Headers(headers)) if headers else channel
 
 
 def _certificates(credentials: Credentials) -> grpc.ChannelCredentials:
@@ -251,22 +257,22 @@ class _Details(NamedTuple):
     compression: Any
 
 
-class _Bearer(  # type: ignore[misc, unused-ignore]
+class _Headers(  # type: ignore[misc, unused-ignore]
     grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor
 ):
-    """Puts the token beside every call. gRPC's own call credentials would do so by TLS only, and not on loopback."""
+    """Puts these beside every call. gRPC's own call credentials would do so by TLS only, and not on loopback."""
 
-    def __init__(self, token: str) -> None:
-        self._header = ("authorization", f"Bearer {token}")
+    def __init__(self, headers: list[tuple[str, str]]) -> None:
+        self._headers = headers
 
-    def _with_token(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
-        metadata = [*(details.metadata or ()), self._header]
+    def _with_headers(self, continuation: Callable[..., Any], details: Any, request: Any) -> Any:
+        metadata = [*(details.metadata or ()), *self._headers]
         more = (details.credentials, details.wait_for_ready, details.compression)
         return continuation(_Details(details.method, details.timeout, metadata, *more), request)
 
-    intercept_unary_unary: Any = _with_token
-    intercept_unary_stream: Any = _with_token
-    intercept_stream_stream: Any = _with_token
+    intercept_unary_unary: Any = _with_headers
+    intercept_unary_stream: Any = _with_headers
+    intercept_stream_stream: Any = _with_headers
 
 
 def check_address(server: str) -> str:

@@ -13,6 +13,7 @@ this module, and is to be quick: what it does not need is imported where it is u
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from edge_client.spoken import either
@@ -80,6 +81,18 @@ def address_of(server: str) -> str:
     if server == NONE:
         raise SpecError('server "none": give None, and split="edge-only"')
     return check_address(server)
+
+
+def chain_of(server: str | Sequence[str] | None) -> tuple[str, ...]:
+    """The servers of a chain, in order: of one, one; of None, none. Raises SpecError."""
+    if server is None:
+        return ()
+    if isinstance(server, str):
+        return (address_of(server),)
+    if not isinstance(server, (list, tuple)) or not server or not all(isinstance(one, str) and one for one in server):
+        raise SpecError(f'server: expected "HOST:PORT", or a list of such for a chain, found {server!r:.80}')
+    # those behind the first are whatever the server before them calls them
+    return (address_of(server[0]), *server[1:])
 
 
 def settings_file() -> Path | None:

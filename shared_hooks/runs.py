@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -25,7 +25,12 @@ from shared_hooks.purity import Turns
 from shared_hooks.tensors import classes_of, flatten
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
+    from shared_hooks.middle import Span
     from shared_hooks.tail import RecipeBook, RehearsalLimits, Substitutes, TailSession
+
+
+SPANS: Final = 256
+"""Middle parts that are remembered; of more it starts again."""
 
 
 class Runs:
@@ -54,6 +59,8 @@ class Runs:
         self._isolated = isolated
         self._rehearsals = rehearsals
         self._recipes: RecipeBook | None = None
+        self._spans: dict[tuple[str, Cut], tuple[int, Span]] = {}
+        """Middle parts by the cut's digest and their end, and how many plans there were then."""
         self._making = threading.Lock()
         self._own = threading.local()
         self._attached = True
@@ -213,7 +220,15 @@ class Runs:
         if end in (crossing.layer_id, crossing.layer_name):
             return early
         with context.restored(crossing.context):
-            span = span_between(self._planner, early, end, self.device, self._find)
+            # what working it out may take is bounded, and planning runs the model on inputs of this form
+            self.recipes.recipe(early, self.device)
+            key = crossing.digest, end
+            made, span = self._spans.get(key, (-1, None))
+            if span is None or made != self._planner.made or early.values:
+                span = span_between(self._planner, early, end, self.device, self._find)
+                if len(self._spans) >= SPANS:
+                    self._spans.clear()
+                self._spans[key] = self._planner.made, span
         if span.target.layer_name == crossing.layer_name:  # by another name: nothing lies between
             return early
         found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))

@@ -1,15 +1,21 @@
-"""Who is let in: the file of identities as it is now, and what certificates prove."""
+"""Who is let in: the file of identities as it is now, what certificates prove, and what servers before this one in a
+chain say of their callers.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
-from cloud_server.access.identities import EVERYTHING, Caller, Credentials, Identities, read_identities
+import jwt
+
+from cloud_server.access.identities import EVERYTHING, NAME, Caller, Credentials, Identities, read_identities
 from cloud_server.access.tls import state_of, written_since
-from shared_hooks.errors import NotAuthenticated, SpecError
+from shared_hooks.errors import AccessRefused, NotAuthenticated, SpecError
 
 SETTLE_SECONDS = 0.2
 """After the last change to a file, until it is read."""
@@ -17,13 +23,76 @@ SETTLE_SECONDS = 0.2
 log = logging.getLogger(__name__)
 
 
+# What a server of a chain says to the next one of its caller: a JSON Web Token (RFC 7519), signed with a secret that
+# the two share (HS256). It is made for one connection and good for a minute.
+
+AUDIENCE: Final = "isthmus"
+PASSPORT_SECONDS: Final = 60
+LEEWAY_SECONDS: Final = 30
+"""By which the clocks of the two may differ."""
+MIN_SECRET_BYTES: Final = 32
+
+
+def read_secret(path: Path) -> bytes:
+    """A secret in a file, without the spaces around it. Raises SpecError, also for one that can be guessed."""
+    try:
+        secret = path.read_bytes().strip()
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror or error}") from error
+    if len(secret) < MIN_SECRET_BYTES:
+        raise SpecError(f"{path}: a secret of {len(secret)} bytes; {MIN_SECRET_BYTES} or more are wanted, at random")
+    return secret
+
+
+@dataclass(frozen=True)
+class Signer:
+    """Says, as the server called ``issuer``, who asks."""
+
+    issuer: str
+    secret: bytes = field(repr=False)
+
+    def sign(self, caller: Caller) -> str:
+        """For one connection."""
+        now = int(time.time())
+        claims = {"iss": self.issuer, "aud": AUDIENCE, "sub": caller.identity, "peer": caller.peer}
+        return jwt.encode({**claims, "iat": now, "exp": now + PASSPORT_SECONDS}, self.secret, "HS256")
+
+
+def read_passport(passport: str, trusted: Mapping[str, bytes]) -> tuple[str, str, str]:
+    """(who signed it, the caller's peer, the caller's identity or ""). Raises NotAuthenticated."""
+    if not trusted:
+        raise NotAuthenticated("this server takes no other server's word on who asks ([trust] in its file)")
+    try:
+        issuer = jwt.decode(passport, options={"verify_signature": False}).get("iss")
+        if not isinstance(issuer, str) or issuer not in trusted:
+            raise NotAuthenticated(f'this server does not take the word of "{str(issuer)[:128]}" on who asks')
+        claims = jwt.decode(
+            passport,
+            trusted[issuer],
+            algorithms=["HS256"],
+            audience=AUDIENCE,
+            leeway=LEEWAY_SECONDS,
+            options={"require": ["exp", "iat", "iss", "aud", "sub"]},
+        )
+    except (jwt.InvalidTokenError, TypeError, ValueError) as error:
+        raise NotAuthenticated(f"what another server says of its caller does not hold: {error}") from error
+    peer, identity = claims.get("peer"), claims["sub"]
+    if not isinstance(peer, str) or not isinstance(identity, str) or (identity and not NAME.fullmatch(identity)):
+        raise NotAuthenticated("what another server says of its caller does not hold: it names nobody")
+    return issuer, peer[:256], identity
+
+
 class Register:
     """``path``: the file of identities; ``certificates``: whether connections bring verified ones. Without both, nobody
-    is asked who he is. Any thread may call. Raises SpecError when the file cannot be used.
+    is asked who he is. ``trusted``: servers whose word on their callers is taken, and the secret that each signs it
+    with. Any thread may call. Raises SpecError when the file cannot be used.
     """
 
-    def __init__(self, path: Path | None = None, *, certificates: bool = False) -> None:
+    def __init__(
+        self, path: Path | None = None, *, certificates: bool = False, trusted: Mapping[str, bytes] | None = None
+    ) -> None:
         self.certificates = certificates
+        self._trusted = dict(trusted or {})
         self._path = path
         self._state = state_of(self._paths)
         self._identities = None if path is None else read_identities(path)
@@ -39,7 +108,11 @@ class Register:
         return [] if self._path is None else [self._path]
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
-        """Who shows these credentials. Raises AccessRefused, mostly NotAuthenticated, with the reason."""
+        """Who shows these credentials, or for whom a trusted server asks. Raises AccessRefused, mostly
+        NotAuthenticated, with the reason.
+        """
+        if shown.passport:
+            return self._vouched(shown.passport)
         if not self.asks:
             return Caller(peer)
         identities = self._identities
@@ -50,10 +123,26 @@ class Register:
         identity = identities.prove(shown, time.time())
         return Caller(peer, identity, identities.policies.get(identity, EVERYTHING))
 
-    def check_token(self, token: bytes | None) -> None:
+    def check(self, shown: Credentials) -> None:
         """As `caller`, before anything is known but a call's metadata: for who needs no second look."""
-        if self._identities is not None:
-            self._identities.prove(Credentials(token, None if self.certificates else ()), time.time())
+        if shown.passport:
+            self._vouched(shown.passport)
+        elif self._identities is not None:
+            self._identities.prove(Credentials(shown.token, None if self.certificates else ()), time.time())
+
+    def _vouched(self, passport: str) -> Caller:
+        """For whom another server asks. Raises NotAuthenticated, and AccessRefused for one who is disabled."""
+        issuer, peer, identity = read_passport(passport, self._trusted)
+        known = self._identities
+        if not identity and self.asks:
+            raise NotAuthenticated(f"{issuer} asks for somebody at {peer} who has proven no identity to it")
+        if known is None or not identity:
+            return Caller(peer, identity)
+        if identity in known.disabled:
+            raise AccessRefused(f'identity "{identity}" is disabled')
+        if identity not in known.policies:
+            raise NotAuthenticated(f'{issuer} asks for identity "{identity[:128]}", which is not known here')
+        return Caller(peer, identity, known.policies[identity])
 
     def refresh(self) -> bool:
         """Whether anybody may be somebody else since the last call: the file changed, or a token expired.

@@ -57,13 +57,13 @@ class Passports(Register):
     def asks(self) -> bool:
         return True
 
-    def check_token(self, token: bytes | None) -> None:
-        if token != self._hash:  # two hashes: how long that takes tells nothing
+    def check(self, shown: Credentials) -> None:
+        if shown.token != self._hash:  # two hashes: how long that takes tells nothing
             raise NotAuthenticated("this is a replica's private port: clients connect to the front")
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
         """Whom the front speaks for. Raises NotAuthenticated."""
-        self.check_token(shown.token)
+        self.check(shown)
         try:
             said: dict[str, Any] = json.loads(shown.passport)
             said |= {name: tuple(said[name]) for name in ("models", "cuts", "observers") if name in said}
@@ -101,6 +101,8 @@ def refused(config: ServerConfig) -> Iterator[str]:
             yield f"limits.{name}: there are no worker processes; Ray Serve replaces replicas that end"
     if config.device.startswith("cuda") and not config.scale.gpus:
         yield f"device {config.device}: Ray hides GPUs from a replica that asks for none; say gpus = 1 in [ray]"
+    if config.next or config.trusted:
+        yield "next, trust: chains run on servers of one machine each; leave them out"
     if config.scale.fronts > 1 and config.listen.endswith(":0"):
         yield "listen: several fronts share one port, so port 0 (any free one) cannot be had"
     if config.metrics.endswith(":0") and config.scale.fronts > 1:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.fleet.room import placed
 from cloud_server.fleet.version import Loaded
-from cloud_server.models import Computed, Engine, EngineSession, FileRead, Progress, ServedModel
+from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Progress, ServedModel
 from cloud_server.processes import Pool, PooledModel, Share, payload_memory
 from shared_hooks import Crossing
 from shared_hooks.errors import Disagreement, ModelFailed
@@ -74,10 +74,12 @@ class Replicated:
         """As any of them."""
         self._replicas[0].admit(crossing, header, payload_bytes, max_bytes)
 
-    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
         """On the replica that has the fewest; frames that refer to a client's last ones on that which keeps them."""
         with self._least(same=bool(crossing.books)) as engine:
-            return engine.compute(crossing, header, payload, want_metrics)
+            return engine.compute(crossing, header, payload, want_metrics, end)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from cloud_server.config import ModelEntry
-from cloud_server.models import Computed, Engine, EngineSession, FileRead, Leave, Progress, room_for
+from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, Company
 from cloud_server.processes import Trials
@@ -380,10 +380,12 @@ class Version:
         self._admitting()
         check_step(header, payload_bytes, max_bytes)
 
-    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
         if self._trials is not None:
             self._trials.check(self.identity, crossing.layer_name)
-        return self._engine().compute(crossing, header, payload, want_metrics)
+        return self._engine().compute(crossing, header, payload, want_metrics, end)
 
     def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
         home = self._home

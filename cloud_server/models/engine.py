@@ -137,10 +137,17 @@ class Identity:
         return mine == theirs
 
 
+class End(NamedTuple):
+    """Where a part ends that others continue: the name of a layer or block, and the codec of what crosses there."""
+
+    cut: str
+    codec: str = "raw"
+
+
 @dataclass(frozen=True)
 class Computed:
-    """The output of one tail, packed, and what it cost: a reply that lacks only what the server knows of the request
-    (id, load, time to receive and to wait), and its payload.
+    """The output of one tail, or what crosses a later cut, packed, and what it cost: a reply that lacks only what the
+    server knows of the request (id, load, time to receive and to wait), and its payload.
     """
 
     reply: split_pb2.ReplyHeader
@@ -150,6 +157,8 @@ class Computed:
     """What a step's decoding session holds afterwards."""
     is_done: bool = True
     """Whether a step was made, or needs more, so that it comes again."""
+    cut: tuple[str, bytes] | None = None
+    """Digest and description of the later cut that its payload crosses; None: it is the model's answer."""
 
     @classmethod
     def of(
@@ -169,6 +178,7 @@ class Computed:
         is_done: bool = True,
         company: int = 0,
         compiled: bool = False,
+        cut: tuple[str, bytes] | None = None,
     ) -> Computed:
         """``transforms``: modules whose output a Transform may have changed. ``company``: requests or steps
         that were computed together. ``compiled``: a compiled tail was used, if it did not break.
@@ -184,7 +194,7 @@ class Computed:
             ),
         )
         put(reply, layers, forward)
-        return cls(reply, buffers, session_bytes, is_done)
+        return cls(reply, buffers, session_bytes, is_done, cut)
 
     @property
     def nbytes(self) -> int:
@@ -389,8 +399,12 @@ class Engine(Protocol):
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks what a request announces, before anything is allocated for it; raises an IsthmusError otherwise."""
 
-    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
-        """Runs the tail on a complete payload, which it may keep and write to. Raises an IsthmusError."""
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
+        """Runs the tail on a complete payload, which it may keep and write to; with ``end``, up to that later cut.
+        Raises an IsthmusError.
+        """
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -464,11 +478,17 @@ def version_of(engines: Mapping[str, AnyEngine], name: str, weights_hash: str = 
 # A tail's output as the bytes of an answer.
 
 
-def packed(lifecycle: Lifecycle, output: Any, **facts: Any) -> Computed:
-    """What `Computed.of` makes of it; ``facts`` are its own, but for what packing takes."""
+def packed(lifecycle: Lifecycle, output: Any, end: End | None = None, **facts: Any) -> Computed:
+    """What `Computed.of` makes of it; ``facts`` are its own, but for what packing takes. With ``end`` the output is
+    what crosses there.
+    """
     started = time.perf_counter_ns()
     lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
-    parcel = Parcel.of_value(output)
+    if end is None:
+        parcel = Parcel.of_value(output)
+    else:
+        parcel = output.pack(end.codec)
+        facts["cut"] = output.crossing.digest, output.crossing.to_bytes()
     lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
     buffers = owned(parcel)
     return Computed.of(parcel.header, buffers, parcel.nbytes, encode_ns=time.perf_counter_ns() - started, **facts)

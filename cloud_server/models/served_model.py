@@ -23,6 +23,7 @@ from cloud_server.models.engine import (
     FILE,
     Company,
     Computed,
+    End,
     EngineSession,
     FileRead,
     Identity,
@@ -57,7 +58,7 @@ from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.state import PythonState
 from shared_hooks.tail import Substitutes, payer
-from shared_hooks.tensors import flatten, tensors_in, unflatten
+from shared_hooks.tensors import View, flatten, tensors_in, unflatten
 from shared_hooks.tensors.staging import wait
 
 # Tails that are run before a model serves: recipes are worked out, kernels chosen, memory touched, at nobody's cost.
@@ -121,6 +122,8 @@ def _rows(tensor: torch.Tensor, known: int, wanted: int) -> torch.Tensor:
 
 # `KeptFrames`: symbols of the frames that clients refer to (codec "frames"), each client's its own, within a bound.
 
+MOST_ELEMENTS = 1 << 28
+"""Of inputs that a part between two cuts is planned on, where the model has no example."""
 MOST = 65_536
 """Tensors of cuts, of all clients together."""
 
@@ -350,8 +353,16 @@ class ServedModel:
         if self._plan is not None and crossing.signature == self._plan.signature:
             check_plan(self._plan, crossing, branches=self._branches)
 
-    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
-        """The tail on one payload, in whose memory it may work. Raises ModelFailed with the model's error as cause."""
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
+        """The tail on one payload, in whose memory it may work; with ``end``, up to that later cut. Raises ModelFailed
+        with the model's error as cause.
+        """
+        if end is not None:
+            self._check_inputs(crossing)
+            early, decode_ns = self._unpacked(crossing, header, payload)
+            return self._run(decode_ns, want_metrics, early, start=early.layer_id, end=end)
         substitutes = self._substitutes(crossing, header, payload, want_metrics)
         return self._tail(*self._unpacked(crossing, header, payload), want_metrics, substitutes)
 
@@ -443,6 +454,16 @@ class ServedModel:
                 f"{self._files.examples} times as many are taken (max_file_examples)"
             )
 
+    def _check_inputs(self, crossing: Crossing) -> None:
+        """Raises TooLarge where a middle part would be planned on inputs far beyond the model's example."""
+        known = self._example_elements or MOST_ELEMENTS // self._files.examples
+        found = sum(View(form.shape, form.stride, 0).end for form in crossing.inputs)
+        if found > known * self._files.examples:
+            raise TooLarge(
+                f"the inputs of this cut have {found} elements; a part between two cuts is planned on at most "
+                f"{known * self._files.examples} ({self._files.examples} times the example's: max_file_examples)"
+            )
+
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """Checks that header and payload speak of the same bytes. Raises BadFrame or TooLarge."""
         check_step(header, payload_bytes, max_bytes)
@@ -458,10 +479,13 @@ class ServedModel:
         /,
         *args: Any,
         start: int | None = None,
+        end: End | None = None,
         substitutes: Substitutes | None = None,
         **kwargs: Any,
     ) -> Computed:
-        """The tail from ``start``, with ``substitutes`` for modules of it, or the whole model without it."""
+        """The tail from ``start``, up to ``end`` or with ``substitutes`` for modules of it; the whole model without a
+        start.
+        """
         try:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
@@ -469,6 +493,8 @@ class ServedModel:
             with transforms.during(self._wrapped) as changed:
                 if start is None:
                     output = self._whole(*args, **kwargs)
+                elif end is not None:
+                    output = self._wrapped.forward(*args, start=start, end=end.cut)
                 else:
                     output = self._wrapped.tail(*args, substitutes=substitutes)
                 names = changed()
@@ -493,6 +519,7 @@ class ServedModel:
         return packed(
             self._lifecycle,
             output,
+            end,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
             compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from cloud_server.models import End
 from shared_hooks import Crossing
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.lifecycle import About
@@ -273,6 +274,8 @@ class Task:
     observers: tuple[str, ...]
     inexact: bool = False
     """Whether other last bits than the model's own are allowed."""
+    end: End | None = None
+    """Where it ends, that others finish."""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -291,6 +294,7 @@ class Task:
             "metrics": self.want_metrics,
             "observers": self.observers,
             "inexact": self.inexact,
+            "end": self.end,
         }
         return {**found, "suffix": self.suffix} if self.crossing is None else {**found, "cut": self.crossing.digest}
 

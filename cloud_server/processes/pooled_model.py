@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from cloud_server.limits import Limits
-from cloud_server.models import Computed, EngineSession, FileRead, Identity, Progress, inexact
+from cloud_server.models import Computed, End, EngineSession, FileRead, Identity, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.channel import Lost, ManifestTask, ProfileTask, SessionTask, SharedMemory, StepTask, Task
 from cloud_server.processes.crew import Crew
@@ -244,9 +244,11 @@ class PooledModel:
         """Checks that header and cut speak of the same bytes. The worker asks the plan before it computes."""
         check_frontier(crossing, header, payload_bytes, max_bytes)
 
-    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
         """In a worker. The payload must be a block of `allocate`."""
-        return self._run(crossing, "", header, payload, want_metrics)
+        return self._run(crossing, "", header, payload, want_metrics, end)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -295,18 +297,30 @@ class PooledModel:
         return self._pool.crew.has(worker)
 
     def _run(
-        self, crossing: Crossing | None, suffix: str, header: bytes, payload: memoryview, want_metrics: bool
+        self,
+        crossing: Crossing | None,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        end: End | None = None,
     ) -> Computed:
-        return self._pool.run(self._task(crossing, suffix, header, payload, want_metrics))
+        return self._pool.run(self._task(crossing, suffix, header, payload, want_metrics, end))
 
     def _task(
-        self, crossing: Crossing | None, suffix: str, header: bytes, payload: memoryview, want_metrics: bool
+        self,
+        crossing: Crossing | None,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        end: End | None = None,
     ) -> Task:
         """For the request that this thread works for."""
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
         account, allowed = payer.get().account, inexact.get()
-        return Task(model_id, about, account, crossing, suffix, header, payload, want_metrics, observers, allowed)
+        return Task(model_id, about, account, crossing, suffix, header, payload, want_metrics, observers, allowed, end)
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:

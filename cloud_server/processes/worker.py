@@ -24,7 +24,7 @@ import torch
 
 from cloud_server import wire
 from cloud_server.config import ModelEntry, ServerConfig
-from cloud_server.models import Computed, EngineSession, ServedModel, inexact
+from cloud_server.models import Computed, End, EngineSession, ServedModel, inexact
 from cloud_server.options import configure, parser
 from cloud_server.processes.channel import Channel, Lost, Mapping, Message
 from cloud_server.scheduling import Overtime, Watchdog
@@ -170,12 +170,12 @@ class Worker:
         """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
         try:
             computed = self._tail(head, header, payload)
-            said = {"is": "reply", "session_bytes": computed.session_bytes, "is_done": computed.is_done}
+            digest, description = computed.cut or ("", b"")
+            said = {"is": "reply", "session_bytes": computed.session_bytes, "is_done": computed.is_done, "cut": digest}
+            parts = [computed.reply.SerializeToString(), description]
             if computed.nbytes > INLINE_BYTES:
-                places = self._put(computed, payload)
-                return {**said, "places": places}, [computed.reply.SerializeToString()]
-            data = b"".join(computed.buffers)
-            return {**said, "places": []}, [computed.reply.SerializeToString(), data]
+                return {**said, "places": self._put(computed, payload)}, parts
+            return {**said, "places": []}, [*parts, b"".join(computed.buffers)]
         except IsthmusError as error:
             return _failure(error)
 
@@ -195,7 +195,8 @@ class Worker:
                     most = self._limits.max_request_bytes
                     computed = model.compute_file(head["suffix"], header, payload, head["metrics"], most)
                 else:
-                    computed = model.compute(self._crossing(head["cut"]), header, payload, head["metrics"])
+                    end = None if head["end"] is None else End(*head["end"])
+                    computed = model.compute(self._crossing(head["cut"]), header, payload, head["metrics"], end)
                 computed.reply.observations = found()
                 return computed
         except (IsthmusError, Lost):

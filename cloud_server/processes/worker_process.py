@@ -218,13 +218,14 @@ class WorkerProcess:
     def _computed(self, head: dict[str, Any], parts: list[bytes], blocks: tuple[memoryview, ...]) -> Computed:
         reply = split_pb2.ReplyHeader.FromString(parts[0])
         buffers = (
-            (memoryview(parts[1]),)
-            if len(parts) > 1
+            (memoryview(parts[2]),)
+            if len(parts) > 2
             else tuple(self._view(at, nbytes, blocks) for at, nbytes in head["places"])
         )
         if sum(buffer.nbytes for buffer in buffers) != reply.payload_bytes:
             raise ValueError("an answer of another size than its header says")
-        return Computed(reply, buffers, int(head["session_bytes"]), bool(head["is_done"]))
+        cut = (str(head["cut"]), parts[1]) if head["cut"] else None
+        return Computed(reply, buffers, int(head["session_bytes"]), bool(head["is_done"]), cut)
 
     def _view(self, at: int, nbytes: int, blocks: tuple[memoryview, ...]) -> memoryview:
         for block in blocks:

@@ -13,7 +13,7 @@ from typing import Protocol
 from cloud_server import wire
 from cloud_server.access import Caller
 from cloud_server.decoding import Turn
-from cloud_server.models import FILE, Batching, BatchKey, Computed, Engine, FileRead, inexact
+from cloud_server.models import FILE, Batching, BatchKey, Computed, End, Engine, FileRead, inexact
 from cloud_server.scheduling import Payer, Task
 from protos.frames import ChunkFrame
 from protos.isthmus.v1 import split_pb2
@@ -132,6 +132,7 @@ class State(Enum):
     RECEIVING = "receiving"  # announced; its payload is still arriving
     QUEUED = "queued"  # complete, waits for a worker
     RUNNING = "running"  # its tail is being computed; nothing can interrupt that
+    HANDED_ON = "handed on"  # its part is computed, and the next server of its chain is asked for the rest
     OVER = "over"  # answered, failed, cancelled or abandoned
 
 
@@ -169,6 +170,8 @@ class Request:
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
+        self.route = tuple(frame.route)
+        """The parts behind this server's."""
         self.together = frame.together
         """Whether its client takes last bits as a batch has them."""
         self.observers = tuple(frame.hooks)
@@ -310,7 +313,8 @@ class Request:
                 raise self._unread
             header, read = self.header, self._read
             return self.engine.compute_file(self.suffix, header, self.payload, self.want_metrics, max_bytes, read)
-        return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics)
+        end = End(self.route[0].cut, self.route[0].codec or "raw") if self.route else None
+        return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics, end)
 
     @property
     def split(self) -> str:
@@ -354,7 +358,8 @@ class Request:
     @property
     def batching(self) -> Batching | None:
         """What computes it together with others; None where it goes alone, as its client or its kind wants it."""
-        return self.engine.batching if self.together and self.crossing is not None and self.turn is None else None
+        alone = not self.together or self.crossing is None or self.turn is not None or self.route
+        return None if alone else self.engine.batching
 
     @property
     def age_seconds(self) -> float:
@@ -390,4 +395,6 @@ def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
         digest.update(len(part).to_bytes(8, "little") + part)
     digest.update(frame.payload_bytes.to_bytes(8, "little") + bytes([frame.want_metrics]))
     digest.update("\0".join(frame.hooks).encode())
+    for hop in frame.route:
+        digest.update(b"\0" + hop.SerializeToString(deterministic=True))
     return digest.digest()

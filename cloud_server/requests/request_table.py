@@ -255,6 +255,24 @@ class RequestTable:
             request.state = State.RUNNING
             return True
 
+    def hand_on(self, request: Request, send: Callable[[], Callable[[], None]]) -> None:
+        """The worker has computed a part: ``send`` asks the next server for the rest, after which `finish` follows.
+        What it gives takes that back, and may not wait for anything.
+        """
+        with self._locked:
+            if request.cancelled:
+                self._end(request, Cancelled("the client cancelled it while it ran"))
+                return
+            request.state = State.HANDED_ON
+            leave_line, request.leave_line = request.leave_line, lambda: None
+        leave_line()  # nothing of it needs the model any more
+        leave = send()
+        with self.lock:
+            if request.state is not State.OVER:
+                request.leave_line = leave
+                return
+        leave()
+
     def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
         """The worker is done: the answer is kept, and sent on the stream that waits for it."""
         if answer.held_bytes > self._limits.max_answer_bytes:
@@ -263,6 +281,8 @@ class RequestTable:
             answer = store.failure(request, error)
         with self._locked:
             outlet = request.outlet
+            if request.state is State.OVER:  # cancelled, or too late, while another server had it
+                return
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
                 return
@@ -297,7 +317,7 @@ class RequestTable:
         with self._locked:
             for request in [request for request in self._live.values() if request.outlet is outlet]:
                 request.outlet = None
-                if request.state is not State.RUNNING:
+                if request.state not in (State.RUNNING, State.HANDED_ON):
                     self._end(request, Cancelled("its stream ended"))
             self._answers.left(outlet)
             self.changed.notify_all()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from cloud_server import wire
 from cloud_server.limits import Limits
@@ -22,6 +23,16 @@ from shared_hooks.sharing import Party, Shares
 # What a request is answered with: its result or its error, as frames.
 
 
+class Handed(NamedTuple):
+    """A part of a request that the next server of its chain has answered. ``took_ns``: from handing it on."""
+
+    server: str
+    cut: str
+    bytes_up: int
+    payload: bytes | bytearray
+    took_ns: int
+
+
 def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
     """The answer to a request whose tail was started at ``started_ns`` (perf_counter). Completes the engine's reply."""
     reply, buffers = computed.reply, computed.buffers
@@ -32,14 +43,35 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
     reply.durations.receive_ns = request.complete_ns - request.sent_ns
     reply.durations.complete_ns = request.complete_ns
     reply.durations.queue_ns = started_ns - request.complete_ns - request.read_ns
-    if reply.payload_bytes <= request.inline_bytes:
+    if computed.cut is None and reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = b"".join(buffers), ()
     return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 
 
-def failure(request: Request, error: IsthmusError) -> Answer:
-    """The answer to a request that failed."""
-    return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error), about=request.about)
+def joined(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: Handed) -> Answer:
+    """The answer of a chain: this server's part is reported in ``own``, and ``rest`` answered from the next one on."""
+    reply = request.reply = split_pb2.ReplyHeader()
+    reply.CopyFrom(own)
+    reply.header, reply.payload_bytes = rest.header, rest.payload_bytes
+    reply.company, reply.compiled = max(own.company, rest.company), own.compiled or rest.compiled
+    reply.durations.onward_ns = hop.took_ns
+    part = reply.parts.add(server=hop.server, cut=hop.cut, bytes_up=hop.bytes_up)
+    for name in ("durations", "forward", "load"):
+        if rest.HasField(name):
+            getattr(part, name).CopyFrom(getattr(rest, name))
+    for name in ("layers", "notes", "readings", "transforms"):
+        getattr(part, name).extend(getattr(rest, name))
+    part.observations = rest.observations
+    reply.parts.extend(rest.parts)
+    buffers: tuple[memoryview, ...] = (memoryview(hop.payload),)
+    if reply.payload_bytes <= request.inline_bytes:
+        reply.payload, buffers = bytes(hop.payload), ()
+    return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
+
+
+def failure(request: Request, error: IsthmusError, retry: bool | None = None) -> Answer:
+    """The answer to a request that failed; ``retry``: of `wire.failed`."""
+    return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error, retry), about=request.about)
 
 
 def frames(answer: Answer, chunk_bytes: int, headed: bool = False) -> Iterator[wire.OutFrame]:

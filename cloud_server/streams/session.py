@@ -26,6 +26,7 @@ from cloud_server.streams.handshake import agree, check_form
 from cloud_server.streams.probe import Pace
 from protos.frames import ChunkFrame, ClientFrame, HeadedRequest, request_of
 from protos.isthmus.v1 import split_pb2
+from shared_hooks.codecs import CODECS
 from shared_hooks.errors import (
     AccessRefused,
     BadFrame,
@@ -78,6 +79,10 @@ class Hub(Protocol):
 
     def check_open(self) -> None:
         """Raises ServerUnavailable while draining."""
+        ...
+
+    def check_next(self, server: str) -> None:
+        """Raises AccessRefused where this server hands nothing on to one of that name or address."""
         ...
 
     def turned_away(self, payer: Payer) -> None:
@@ -162,6 +167,8 @@ class Area:
 
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
+MAX_HOPS = 16
+"""Most parts behind a server's own: a route is finite, whoever appears in it how often."""
 MAX_OBSERVERS = 64
 """Most observers of one request; there are fewer kinds."""
 
@@ -262,6 +269,8 @@ class Uploads:
         if come > frame.payload_bytes:
             raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {come} came with the header")
         self._check_observers(frame.hooks)
+        if frame.route:
+            self._check_route(frame, step)
         limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
@@ -303,6 +312,18 @@ class Uploads:
                     f"the observer {json.dumps(name[:80])} is not allowed {where}; allowed: {text}. It is allowed by "
                     f"{key} in the server's configuration (docs/observers.md)"
                 )
+
+    def _check_route(self, frame: split_pb2.RequestHeader, step: Step | None) -> None:
+        """The parts behind this server's, as far as it can tell."""
+        if step is not None or frame.HasField("file"):
+            raise BadFrame("a chain computes requests that are cut; no files and no steps of decoding sessions")
+        if len(frame.route) > MAX_HOPS:
+            raise TooLarge(f"a chain of {len(frame.route)} more servers is asked for; at most {MAX_HOPS} are taken")
+        for hop in frame.route:
+            self._check_cut(hop.cut)
+            if hop.codec not in ("", *CODECS):
+                raise BadFrame(f"no codec is called {hop.codec[:80]!r} here")
+        self._hub.check_next(frame.route[0].server)
 
     def _check_cut(self, name: str) -> None:
         """A client that lies about its cut's name is found out by the rehearsal."""

@@ -90,10 +90,14 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
     def check(self, call: Call) -> None:
         """Raises an `IsthmusError`, whose status the caller gets, for a call that is not to be served."""
-        if call.method not in OPEN_TO_ALL and self._register.asks:
-            self._register.check_token(token_in(call.metadata))
+        if call.method not in OPEN_TO_ALL and self._looks_at(call.metadata):
+            self._register.check(Credentials(token_in(call.metadata), None, passport_in(call.metadata)))
         if call.method in BEGINS_WORK:
             self._house.check_open()
+
+    def _looks_at(self, metadata: Any) -> bool:
+        """Whether callers have to prove who they are, or another server says so of this one."""
+        return self._register.asks or bool(passport_in(metadata or ()))
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
         """gRPC's entry: the method's own handler, or one that refuses."""
@@ -104,7 +108,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
             self.check(Call(details.method, tuple(details.invocation_metadata or ())))
         except IsthmusError as error:
             return self._refusing(details.method, error)
-        if details.method not in OPEN_TO_ALL and self._register.asks:
+        if details.method not in OPEN_TO_ALL and self._looks_at(details.invocation_metadata):
             handler = self._guarded(details.method, handler)
         if details.method == SESSION:
             return handler

@@ -13,7 +13,7 @@ May import answer, witness, transport, call, modes.
 from edge_client.request.edge_model import Books, Cut, EdgeModel
 from edge_client.request.many import Pending, Position, closing_with, in_order
 from edge_client.request.requests import Requests
-from edge_client.request.running import NOT_SERVED, Done, Running, work_of
+from edge_client.request.running import NOT_SERVED, Done, Route, Running, work_of
 
 __all__ = [
     "NOT_SERVED",
@@ -24,6 +24,7 @@ __all__ = [
     "Pending",
     "Position",
     "Requests",
+    "Route",
     "Running",
     "closing_with",
     "in_order",

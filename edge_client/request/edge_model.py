@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import logging
 import platform
 import sys
@@ -20,7 +21,7 @@ from edge_client.call import Call
 from edge_client.inputs.kinds import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.request.ahead import Ahead, Frame, SentFrames, Way
-from edge_client.spoken import CLOUD_FILE, EDGE_ONLY, WORDS
+from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS
 from edge_client.transport import Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel, codecs
@@ -28,7 +29,7 @@ from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.codecs.learned import Learned
 from shared_hooks.codecs.plugins import Guarded
-from shared_hooks.errors import InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
+from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
 from shared_hooks.head import listening
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
@@ -228,14 +229,22 @@ class EdgeModel:
             self._texts = Texts(self.spec.load_tokenizer())
         self.observers = names
 
-    def observed(self, names: Sequence[str], edge: Observations, cloud: bytes | None = None) -> dict[str, Observations]:
+    def observed(
+        self,
+        names: Sequence[str],
+        edge: Observations,
+        cloud: bytes | None = None,
+        parts: Iterable[split_pb2.Part] = (),
+    ) -> dict[str, Observations]:
         """What the observers ``names`` of a request found, by side, tokens with their text; nothing without any.
 
-        ``cloud``: as it came; None where no server took part. Raises BadFrame.
+        ``cloud``: as it came; None where no server took part. ``parts``: of further servers of a chain, which have the
+        server's name. Raises BadFrame.
         """
         if not names:
             return {}
         sides = {"edge": edge} if cloud is None else {"edge": edge, "cloud": named.from_bytes(cloud, names)}
+        sides |= {part.server: named.from_bytes(part.observations, names) for part in parts}
         if self._texts is not None:
             for found in sides.values():
                 named.tell_tokens(found, self._texts)
@@ -279,6 +288,24 @@ class EdgeModel:
                 self.wrapped.check_cut(cut, *args, **kwargs)
             except UnknownLayer as error:
                 raise _with_words(error, cut) from None
+
+    def check_cuts(self, cuts: Sequence[Cut]) -> None:
+        """As `check_cut`, of a chain: each cut, and that each comes behind the one before it."""
+        for cut in cuts:
+            self.check_cut(cut)
+        if self.example is not None:
+            plan = self._planned(Call(*self.example))
+            for first, second in itertools.pairwise("input" if cut == CLOUD_ONLY else cut for cut in cuts):
+                if plan.position(second) <= plan.position(first):
+                    raise CutRefused(f"a chain's cuts come one behind the other: {second} is not behind {first}")
+
+    def name_of(self, cut: Cut) -> str:
+        """A layer's or block's name, as other machines know it. Raises UnknownLayer."""
+        if isinstance(cut, str):
+            return cut
+        self.plan_example()
+        found = self.wrapped.resolve(cut)
+        return INPUT if found is None else found.name
 
     def plan(self, call: Call) -> str:
         """Plan this call, or add the path that it takes; the plan's digest. Raises InputMismatch, ModelFailed."""

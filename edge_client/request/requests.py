@@ -12,7 +12,7 @@ from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.request.edge_model import Cut, EdgeModel
 from edge_client.request.many import Position
-from edge_client.request.running import NOT_SERVED, Done, Reports, Running, restarted, settle
+from edge_client.request.running import NOT_SERVED, Done, Reports, Route, Running, restarted, settle
 from edge_client.request.sending import Sender
 from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
@@ -180,6 +180,7 @@ class Receiver:
         witness, output = self._witness(running, output)
         times = Times.from_stamps(stamps, wire.server_times(exchange.reply.durations))
         self._learn(running, times)
+        parts = [wire.part_of(one) for one in exchange.reply.parts]
         return Answer(
             output=output,
             postprocess=self._postprocess,
@@ -188,7 +189,7 @@ class Receiver:
             layer_id=running.head.layer_id,
             times=times,
             layers_edge=layers,
-            layers_cloud=layer_metrics(exchange.reply),
+            layers_cloud=[*layer_metrics(exchange.reply), *(layer for part in parts for layer in part.layers)],
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
             sends=exchange.sends,
@@ -198,9 +199,14 @@ class Receiver:
             forward_edge=forward,
             forward_cloud=forward_metrics(exchange.reply),
             observations=self._edge_model.observed(
-                exchange.observers, running.head.observations, exchange.reply.observations
+                exchange.observers, running.head.observations, exchange.reply.observations, exchange.reply.parts
             ),
-            transforms=(*running.head.transforms, *exchange.reply.transforms),
+            transforms=(
+                *running.head.transforms,
+                *exchange.reply.transforms,
+                *(name for part in exchange.reply.parts for name in part.transforms),
+            ),
+            parts=parts,
             compiled=exchange.reply.compiled,
             company=max(1, exchange.reply.company),
             witness=witness,
@@ -289,11 +295,12 @@ class Requests:
         position: Position | None = None,
         exact: bool | None = None,
         codec: str = "",
+        route: Route = (),
     ) -> Running | Done:
         """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
 
         ``position``: where in its run the input is; None for one by itself. ``codec``: chosen with the cut, where
-        codecs are chosen.
+        codecs are chosen. ``route``: of a chain.
         """
         exact = self._exact if exact is None else exact
         if cut == EDGE_ONLY:
@@ -305,7 +312,7 @@ class Requests:
                 self.lifecycle.emit(Stage.BEFORE_REQUEST, inputs=work, split=cut, began_ns=stamps.called)
                 if (lost := self._lost()) is None:
                     most = self._at_once if position is None else self._of_a_run
-                    return self._sender.attempt(work, cut, stamps, until, about, most, exact, codec)
+                    return self._sender.attempt(work, cut, stamps, until, about, most, exact, codec, route=route)
         except BaseException as error:
             self._reports.over(about, error)
             raise
@@ -371,5 +378,6 @@ class Requests:
             running.exact,
             running.codec,
             before=running,
+            route=running.route,
         )
         return self._receiver.collect(running.again)

@@ -15,6 +15,7 @@ from edge_client.request.many import Position
 from edge_client.spoken import CLOUD_FILE
 from edge_client.transport import Connection, Exchange, Stamps, State, now_ns
 from edge_client.witness import Kept
+from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
     Cancelled,
@@ -37,6 +38,10 @@ NOT_SERVED: Final = (
 """The server's fault, or its wish: the whole model on this side has an answer, where it may be asked for one."""
 
 
+Route = tuple[split_pb2.Hop, ...]
+"""The parts of the model behind the first server's, and who computes them; empty: it computes to the end."""
+
+
 @dataclass(slots=True)
 class Running:
     """A request on its way, with what is needed to finish it or to start it over."""
@@ -51,6 +56,7 @@ class Running:
     over: bool = False  # hooks have heard how it ended, or will
     again: Running | None = None  # what was begun in its place
     exact: bool = True
+    route: Route = ()  # of a chain
     codec: str = ""  # chosen with the cut
     bytes_ahead: int = 0  # of requests that were to be sent before it, where codecs are chosen
 

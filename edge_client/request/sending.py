@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,7 +13,7 @@ from typing import Final
 from edge_client.call import Call
 from edge_client.request.ahead import Ahead
 from edge_client.request.edge_model import Cut, EdgeModel
-from edge_client.request.running import Reports, Running
+from edge_client.request.running import Reports, Route, Running
 from edge_client.spoken import CLOUD_ONLY
 from edge_client.transport import Connection, Exchange, Opening, Outgoing, Stamps, now_ns, wire
 from edge_client.witness import INPUT, Kept, Witnesses
@@ -147,8 +148,11 @@ class Sender:
         exact: bool,
         codec: str = "",
         before: Running | None = None,
+        route: Route = (),
     ) -> Running:
-        """``most``: requests under way, this one included. ``before``: the attempt that this one repeats."""
+        """``most``: requests under way, this one included. ``before``: the attempt that this one repeats. ``route``: of
+        a chain.
+        """
         connection = self.connect()
         place = self.place((cut, codec), most, until)
         ahead: Ahead | None = None
@@ -162,9 +166,11 @@ class Sender:
             else:
                 offered = wire.FIRST_CODECS if connection.welcome is None else wire.codecs_of(connection.welcome)
                 if before is None:
-                    begin = partial(self._announced, connection, about, together, until)
+                    begin = partial(self._announced, connection, about, together, until, route)
                     ahead = Ahead(partial(self._edge_model.way, codec=codec), begin, self._in_vain)
                 head = self._edge_model.head(work, "input" if cut == CLOUD_ONLY else cut, stamps, offered, codec, ahead)
+            if route:
+                head = replace(head, outgoing=replace(head.outgoing, route=route))
             opening = None if ahead is None else ahead.opening
             # the server has answered the old one, or has heard of one that came to nothing
             is_new = before is not None or (ahead is not None and ahead.has_left and opening is None)
@@ -179,7 +185,11 @@ class Sender:
         self._sending.append(exchange)
         connection.submit(exchange, opening)
         return Running(
-            connection, exchange, work, cut, head, about, kept, exact=exact, codec=codec, bytes_ahead=before_it
+            *(connection, exchange, work, cut, head, about, kept),
+            exact=exact,
+            route=route,
+            codec=codec,
+            bytes_ahead=before_it,
         )
 
     def place(self, cut: Hashable, most: int, until: float) -> Place:
@@ -222,7 +232,14 @@ class Sender:
         )
 
     def _announced(
-        self, connection: Connection, about: About, together: bool, until: float, crossing: Crossing, most: int
+        self,
+        connection: Connection,
+        about: About,
+        together: bool,
+        until: float,
+        route: Route,
+        crossing: Crossing,
+        most: int,
     ) -> Opening | None:
         """A request whose head is running, of ``most`` bytes; None where it does not leave before it is whole."""
         header = wire.open_header(
@@ -233,6 +250,7 @@ class Sender:
             want_metrics=self._wants_metrics,
             together=together,
             hooks=self._edge_model.observers,
+            route=route,
         )
         opening = Opening(header, wire.cut_frame(crossing.digest, crossing.to_bytes()))
         return opening if connection.begin(opening) else None

@@ -17,6 +17,7 @@ from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.options import ConnectionOptions, Counters, KeepAlive, State
 from edge_client.transport.outbox import Opening
 from edge_client.transport.times import ServerTimes, Stamps, Times, now_ns
+from edge_client.transport.wire import Part
 
 __all__ = [
     "Connection",
@@ -26,6 +27,7 @@ __all__ = [
     "KeepAlive",
     "Opening",
     "Outgoing",
+    "Part",
     "ServerTimes",
     "Stamps",
     "State",

@@ -35,6 +35,8 @@ class Outgoing:
     step: int = 0
     codecs: tuple[str, ...] = ()
     """By name, what each tensor of a frontier travels with."""
+    route: tuple[split_pb2.Hop, ...] = ()
+    """The parts of the model behind the server's, and who computes them."""
 
 
 class Exchange:

@@ -3,7 +3,8 @@
 All stamps are readings of one clock, this process's; the server contributes durations only. What is measured how:
 
 * The edge's own rows lie between two stamps.
-* The five server rows are the server's own measurements.
+* The server rows are the server's own measurements; of a chain they are the first server's, and ``onward`` has the
+  servers behind it, with the links to them (`Answer.parts` says more).
 * The network has the round trip (frontier packed -> last byte of the answer here) less the server's rows. ``upload``
   is from the first byte sent here to the last one received there, ``download`` the reverse: latency and whatever lay in
   socket buffers included. Two clocks are needed for that: `ServerClock` says where the server's stands, and how far off
@@ -131,11 +132,12 @@ class ServerTimes:
     encode: int = 0
     receive: int = 0  # first byte received -> last byte received; overlaps the upload, so it is not a row of its own
     complete: int = 0  # the server's clock when the last byte was received; 0 = not said
+    onward: int = 0  # of a chain: from handing the rest on to the next server until it was answered
 
     @property
     def total(self) -> int:
         """Nanoseconds between the last byte of the request and the first of the answer that the server accounts for."""
-        return self.queue + self.decode + self.inject + self.compute + self.encode
+        return self.queue + self.decode + self.inject + self.compute + self.encode + self.onward
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class Times:
     server_inject: int = field(default=0, metadata={"label": "server inject"})
     server_compute: int = field(default=0, metadata={"label": "server compute"})
     server_encode: int = field(default=0, metadata={"label": "server encode"})
+    onward: int = field(default=0, metadata={"label": "next servers and their links"})
     download: int = field(default=0, metadata={"label": "download"})
     turn: int = field(default=0, metadata={"label": "edge wait for its turn"})
     edge_decode: int = field(default=0, metadata={"label": "edge decode"})
@@ -208,6 +211,7 @@ class Times:
             server_inject=server.inject,
             server_compute=server.compute,
             server_encode=server.encode,
+            onward=server.onward,
             download=download,
             turn=taken - received - stamps.witness_ns,
             edge_decode=unpacked - taken,
@@ -227,7 +231,8 @@ class Times:
     @property
     def server(self) -> int:
         """Nanoseconds the server accounts for."""
-        return self.server_queue + self.server_decode + self.server_inject + self.server_compute + self.server_encode
+        own = self.server_queue + self.server_decode + self.server_inject + self.server_compute + self.server_encode
+        return own + self.onward
 
     @property
     def round_trip(self) -> int:
@@ -235,8 +240,11 @@ class Times:
         return self.send_wait + self.network + self.server
 
     def rows(self) -> list[tuple[str, int]]:
-        """(label, ns) of every row, in the order in which things happen; ``retry`` only where there was one."""
-        return [(label, getattr(self, name)) for name, label in TIME_ROWS.items() if name != "retry" or self.retry]
+        """(label, ns) of every row, in the order in which things happen; ``retry`` and ``onward`` only where there was
+        one.
+        """
+        found = [(name, label, getattr(self, name)) for name, label in TIME_ROWS.items()]
+        return [(label, ns) for name, label, ns in found if ns or name not in ("retry", "onward")]
 
     def as_dict(self) -> dict[str, int]:
         """Row name -> ns, ``end_to_end``, and ``clock_error`` where the clocks are known."""
@@ -280,10 +288,14 @@ MAX_RANK = 64
 MAX_BYTES = 1 << 63
 
 
+Report = split_pb2.ReplyHeader | split_pb2.Part
+"""Of the first server, or of one behind it."""
+
+
 class Readings:
     """The readings of one reply, by number. Raises BadFrame for what is none."""
 
-    def __init__(self, reply: split_pb2.ReplyHeader) -> None:
+    def __init__(self, reply: Report) -> None:
         notes = ["", *reply.notes]
         if any(len(note) > MAX_NOTE for note in notes):
             raise BadFrame(f"the reply's metrics: a note of more than {MAX_NOTE} characters")
@@ -297,7 +309,7 @@ class Readings:
         return [self.each[number] for number in numbers]
 
 
-def layer_metrics(reply: split_pb2.ReplyHeader) -> list[LayerMetrics]:
+def layer_metrics(reply: Report) -> list[LayerMetrics]:
     """The tail's layers. Raises BadFrame."""
     readings = Readings(reply)
     found = []
@@ -309,7 +321,7 @@ def layer_metrics(reply: split_pb2.ReplyHeader) -> list[LayerMetrics]:
     return found
 
 
-def forward_metrics(reply: split_pb2.ReplyHeader) -> ForwardMetrics | None:
+def forward_metrics(reply: Report) -> ForwardMetrics | None:
     """The tail as a whole; None without metrics. Raises BadFrame."""
     if not reply.HasField("forward"):
         return None

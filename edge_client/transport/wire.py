@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -10,10 +11,10 @@ import torch
 from edge_client import dial
 from edge_client.load import Load
 from edge_client.transport.exchange import Exchange, Outgoing
-from edge_client.transport.times import ServerTimes
+from edge_client.transport.times import ServerTimes, forward_metrics, layer_metrics
 from protos import PROTOCOL_VERSION
 from protos.isthmus.v1 import split_pb2
-from shared_hooks import EarlyOutput, Parcel
+from shared_hooks import EarlyOutput, ForwardMetrics, LayerMetrics, Parcel
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.lifecycle import About
 from shared_hooks.tensors import ClassFinder
@@ -86,6 +87,7 @@ def request_header(
         decoding=outgoing.decoding,
         acknowledge=acknowledge,
         sent_ns=sent_ns,
+        route=outgoing.route,
     )
 
 
@@ -111,11 +113,13 @@ def _milliseconds(seconds: float) -> int:
     return min(2**32 - 1, max(1, int(seconds * 1000)))
 
 
-def outgoing(early: EarlyOutput, parcel: Parcel) -> Outgoing:
-    """A packed frontier (`shared_hooks.EarlyOutput.pack`); the buffers are views, nothing is joined."""
+def outgoing(early: EarlyOutput, parcel: Parcel, route: Sequence[split_pb2.Hop] = ()) -> Outgoing:
+    """A packed frontier (`shared_hooks.EarlyOutput.pack`); the buffers are views, nothing is joined. ``route``: the
+    parts behind the server's.
+    """
     crossing = early.crossing
     sent = crossing.digest, crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes
-    return Outgoing(*sent, codecs=parcel.codecs[: len(early.pieces)])
+    return Outgoing(*sent, codecs=parcel.codecs[: len(early.pieces)], route=tuple(route))
 
 
 def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:
@@ -144,7 +148,26 @@ def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]
     return said, tensors
 
 
-def load(reply: split_pb2.ReplyHeader) -> Load | None:
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What a server behind the first one of a chain did."""
+
+    server: str  # as the chain calls it
+    split: str  # name of the layer or block after which its part begins
+    bytes_up: int  # header and payload, as the server before it sent them
+    times: ServerTimes
+    layers: Sequence[LayerMetrics]
+    forward: ForwardMetrics | None
+    load: Load | None
+
+
+def part_of(part: split_pb2.Part) -> Part:
+    """Raises BadFrame."""
+    times = server_times(part.durations)
+    return Part(part.server, part.cut, part.bytes_up, times, layer_metrics(part), forward_metrics(part), load(part))
+
+
+def load(reply: split_pb2.ReplyHeader | split_pb2.Part) -> Load | None:
     """How busy the server was; None from one that does not say."""
     if not reply.HasField("load"):
         return None
@@ -176,4 +199,5 @@ def server_times(durations: split_pb2.Durations) -> ServerTimes:
         encode=durations.encode_ns,
         receive=durations.receive_ns,
         complete=durations.complete_ns,
+        onward=durations.onward_ns,
     )

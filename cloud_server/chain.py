@@ -1,0 +1,270 @@
+"""The next servers of chains: a request whose part is computed here is asked of the one that computes the next part.
+
+This server is then a client, and uses the edge's connection: several requests under way, each sent again by its id
+after a break and answered once, heartbeats, deadlines. It hands on only to servers that its operator has named; whom a
+client names beside these is refused.
+
+The next server hears who asked in a token that this one signs (`access.register`). Connections are kept apart by that,
+so what one caller asks there is charged to that caller.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import queue
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, NamedTuple
+
+from cloud_server.access import Caller
+from cloud_server.config import NextServer
+from cloud_server.executor import Finish
+from cloud_server.limits import Limits
+from cloud_server.models import Computed, Engine
+from cloud_server.requests import Request, store
+from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, now_ns, wire
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import (
+    AccessRefused,
+    Disagreement,
+    IsthmusError,
+    NotAuthenticated,
+    ServerUnavailable,
+    SpecError,
+    UnknownModel,
+)
+from shared_hooks.modules.manifest import encode
+
+log = logging.getLogger(__name__)
+
+MOST_CONNECTIONS: Final = 256
+"""At a time; of more the one that was used longest ago and waits for nothing is closed."""
+IN_FLIGHT: Final = 1024
+"""Requests under way on one connection, unless the next server takes fewer."""
+PATIENCE: Final = 10.0
+"""Seconds without a stream after which a request tries the next address, or fails."""
+
+ELSEWHERE: Final = (ServerUnavailable, Disagreement, UnknownModel, NotAuthenticated)
+"""Another address of the same server may do better."""
+
+_numbers = itertools.count(1)
+
+
+class _Key(NamedTuple):
+    """What has a connection of its own."""
+
+    address: str
+    model_id: str
+    weights_hash: str
+    account: str
+
+
+class _Way:
+    """A connection, and how many requests wait on it."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.waiting = 0
+
+
+class Chain:
+    """The ``next`` servers of one server; an `executor.Onward`."""
+
+    def __init__(self, servers: Sequence[NextServer], limits: Limits) -> None:
+        """Raises SpecError where two have one name or address."""
+        self._servers: dict[str, NextServer] = {}
+        for server in servers:
+            for name in dict.fromkeys((server.name, *server.addresses)):
+                if name in self._servers:
+                    raise SpecError(f'next: two servers are called "{name}"')
+                self._servers[name] = server
+        self._limits = limits
+        self._lock = threading.Lock()
+        self._ways: OrderedDict[_Key, _Way] = OrderedDict()
+        self._closed = False
+        self._withdrawn: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
+        self._withdrawing = threading.Thread(target=self._withdraw, name="isthmus-chain", daemon=True)
+        self._withdrawing.start()
+
+    def check(self, server: str) -> None:
+        """Raises AccessRefused, with the names that there are."""
+        if server not in self._servers:
+            names = ", ".join(dict.fromkeys(one.name for one in self._servers.values()))
+            raise AccessRefused(f'this server hands nothing on to "{server[:256]}"; it does to: {names} (--next)')
+
+    def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
+        """As `executor.Onward.send`."""
+        handed = _Handed(self, self._servers[request.route[0].server], request, part, own, finish)
+        handed.ask()
+        return partial(self._withdrawn.put, handed)
+
+    def _withdraw(self) -> None:
+        """Takes requests back whose clients do not want them any more: who says so holds a lock."""
+        while (handed := self._withdrawn.get()) is not None:
+            handed.withdraw()
+
+    def way(self, server: NextServer, address: str, request: Request) -> _Way:
+        """The connection for this request's caller and model, on which one more waits now. Raises ServerUnavailable."""
+        identity, caller = request.engine.identity, request.caller
+        key = _Key(address, identity.model_id, identity.weights_hash, caller.account)
+        gone = None
+        with self._lock:
+            if self._closed:
+                raise ServerUnavailable("the server is going away")
+            way = self._ways.get(key)
+            if way is None:
+                way = self._ways[key] = _Way(self._opened(server, address, request.engine, caller))
+                if len(self._ways) > MOST_CONNECTIONS:
+                    gone = next((one for one, found in self._ways.items() if not found.waiting and one != key), None)
+            self._ways.move_to_end(key)
+            way.waiting += 1
+            idle = None if gone is None else self._ways.pop(gone)
+        if idle is not None:
+            idle.connection.close()
+        return way
+
+    def left(self, way: _Way) -> None:
+        """One request less waits on it."""
+        with self._lock:
+            way.waiting -= 1
+
+    def _opened(self, server: NextServer, address: str, engine: Engine, caller: Caller) -> Connection:
+        identity, credentials = engine.identity, server.credentials
+        if server.signer is not None:
+            credentials = credentials.with_passport(partial(server.signer.sign, caller))
+        hello = wire.hello_frame(
+            client_id=uuid.uuid4().hex,
+            model_id=identity.model_id,
+            weights_hash=identity.weights_hash,
+            structure_digest=identity.structure_digest,
+            plan_digest=identity.plan_digest,
+            environment=identity.environment,
+            about={**identity.about, "chain": "handed on"},
+        )
+        options = ConnectionOptions(
+            patience=PATIENCE,
+            max_in_flight=IN_FLIGHT,
+            max_answer_bytes=self._limits.max_answer_bytes,
+            credentials=credentials,
+        )
+        return Connection(address, hello, options, describe=lambda: encode(engine.manifest()))
+
+    @property
+    def limits(self) -> Limits:
+        return self._limits
+
+    def close(self) -> None:
+        """Ends the connections; what waits on them fails."""
+        with self._lock:
+            self._closed = True
+            ways = list(self._ways.values())
+            self._ways.clear()
+        for way in ways:
+            way.connection.close()
+        self._withdrawn.put(None)
+
+
+class _Handed:
+    """A request that was handed on, until it is answered."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        server: NextServer,
+        request: Request,
+        part: Computed,
+        own: split_pb2.ReplyHeader,
+        finish: Finish,
+    ) -> None:
+        assert part.cut is not None
+        self._chain = chain
+        self._server = server
+        self._addresses = list(server.addresses)
+        self._request = request
+        self._own = own
+        self._finish = finish
+        self._began = now_ns()
+        digest, description = part.cut
+        self._outgoing: Outgoing | None = Outgoing(
+            digest, description, part.reply.header, part.buffers, part.nbytes, route=tuple(request.route[1:])
+        )
+        self._until = time.monotonic() + request.seconds_left(chain.limits.deadline_seconds)
+        self._lock = threading.Lock()
+        self._asked: tuple[_Way, Exchange] | None = None
+        self._over = False
+
+    def ask(self) -> None:
+        """Asks at the first address that was not asked yet."""
+        try:
+            self._ask(self._addresses.pop(0))
+        except IsthmusError as error:
+            self._end(error)
+        except Exception as error:  # a worker survives everything
+            log.exception("a request could not be handed on to %s", self._server.name)
+            self._end(ServerUnavailable(f"{type(error).__name__}: {error}"))
+
+    def _ask(self, address: str) -> None:
+        request, chain, outgoing = self._request, self._chain, self._outgoing
+        assert outgoing is not None
+        way = chain.way(self._server, address, request)
+        exchange = Exchange(
+            next(_numbers),
+            outgoing,
+            until=self._until,
+            stamps=Stamps(),
+            check_header=lambda header, size: wire.check_answer(header, size, chain.limits.max_answer_bytes),
+            want_metrics=request.want_metrics,
+            together=request.together,
+            observers=request.observers,
+            about=request.about,
+            on_settled=lambda: self._settled(way, exchange),
+        )
+        with self._lock:
+            self._asked = way, exchange
+            over = self._over
+        if over:
+            exchange.settle(AccessRefused("it is not wanted any more"))
+        else:
+            way.connection.submit(exchange)
+
+    def _settled(self, way: _Way, exchange: Exchange) -> None:
+        """Runs in whatever thread settled it."""
+        self._chain.left(way)
+        error, over = exchange.error, self._over
+        if isinstance(error, ELSEWHERE) and self._addresses and not over and exchange.remaining():
+            log.warning("%s: %s; %s is asked", way.connection.address, error, self._addresses[0])
+            # not here: whoever settles may hold the connection's lock
+            threading.Thread(target=self.ask, name="isthmus-chain-retry", daemon=True).start()
+            return
+        self._end(error, exchange)
+
+    def _end(self, error: IsthmusError | None, exchange: Exchange | None = None) -> None:
+        with self._lock:
+            if self._over:
+                return
+            self._over, self._outgoing = True, None
+        request = self._request
+        if error is not None:
+            named = type(error)(f"{self._server.name}: {error}")
+            # not by the same id: this part would be computed once more, and its connection has tried long enough
+            self._finish(request, store.failure(request, named, retry=False), named)
+            return
+        assert exchange is not None and exchange.reply is not None
+        hop = request.route[0]
+        handed = store.Handed(hop.server, hop.cut, exchange.bytes_up, exchange.payload, now_ns() - self._began)
+        self._finish(request, store.joined(request, self._own, exchange.reply, handed), None)
+
+    def withdraw(self) -> None:
+        """Its client does not want it any more."""
+        with self._lock:
+            if self._over:
+                return
+            self._over, self._outgoing, asked = True, None, self._asked
+        if asked is not None:
+            way, exchange = asked
+            way.connection.cancel(exchange, AccessRefused("it is not wanted any more"))
