@@ -319,6 +319,9 @@ class Uploads:
             raise BadFrame("a chain computes requests that are cut; no files and no steps of decoding sessions")
         if len(frame.route) > MAX_HOPS:
             raise TooLarge(f"a chain of {len(frame.route)} more servers is asked for; at most {MAX_HOPS} are taken")
+        cuts = [hop.cut for hop in frame.route]
+        if twice := [cut for cut in cuts if cuts.count(cut) > 1]:
+            raise BadFrame(f"a chain that goes round: two of its parts begin after {twice[0][:256]!r}")
         for hop in frame.route:
             self._check_cut(hop.cut)
             if hop.codec not in ("", *CODECS):

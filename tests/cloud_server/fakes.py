@@ -11,7 +11,7 @@ import torch
 
 from cloud_server.access import Caller
 from cloud_server.core import Core
-from cloud_server.models.engine import Computed, Identity
+from cloud_server.models.engine import Computed, End, Identity
 from cloud_server.streams.session import StreamSession
 from protos.frames import ChunkFrame, ClientFrame, cut
 from protos.isthmus.v1 import split_pb2
@@ -75,7 +75,9 @@ class FakeEngine:
         if payload_bytes != crossing.payload_bytes:
             raise BadFrame(f"{payload_bytes} bytes are announced, the cut has {crossing.payload_bytes}")
 
-    def compute(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> Computed:
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
         self.before(payload)
         self.computed += 1
         data = bytes(payload)[::-1]

@@ -24,7 +24,7 @@ from cloud_server.core import Core
 from cloud_server.transport import CloudServer
 from cloud_server.transport.authentication import AuthInterceptor
 from edge_client.credentials import Credentials
-from edge_client.dial import _Bearer
+from edge_client.dial import _Headers
 from edge_client.probing import LinkProber, fetch_profile
 from edge_client.transport.connection import Connection
 from edge_client.transport.options import ConnectionOptions, State
@@ -461,7 +461,7 @@ probe = false
 
 
 def as_identity(channel: grpc.Channel, token: str) -> GrpcClient:
-    return GrpcClient(grpc.intercept_channel(channel, _Bearer(token)))
+    return GrpcClient(grpc.intercept_channel(channel, _Headers([("authorization", f"Bearer {token}")])))
 
 
 def test_who_left_already_is_nobody(tmp_path: Path) -> None:
