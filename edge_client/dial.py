@@ -278,8 +278,8 @@ class _Headers(  # type: ignore[misc, unused-ignore]
 def check_address(server: str) -> str:
     """``HOST:PORT`` (``[::1]:PORT`` for IPv6), or SpecError."""
     host, colon, port = server.rpartition(":")
-    if "/" in host:
-        colon = ""  # as http://host:port
+    if "/" in host or "," in host:
+        colon = ""  # as http://host:port; several are a chain, where one can be
     if not colon or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) < 65536:
         from shared_hooks.errors import SpecError  # loads torch
 

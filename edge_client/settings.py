@@ -42,7 +42,7 @@ class ServerChoice(NamedTuple):
     """A server, and who named it."""
 
     address: str | None
-    """``HOST:PORT``, or `OWN`; None: nobody named one, or `NONE` was said."""
+    """``HOST:PORT``, several of a chain with commas between, or `OWN`; None: nobody named one, or `NONE` was said."""
     origin: str
     """Such as "ISTHMUS_SERVER"; empty where nobody named one."""
 
@@ -50,20 +50,23 @@ class ServerChoice(NamedTuple):
         return f"server {self.address} (from {self.origin})" if self.address else "no server"
 
 
-def server_of(given: str | None = None, config: str | Path | None = None, option: str = "--server") -> ServerChoice:
+def server_of(
+    given: str | None = None, config: str | Path | None = None, option: str = "--server", *, chain: bool = False
+) -> ServerChoice:
     """What is named first. ``given`` is what ``option`` says, ``config`` a settings file in place of the found one.
+    ``chain``: it may be several, with commas between.
 
     Raises SpecError, which opens with what named a wrong address, or with the file that cannot be read.
     """
     if given is not None and not isinstance(given, str):
         raise SpecError(f'{option}: expected a text such as "cloud.example:50051", found {given!r:.80}')
     if given is not None:
-        return _checked(given, option)
+        return _checked(given, option, chain)
     if named := os.environ.get(VARIABLE):
-        return _checked(named, VARIABLE)
+        return _checked(named, VARIABLE, chain)
     path = settings_file() if config is None else config
     if path is not None and (named := _read(path)) is not None:
-        return _checked(named, f"{path}")
+        return _checked(named, f"{path}", chain)
     return ServerChoice(None, "")
 
 
@@ -123,7 +126,7 @@ def _read(path: str | Path) -> str | None:
     return server
 
 
-def _checked(named: str, origin: str) -> ServerChoice:
+def _checked(named: str, origin: str, chain: bool) -> ServerChoice:
     if named == OWN:
         return ServerChoice(OWN, origin)
     if named == NONE:
@@ -131,6 +134,9 @@ def _checked(named: str, origin: str) -> ServerChoice:
     from edge_client.dial import check_address
 
     try:
-        return ServerChoice(check_address(named), origin)
+        first, comma, _ = named.partition(",") if chain else (named, "", "")
+        if comma:
+            chain_of(named.split(","))
+        return ServerChoice(check_address(first) if not comma else named, origin)
     except SpecError as error:
         raise SpecError(f"{origin}: {error}") from error

@@ -349,7 +349,7 @@ def add_run(commands: Commands, model: Parser) -> None:
         metavar="CUT",
         help='the name of a block or layer to cut after, or a layer\'s id; "edge-only" needs no server; "cloud-only" '
         'sends the input, "cloud-only-file" the file as it is; "auto" chooses the cut and moves it as link and load '
-        "change",
+        "change; several, with commas, for a chain: --server A,B --split CUT,CUT",
     )
     run.add_argument(
         "--input",

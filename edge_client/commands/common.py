@@ -275,17 +275,19 @@ def add_server(command: argparse.ArgumentParser, what: str = "") -> None:
     )
 
 
-def chosen(options: argparse.Namespace) -> str | None:
-    """``HOST:PORT``, or `OWN`, or None where there is none; a default is shown on standard error."""
-    found = server_of(options.server, getattr(options, "config", None))
+def chosen(options: argparse.Namespace, *, chain: bool = False) -> str | None:
+    """``HOST:PORT``, or `OWN`, or None where there is none; a default is shown on standard error. ``chain``: as of
+    `server_of`.
+    """
+    found = server_of(options.server, getattr(options, "config", None), chain=chain)
     if found.address is not None and found.origin != OPTION:
         say(f"{found}")
     return found.address
 
 
-def needed(options: argparse.Namespace) -> str:
+def needed(options: argparse.Namespace, *, chain: bool = False) -> str:
     """The same, where there is no doing without. Raises SpecError."""
-    server = chosen(options)
+    server = chosen(options, chain=chain)
     if server is None:
         raise SpecError(f"no server: {how_named()}; --server {OWN} starts one on this machine for as long as this runs")
     return server

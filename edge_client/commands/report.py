@@ -17,7 +17,7 @@ from edge_client.screen.text import milliseconds, one_line, printable, size
 from edge_client.screen.text import table as table
 from edge_client.sources import Tally
 from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
-from edge_client.transport import Times
+from edge_client.transport import Part, Times
 from shared_hooks import ForwardMetrics, LayerMetrics
 from shared_hooks.metrics import Reading
 from shared_hooks.models import FrameId, Prediction
@@ -97,6 +97,7 @@ class Outcome:
             ],
             "layer_id": self.answer.layer_id,
             "layer_name": self.answer.split,
+            **({"parts": [_part(one) for one in self.answer.parts]} if self.answer.parts else {}),
             "request_id": self.answer.request_id,
             "sends": self.answer.sends,
             "bytes_up": self.answer.bytes_up,
@@ -114,6 +115,13 @@ class Outcome:
             "fallback": self.answer.fallback or None,
             "company": self.answer.company,
         }
+
+
+def _part(part: Part) -> dict[str, Any]:
+    """What a server behind the first one of a chain did, JSON-able."""
+    known = {one.name: getattr(part.times, one.name) for one in fields(part.times)}
+    said = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "times_ns": known}
+    return {**said, "forward": part.forward.as_dict() if part.forward else None}
 
 
 # One side's layers as a table: mean over the inputs, what lies outside the layers, and the whole.

@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
     """Send every input, print what came of it; exit status."""
     common.check_effects(options)
     here = options.split == EDGE_ONLY
-    server = None if here else needed(options)
+    server = None if here else needed(options, chain=options.split != AUTO)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
     _check_only_head(options)
@@ -72,9 +72,11 @@ def _run(
     lifecycle = configured(options.config, options.log_level, options.log_format)
     maps = None if options.heat_maps is None else _heat_maps(options.heat_maps, options.observers)
     kept = None if options.output is None else Kept(options.output, spec)
+    chain = server.split(",") if server is not None and "," in server else None
     client = EdgeClient(
-        server,
+        chain or server,
         choice.with_spec(spec),
+        EDGE_ONLY if chain else "input",
         codec=options.codec,
         calibration=options.calibration,
         max_loss=options.max_loss,
@@ -99,7 +101,10 @@ def _run(
     try:
         looking.begin(client)
         client.prepare()
-        client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
+        if chain:
+            client.split = [cut_for(client, cut, feed.samples) for cut in options.split.split(",")]
+        else:
+            client.split = "input" if chooses else cut_for(client, options.split, feed.samples)
         if client.loaded is not None:
             say(f"{client.loaded} (--only-head {options.only_head})")
         if options.journal:
