@@ -12,6 +12,7 @@ scheduling  what the workers do next, and the threads that do it
 processes   worker processes, in which tails are computed
 wire        frames that answer no request
 transport   gRPC, with health and reflection
+chain       the next servers of chains: a part computed here, the rest asked of them
 cluster     replicas on many machines, and fronts before them: Ray Serve
 access      who calls, and what one may
 telemetry   the server seen from outside

@@ -52,10 +52,10 @@ endpoint = "http://127.0.0.1:4317"
 [next.gpu]                           # a server that parts of chains are handed on to, see docs/chains.md; absent = none
 address = "gpu:50051"                # HOST:PORT, or a list: the first that serves
 ca = "ca.pem"                        # and certificate, key, server_name, tls, token_file, insecure (docs/access.md)
-sign_as = "gateway"                  # what it is told of who asks is signed as this ...
+sign_as = "gateway"                  # what it hears of callers is signed as this ...
 secret_file = "gateway.secret"       # ... with this; absent: all that is handed on counts as this server's
 
-[trust.gateway]                      # a server before this one, whose word on who asks is taken; absent = none
+[trust.gateway]                      # a server before this one, whose word on its callers is taken; absent = none
 secret_file = "gateway.secret"
 
 [ray]                                # with --on ray, see docs/ray.md
@@ -278,7 +278,7 @@ class NextServer:
     addresses: tuple[str, ...]
     credentials: Credentials = field(default_factory=Credentials)
     signer: Signer | None = None
-    """What tells it who asked; None: all that this server hands on counts as this server's."""
+    """What it is shown of who asked; None: all that this server hands on counts as this server's."""
 
     def __post_init__(self) -> None:
         if not self.addresses:
@@ -348,7 +348,7 @@ class ServerConfig:
     next: tuple[NextServer, ...] = ()
     """Servers that parts of chains are handed on to."""
     trusted: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Servers whose word on who asks is taken, and the secret that each signs it with."""
+    """Servers whose word on its callers is taken, and the secret that each signs it with."""
     codecs: tuple[str, ...] = ()
     """Names of codecs that clients may use beside those that are built in (`shared_hooks.codecs.register`)."""
     reflection: bool = False

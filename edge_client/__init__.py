@@ -4,13 +4,12 @@ client        `EdgeClient`: infer, infer_many
 core          its model, its connection, what the server said of itself, requests at a given cut
 inputs        what infer takes, made into a call
 answer        `Answer`, `Failure`
-call          what a model is called with
+call          what a model is called with; how busy a server says it is
 given         one input, from a file or from memory
 units         sizes, rates and durations as people write them
 spoken        what messages call a setting; ways to run without a cut
 sources       where inputs come from: files, videos, cameras
 tracing       a trace for every request, for OpenTelemetry
-load          how busy a server says it is
 model_choice  which model, on what device
 dial          the one place that opens a channel, and why one does not open
 light         an edge without PyTorch: heads as ONNX files

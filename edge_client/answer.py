@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.transport import Part, Times
 from edge_client.witness import Witness
 from shared_hooks import LayerMetrics

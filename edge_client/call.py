@@ -1,4 +1,4 @@
-"""What a model is called with."""
+"""What a model is called with, and how busy who answers says it is."""
 
 from __future__ import annotations
 
@@ -27,3 +27,12 @@ class Call:
         if type(item) is dict:
             return cls((), item)
         return cls((item,))
+
+
+@dataclass(frozen=True)
+class Load:
+    """How busy the server is: requests waiting or running, workers, and the recent mean wait for one (ns)."""
+
+    pending: int = 0
+    workers: int = 1
+    queue_ns: float = 0.0

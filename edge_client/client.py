@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from edge_client.planning.codecs import LossTable
 
 Cuts = tuple[Cut, ...]
-"""Of a chain: where the part of each server begins."""
+"""A chain has one for each server: where its part begins."""
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 

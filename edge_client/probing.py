@@ -17,9 +17,9 @@ from typing import Any, Final
 
 import grpc
 
+from edge_client.call import Load
 from edge_client.credentials import Credentials
 from edge_client.dial import check_address, dial, why_not
-from edge_client.load import Load
 from edge_client.planning.link import Curve, Link, Speed, speed_of
 from edge_client.transport import KeepAlive, options, wire
 from edge_client.units import check_seconds

@@ -46,7 +46,7 @@ def read_secret(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Signer:
-    """Says, as the server called ``issuer``, who asks."""
+    """Says, as the server called ``issuer``, for whom it asks."""
 
     issuer: str
     secret: bytes = field(repr=False)
@@ -61,11 +61,11 @@ class Signer:
 def read_passport(passport: str, trusted: Mapping[str, bytes]) -> tuple[str, str, str]:
     """(who signed it, the caller's peer, the caller's identity or ""). Raises NotAuthenticated."""
     if not trusted:
-        raise NotAuthenticated("this server takes no other server's word on who asks ([trust] in its file)")
+        raise NotAuthenticated("this server takes no other server's word on its callers ([trust] in its file)")
     try:
         issuer = jwt.decode(passport, options={"verify_signature": False}).get("iss")
         if not isinstance(issuer, str) or issuer not in trusted:
-            raise NotAuthenticated(f'this server does not take the word of "{str(issuer)[:128]}" on who asks')
+            raise NotAuthenticated(f'this server does not take the word of "{str(issuer)[:128]}" on its callers')
         claims = jwt.decode(
             passport,
             trusted[issuer],

@@ -123,7 +123,7 @@ def _rows(tensor: torch.Tensor, known: int, wanted: int) -> torch.Tensor:
 # `KeptFrames`: symbols of the frames that clients refer to (codec "frames"), each client's its own, within a bound.
 
 MOST_ELEMENTS = 1 << 28
-"""Of inputs that a part between two cuts is planned on, where the model has no example."""
+"""Elements of the inputs that a part between two cuts is planned on, where the model has no example."""
 MOST = 65_536
 """Tensors of cuts, of all clients together."""
 

@@ -13,9 +13,8 @@ from typing import Any, Final
 from edge_client.adaptive.client import AutoClient
 from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
-from edge_client.call import Call
+from edge_client.call import Call, Load
 from edge_client.core import ClientCore
-from edge_client.load import Load
 from edge_client.model_choice import Inputs
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link

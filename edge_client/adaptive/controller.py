@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import FLOOR, Curve, Link, LinkEstimate, Tracker
 from edge_client.planning.objective import Candidate, Constraints, Objective, decide, undominated

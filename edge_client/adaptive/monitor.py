@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from edge_client.adaptive.controller import Choice, SplitController
+from edge_client.call import Load
 from edge_client.core import ClientCore
-from edge_client.load import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.probing import LinkProber
 from edge_client.screen.text import number

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import finite, one_line
 

@@ -46,7 +46,7 @@ GROUPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("upload",), "upload"),
     **dict.fromkeys(("in_transit",), "transit"),
     **dict.fromkeys(("server_queue",), "queue"),
-    **dict.fromkeys(("server_decode", "server_inject", "server_compute", "server_encode"), "tail"),
+    **dict.fromkeys(("server_decode", "server_inject", "server_compute", "server_encode", "onward"), "tail"),
     **dict.fromkeys(("download",), "download"),
     **dict.fromkeys(("turn", "edge_decode", "postprocess"), "finish"),
 }

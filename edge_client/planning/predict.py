@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate

@@ -13,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.call import Call
+from edge_client.call import Call, Load
 from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
-from edge_client.load import Load
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate

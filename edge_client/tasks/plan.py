@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_client import units
+from edge_client.call import Load
 from edge_client.credentials import Credentials
-from edge_client.load import Load
 from edge_client.planning.codecs import Codecs, LossTable, learnt, named
 from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.leakage import LeakageTable, bound_of

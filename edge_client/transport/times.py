@@ -289,7 +289,7 @@ MAX_BYTES = 1 << 63
 
 
 Report = split_pb2.ReplyHeader | split_pb2.Part
-"""Of the first server, or of one behind it."""
+"""What the first server of a chain reports, or one behind it."""
 
 
 class Readings:

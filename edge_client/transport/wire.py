@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from edge_client import dial
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.transport.exchange import Exchange, Outgoing
 from edge_client.transport.times import ServerTimes, forward_metrics, layer_metrics
 from protos import PROTOCOL_VERSION

@@ -21,8 +21,7 @@ from typing import Any
 from edge_client import EdgeClient
 from edge_client.adaptive import AutoClient
 from edge_client.adaptive.controller import SplitController
-from edge_client.call import Call
-from edge_client.load import Load
+from edge_client.call import Call, Load
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.probing import fetch_profile, probe, round_trip

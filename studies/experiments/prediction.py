@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.planning.objective import STAGES, Candidate
 from edge_client.planning.predict import Correction, Sample, cuts_to_ask, predict

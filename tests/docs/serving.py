@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cloud_server.chain import Chain
 from cloud_server.core import Core
 from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
@@ -26,7 +27,8 @@ def serving(words: Sequence[str]) -> Iterator[dict[str, str]]:
             ServedModel(one, pick_device(config.device), config.lifecycle, config.limits.rehearsals())
             for one in config.models
         ]
-        core = stack.enter_context(Core(engines, config.limits, 1, config.observers, config.lifecycle))
+        chain = Chain(config.next, config.limits) if config.next else None
+        core = stack.enter_context(Core(engines, config.limits, 1, config.observers, config.lifecycle, chain))
         server = CloudServer(core, "127.0.0.1:0", config.tls, config.identities, **ports)
         server.start()
         stack.callback(server.stop, 0)

@@ -13,7 +13,7 @@ import torch
 
 from edge_client import EdgeClient, Failure, State
 from edge_client.__main__ import main
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.model_choice import ModelChoice
 from edge_client.probing import LinkProber, _parsed, fetch_profile, probe
 from edge_client.process import local_server

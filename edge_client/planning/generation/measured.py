@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.generation.predict import GenerationCandidate, Overhead, Workload, predict_generation
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.predict import Power

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
 from edge_client.planning.predict import Power

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from edge_client.adaptive.client import is_late
 from edge_client.adaptive.controller import SplitController, Steady
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Objective, undominated

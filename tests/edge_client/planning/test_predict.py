@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
 from edge_client.planning.predict import Correction, Power, Sample, predict

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_client import probing
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.link import Link
 from edge_client.probing import Round
 from shared_hooks.errors import TooLarge

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, decide
 from edge_client.planning.predict import BATCHES, Correction, Sample, predict

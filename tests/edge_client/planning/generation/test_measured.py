@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.load import Load
+from edge_client.call import Load
 from edge_client.planning.generation.measured import KEY, Measured, read_measured
 from edge_client.planning.generation.predict import Overhead, Workload
 from shared_hooks.errors import SpecError
