@@ -155,7 +155,9 @@ class Reader:
             return self._called(command, lambda: edge_client(rest))
         if program == "cloud-server":
             if not ANSWERED.intersection(rest):
-                self._ports.update(self._ends.enter_context(serving(command.words[1:])))
+                said = command.words[1:]
+                said = [self._local(one) if at and said[at - 1] == "--next" else one for at, one in enumerate(said)]
+                self._ports.update(self._ends.enter_context(serving(said)))
                 return "listening on 127.0.0.1:50051\n"
             from cloud_server.__main__ import main as cloud_server
 
