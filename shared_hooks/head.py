@@ -8,8 +8,11 @@ and banks the values Python reads.
 from __future__ import annotations
 
 import contextlib
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -18,15 +21,37 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from shared_hooks import devices
-from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, generators
+from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Slot, TensorForm, generators
 from shared_hooks.errors import CutRefused
-from shared_hooks.forward import Frame, HookExitException, Kind, Session, arguments_of, is_mapped, kind_of, name_of
+from shared_hooks.forward import (
+    Frame,
+    HookExitException,
+    Kind,
+    Placeholder,
+    Session,
+    arguments_of,
+    is_form,
+    is_mapped,
+    kind_of,
+    name_of,
+)
 from shared_hooks.metrics import Measurement
 from shared_hooks.modules import ModuleInfo
-from shared_hooks.planning import UNSEEN, Capture, Cutting, Follower, Plan, Walk
-from shared_hooks.recording import Trace
+from shared_hooks.planning import UNSEEN, Branch, Capture, Cutting, Follower, Plan, Walk
+from shared_hooks.purity import is_safe
+from shared_hooks.recording import ModuleCall, Op, Trace, Value
+from shared_hooks.recording.trace import calls_in
 from shared_hooks.state import Dice
-from shared_hooks.tensors import Structure, UnknownHolder, flatten, identical, leaves_of
+from shared_hooks.tensors import (
+    Structure,
+    UnknownHolder,
+    flatten,
+    identical,
+    leaves_of,
+    no_class,
+    tensors_in,
+    unflatten,
+)
 
 
 class Diverged(BaseException):
@@ -431,11 +456,184 @@ class WatchBelow(TorchDispatchMode):
         return result
 
 
+# A head along branches: what is not needed before the cut is answered with placeholders.
+
+
+@dataclass(frozen=True, eq=False)
+class Stub:
+    """What a head gives in place of something behind the cut: ``sources`` are a form or the number of an argument each.
+    ``after``: how many operations there are up to its end; ``layers``, ``counts``: of the calls in it.
+    """
+
+    structure: Structure
+    sources: tuple[int | TensorForm, ...]
+    after: int = 0
+    layers: int = 0
+    counts: tuple[tuple[str, int], ...] = ()
+
+    def result(self, arguments: list[torch.Tensor], device: torch.device) -> Any:
+        """Raises `Diverged` where there are other arguments than in the plan."""
+        tensors: list[torch.Tensor] = []
+        for source in self.sources:
+            if isinstance(source, TensorForm):
+                tensors.append(Placeholder(source.shape, source.stride, source.dtype, device))
+            elif source < len(arguments):
+                tensors.append(arguments[source])
+            else:
+                raise Diverged
+        return unflatten(self.structure, tensors, no_class)
+
+
+@dataclass(frozen=True, eq=False)
+class Stubs:
+    """What the heads to one branch cut answer: calls by path and number, operations by ordinal. ``views``: operations
+    that only look at memory in another way, and run. ``bare``: calls that are needed wholly, and how many operations
+    there are up to their end.
+    """
+
+    calls: Mapping[tuple[str, int], Stub]
+    ops: Mapping[int, Stub]
+    views: frozenset[int]
+    bare: Mapping[tuple[str, int], int]
+
+    @classmethod
+    def of(cls, plan: Plan, cutting: Cutting) -> Stubs:
+        """Worked out once for a plan's cut."""
+        branch, trace = cutting.branch, plan.trace
+        assert branch is not None
+        begins = [op.seq for op in trace.ops]
+        calls = {}
+        for call in branch.calls:
+            stub = _stub(branch, call, call.structure, call.args, call.results)
+            if stub is not None:
+                inside = [call, *calls_in(call)]
+                counts = Counter(one.path for one in inside)
+                layers = sum(one.layer_id is not None for one in inside)
+                after = bisect_left(begins, call.exit)
+                calls[call.path, call.number] = replace(stub, after=after, layers=layers, counts=tuple(counts.items()))
+        data = sorted(event.seq for event in trace.events)
+        ops, views = {}, set()
+        for op in branch.later:
+            ordinal = trace.ordinals[op]
+            quiet = bisect_left(data, op.seq) == bisect_right(data, max(op.seq, op.end))
+            if quiet and op.args and all(value.storage in {one.storage for one in op.args} for value in op.results):
+                views.add(ordinal)
+            stub = _stub(branch, op, op.structure, op.args, op.results)
+            if stub is not None:
+                ops[ordinal] = stub
+        captured = {trace.ops[one.where].seq for one in cutting.captures if one.kind == "op"}
+        later = sorted(op.seq for op in branch.later)
+        bare = {}
+        for call in trace.calls:
+            within = bisect_left(later, call.enter) == bisect_left(later, call.exit)
+            watched = cutting.below or any(call.enter < seq < call.exit for seq in captured)
+            if call.exit <= branch.end.exit and within and not watched:
+                bare[call.path, call.number] = bisect_left(begins, call.exit)
+        return cls(calls, ops, frozenset(views), bare)
+
+
+def _stub(
+    branch: Branch, item: Op | ModuleCall, structure: Structure | None, given: list[Value], results: list[Value]
+) -> Stub | None:
+    """None where a result is neither an argument nor made behind the cut: then the code itself runs, as far as it
+    goes.
+    """
+    sources: list[int | TensorForm] = []
+    for value in results:
+        if value in given:
+            sources.append(given.index(value))
+        elif branch.makes(value) and not value.flags.replace("g", ""):
+            sources.append(TensorForm(value.shape, value.view.stride, value.dtype))
+        else:
+            return None
+    if structure is None and (results or isinstance(item, ModuleCall)):
+        return None
+    return Stub(["v", None] if structure is None else structure, tuple(sources))
+
+
+class BranchHead(HeadSession):
+    """Runs what a branch cut needs; the model's Python passes through all else on placeholders. ``stubs``: of this cut;
+    ``is_pure``: whether a module's Python leaves nothing behind but its result, so that it need not run.
+    """
+
+    def __init__(
+        self,
+        modules: dict[nn.Module, ModuleInfo],
+        measurement: Measurement | None,
+        save: set[int | str],
+        stubs: Stubs,
+        is_pure: Callable[[nn.Module], bool],
+        device: torch.device,
+        *more: Any,
+    ) -> None:
+        super().__init__(modules, measurement, save, *more)
+        self.stubs = stubs
+        self.is_pure = is_pure
+        self.device = device
+        self.mode: BranchMode | None = None
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        info = self.modules.get(module)
+        if info is None or self.stopped or self.in_opaque or self.mode is None:
+            return super().call(module, forward, args, kwargs)
+        key = info.path, self.counts.get(info.path, 0) + 1
+        stub = self.stubs.calls.get(key)
+        if stub is not None and self.is_pure(module) and all(map(is_safe, (*args, *kwargs.values()))):
+            with torch._C.DisableTorchFunction():
+                output = stub.result(list(tensors_in((args, kwargs))), self.device)
+            if self.stack:
+                self.stack[-1].has_child = True
+            for path, count in stub.counts:
+                self.counts[path] = self.counts.get(path, 0) + count
+            self.next_layer += stub.layers
+            self.mode.count = stub.after
+            return output
+        after = self.stubs.bare.get(key)
+        if after is None:
+            return super().call(module, forward, args, kwargs)
+        self.in_opaque += 1
+        try:
+            output = super().call(module, forward, args, kwargs)
+        finally:
+            self.in_opaque -= 1
+        self.mode.count = after
+        return output
+
+
+class BranchMode(HeadMode):
+    """Answers the operations behind the cut, too."""
+
+    session: BranchHead
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        session, number = self.session, self.count
+        stub = session.stubs.ops.get(number)
+        if not session.is_watched or (stub is None and number not in session.stubs.views):
+            return super().__torch_function__(func, types, args, kwargs)
+        name, arguments = name_of(func), arguments_of(args, kwargs or {})
+        if self.names[number] != name or is_form(name) or is_mapped(arguments):
+            return super().__torch_function__(func, types, args, kwargs)
+        op = self.ops[number]
+        if len(arguments) != len(op.args):
+            raise Diverged
+        self.count += 1
+        if number in session.stubs.views and not any(type(one) is Placeholder for one in arguments):
+            return func(*args, **(kwargs or {}))
+        if stub is None:
+            raise CutRefused(f"cannot cut after {session.target.layer_name}: {name} behind it cannot be left out")
+        return stub.result(arguments, session.device)
+
+
 @contextlib.contextmanager
 def watching(session: Banking) -> Iterator[None]:
     """The modes that the head's cut needs."""
     with contextlib.ExitStack() as modes:
-        if session.cutting.watched:
+        if isinstance(session, BranchHead):
+            session.mode = BranchMode(session)
+            modes.enter_context(session.mode)
+        elif session.cutting.watched:
             modes.enter_context(HeadMode(session))
         if session.cutting.below:
             modes.enter_context(WatchBelow(session))

@@ -14,14 +14,14 @@ from torch import nn
 from shared_hooks.crossing import Crossing, EarlyOutput, generators
 from shared_hooks.errors import CutRefused, Disagreement, PlanMismatch, UnknownLayer
 from shared_hooks.forward import HookExitException, Session, context, interruptible
-from shared_hooks.head import Attempt, Diverged, HeadSession, WalkingHead, watching
+from shared_hooks.head import Attempt, BranchHead, Diverged, HeadSession, Stubs, WalkingHead, watching
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import attach, fast_path_off, tables
 from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk
-from shared_hooks.purity import Turns
+from shared_hooks.purity import Turns, is_pure
 from shared_hooks.tensors import classes_of, flatten
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
@@ -59,6 +59,7 @@ class Runs:
         self._isolated = isolated
         self._rehearsals = rehearsals
         self._recipes: RecipeBook | None = None
+        self._pure: dict[nn.Module, bool] = {}
         self._spans: dict[tuple[str, Cut], tuple[int, Span]] = {}
         """Middle parts by the cut's digest and their end, and how many plans there were then."""
         self._making = threading.Lock()
@@ -137,7 +138,7 @@ class Runs:
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
         key = self._planner.key(args, kwargs)
-        foretold = self._planner.foretold(key, args, kwargs, end)
+        foretold = None if isinstance(end, (tuple, list)) else self._planner.foretold(key, args, kwargs, end)
         if foretold is not None:
             with Attempt(foretold[0].trace, args, kwargs) as attempt:
                 return self._head_as(*foretold, args, kwargs)
@@ -165,7 +166,7 @@ class Runs:
 
     def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> Walk | None:
         """What a head compares when layers are neither saved nor observed; None: all that it can."""
-        if self._save or attach.watchers or crossing.layer_id < 0:
+        if self._save or attach.watchers or crossing.layer_id < 0 or cutting.branch is not None:
             return None
         return plan.walk(cutting, plan.place_at(crossing.layer_id, crossing.layer_name), self._modules)
 
@@ -182,11 +183,13 @@ class Runs:
             self._check_saved([plan])
         started = time.perf_counter_ns()
         more = plan, cutting, crossing, flatten((args, kwargs))[1]
-        session: HeadSession = (
-            self._session(HeadSession, *more)
-            if walk is None
-            else WalkingHead(self._modules, self._measurement(), walk, *more)
-        )
+        session: HeadSession
+        if cutting.branch is not None:
+            session = self._session(BranchHead, plan.kept_for(cutting, Stubs.of), self._is_pure, self.device, *more)
+        elif walk is None:
+            session = self._session(HeadSession, *more)
+        else:
+            session = WalkingHead(self._modules, self._measurement(), walk, *more)
         try:
             with self._turns.one(writes=plan.trace.writes_kept, foreseen=not plan.trace.dynamic), torch.no_grad():
                 if walk is not None:  # which needs no modes
@@ -202,6 +205,13 @@ class Runs:
             session.release()
         self._finish(session, {"head": _ended(session) - started})
         return early
+
+    def _is_pure(self, module: nn.Module) -> bool:
+        """Whether calls of a module leave nothing behind but their result; looked at once."""
+        found = self._pure.get(module)
+        if found is None:
+            found = self._pure[module] = is_pure(module)
+        return found
 
     def _until_cut(self, session: HeadSession, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

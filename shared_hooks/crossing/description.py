@@ -191,6 +191,8 @@ class Crossing:
     cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
     ``leaves``: names of Python state that a forward was seen to leave changed and that tells on no later one.
     ``books``: of each piece, what the codec "basis" sends it by; empty where no calibration gave any.
+    ``calls`` and ``later``: of a branch cut, the names of the calls that it is after, and the places of operations, and
+    of whole calls (index -1), that come before its end and that the tail runs; empty for a plain cut.
     """
 
     layer_id: int
@@ -210,6 +212,8 @@ class Crossing:
     generators: tuple[str, ...] = ()
     leaves: tuple[str, ...] = ()
     books: tuple[Book | None, ...] = ()
+    calls: tuple[str, ...] = ()
+    later: tuple[Place, ...] = ()
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -328,6 +332,9 @@ class Crossing:
         }
         if self.leaves:
             data["leaves"] = self.leaves
+        if self.later:
+            data["later"] = self.later
+            data["calls"] = self.calls
         if self.books:
             data["books"] = [None if book is None else book.to_json() for book in self.books]
         return json.dumps(data, separators=(",", ":")).encode()

@@ -4,7 +4,8 @@
 written, [[shape, stride, offset], ...]], ...], "marks": [[place, leaf, slot, shape, stride, offset, dtype, flags],
 ...], "fills": [[place, argument, slot], ...], "given": [[place, name, structure, [form | argument, ...],
 [argument, ...]], ...], "reads": [[place, name, form of value], ...], "layouts": [[place, leaf, stride], ...],
-"path": digest, "plan": digest, "generators": [...], "leaves": [name, ...]}`` (the last may be missing), where a form is
+"path": digest, "plan": digest, "generators": [...], "leaves": [name, ...], "calls": [name, ...], "later": [place,
+...]}`` (the last three may be missing), where a form is
 ``[shape, stride, dtype]`` and a place ``[path, number, index]``.
 """
 
@@ -122,6 +123,8 @@ def _read(data: dict[str, Any]) -> Crossing:
         generators,
         tuple(map(_name, _list(data.get("leaves", [])))),
         _books(data.get("books", []), slots),
+        tuple(map(_name, _list(data.get("calls", [])))),
+        tuple(map(_place, _list(data.get("later", [])))),
     )
 
 

@@ -4,12 +4,14 @@ planner   plans made and kept, by signature and path
 needed    which parameters a head reads
 plan      layers, cuts, a digest to agree on
 liveness  trace -> frontier of every cut
+branches  cuts after a set of calls: what runs behind them though it comes before
 cutting   frontier -> description, and captures for the head
 lengths   cuts of sizes that were never planned
 
 May import recording, forward, state, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
 """
 
+from shared_hooks.planning.branches import Branch
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.liveness import blocks, last_layer
@@ -19,6 +21,7 @@ from shared_hooks.planning.planner import Loads, Planner
 __all__ = [
     "INPUT",
     "UNSEEN",
+    "Branch",
     "Capture",
     "Cut",
     "Cutting",

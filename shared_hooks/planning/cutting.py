@@ -23,6 +23,7 @@ from shared_hooks.crossing import (
 )
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind
+from shared_hooks.planning.branches import Branch
 from shared_hooks.planning.liveness import Frontier
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value
 from shared_hooks.showing import short
@@ -68,15 +69,19 @@ class Cutting:
     below: bool
     generators: tuple[str, ...]
     storages: tuple[Storage, ...]
+    branch: Branch | None = None
+    """Of what runs before it, that which the tail runs; None for a plain cut."""
 
 
-def cut_after(trace: Trace, layer: ModuleCall | None, frontier: Frontier, *, wide: bool = False) -> Cutting:
+def cut_after(
+    trace: Trace, layer: ModuleCall | None, frontier: Frontier, *, wide: bool = False, branch: Branch | None = None
+) -> Cutting:
     """Work out the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
 
-    ``wide``: what the tail writes is not what it wrote in the plan.
+    ``wide``: what the tail writes is not what it wrote in the plan. ``branch``: of a branch cut that ends there.
     """
     try:
-        return _Cutter(trace, layer, frontier, wide).work()
+        return _Cutter(trace, layer, frontier, wide, branch).work()
     except CutRefused as error:
         if not trace.trains:
             raise
@@ -93,9 +98,10 @@ def crossing_of(
     path: str,
     plan: str,
     leaves: tuple[str, ...],
+    calls: tuple[str, ...] = (),
 ) -> Crossing:
     """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``: see
-    `Crossing`. Raises `CutRefused`.
+    `Crossing`; ``calls``: of a branch cut. Raises `CutRefused`.
     """
     if mixes_truth(cutting.slots, cutting.marks):
         raise CutRefused("the same memory crosses as truth values and as another type")
@@ -117,6 +123,8 @@ def crossing_of(
         plan,
         cutting.generators,
         leaves,
+        calls=calls,
+        later=() if cutting.branch is None else cutting.branch.places,
     )
 
 
@@ -133,10 +141,14 @@ def _reshaped(trace: Trace, layer: ModuleCall) -> set[Storage]:
 
 
 class _Cutter:
-    def __init__(self, trace: Trace, layer: ModuleCall | None, frontier: Frontier, wide: bool) -> None:
+    def __init__(
+        self, trace: Trace, layer: ModuleCall | None, frontier: Frontier, wide: bool, branch: Branch | None
+    ) -> None:
+        self.branch = branch
+        self.later: frozenset[Op] = frozenset() if branch is None else branch.later
         # what began as a constant and is only overwritten needs no slot: the cloud has the storage
         frontier = {storage: live for storage, live in frontier.items() if live or storage.born_tainted}
-        if layer is not None:
+        if layer is not None and branch is None:  # a branch cut has none
             frontier |= {
                 storage: LiveSet.empty(storage.elements) for storage in _reshaped(trace, layer) - set(frontier)
             }
@@ -165,15 +177,17 @@ class _Cutter:
                 raise CutRefused("the model keeps a value of this request in its own state, and reads it after the cut")
         self._inputs()
         for call, place, op in self._prefix():
+            if op in self.later:
+                continue
             if op is None:
                 self._opaque(call)
             else:
                 self._operation(place, op)
         self._check_placed()
-        last_writes = self.trace.last_writes
+        written = self._written_later()
         unsure = self.wide or max(self.trace.dynamic, default=-1) > self.position
         slots = tuple(
-            Slot(storage.dtype, storage.elements, live.pieces, unsure or last_writes.get(storage, -1) > self.position)
+            Slot(storage.dtype, storage.elements, live.pieces, unsure or storage in written)
             for storage, live in self.frontier.items()
         )
         captures = tuple(self._capture(storage) for storage in self.frontier)
@@ -190,11 +204,18 @@ class _Cutter:
             captures,
             tuple(self.banked),
             self.position,
-            watched and self.layer is not None,
+            (watched and self.layer is not None) or self.branch is not None,
             below and self.layer is not None,
             self._generators(),
             tuple(self.frontier),
+            self.branch,
         )
+
+    def _written_later(self) -> set[Storage]:
+        """The storages that are written in place behind the cut."""
+        if self.branch is None:
+            return {storage for storage, seq in self.trace.last_writes.items() if seq > self.position}
+        return {s for event in self.trace.events if self.branch.is_later(event.seq) for s in event.writes}
 
     def _check_trace(self) -> None:
         """Reasons to refuse that hold for the model rather than for one value."""
@@ -341,10 +362,22 @@ class _Cutter:
                 raise CutRefused("a gradient that no input changes is taken before the cut")
 
     def _touched_by_tail(self) -> set[Value]:
-        later = {value for op in self.trace.ops if op.seq > self.position for value in op.args}
+        later = {value for op in self.trace.ops if op.seq > self.position or op in self.later for value in op.args}
         later.update(value for call in self.trace.calls if call.enter > self.position for value in call.args)
         later.update(self.trace.outputs)
-        return {value for value in later if value.made < self.position}
+        made_later = self.branch.makes if self.branch is not None else lambda value: False
+        return {value for value in later if value.made < self.position and not made_later(value)}
+
+    def _is_stubbed(self, call: ModuleCall, value: Value) -> bool:
+        """Whether a head has no such result: it is made behind the cut, or so is all that makes it."""
+        if self.branch is None:
+            return False
+        outer: ModuleCall | None = call
+        while outer is not None:
+            if outer in self.branch.calls:
+                return True
+            outer = outer.parent
+        return self.branch.makes(value)
 
     # -- the head -----------------------------------------------------------------------------------------------
 
@@ -356,10 +389,10 @@ class _Cutter:
                 return Capture("input", None, leaf, value.view, True)
         copy = not storage.born_tainted
         for call, leaf, value in self.trace.results_on.get(storage, ()):
-            if call.exit <= self.position:
+            if call.exit <= self.position and not self._is_stubbed(call, value):
                 return Capture("result", (call.path, call.number), leaf, value.view, copy)
         first = self.trace.first_on.get(storage)
-        if first is not None and first[0].seq < self.position:
+        if first is not None and first[0].seq < self.position and first[0] not in self.later:
             op, leaf, value = first
             return Capture("op", self.trace.ordinals[op], leaf, value.view, copy)
         unseen = self.trace.unseen_on.get(storage)

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
+from shared_hooks.planning.branches import Branch
 from shared_hooks.recording import NEVER, Storage, Trace
 from shared_hooks.tensors import LiveSet, View
 
@@ -54,10 +55,13 @@ _LIGHT = 4096
 class Liveness:
     """The frontiers of one trace, worked out when asked for. Safe with threads: what is kept is only ever replaced."""
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, branch: Branch | None = None) -> None:
+        """``branch``: of what happens, only that which does so behind it."""
         self._trace = trace
+        self._branch = branch
         stories: dict[Storage, _Story] = {}
-        for event in sorted(trace.events, key=lambda event: event.seq):
+        events = trace.events if branch is None else [event for event in trace.events if branch.is_later(event.seq)]
+        for event in sorted(events, key=lambda event: event.seq):
             for storage, view in event.reads:
                 if storage.created < event.seq and storage.tainted < NEVER:
                     _story(stories, storage).note(event.seq, view, read=True)
@@ -84,6 +88,22 @@ class Liveness:
             # somebody reads without being seen: the whole model on the other side gets the whole inputs
             return {value.storage: LiveSet.full(value.storage.elements) for value in self._trace.inputs}
         return dict(self._across(cut))
+
+    def across_branch(self) -> Frontier:
+        """What is read behind the branch cut of what depends on the inputs by then and is made before it. A storage
+        that is only overwritten later must be there, too.
+        """
+        branch, found = self._branch, {}
+        assert branch is not None
+        for storage, story in self._stories:
+            begun = max(storage.created, storage.tainted)
+            if begun >= branch.end.exit or (begun >= 0 and branch.is_later(begun)):
+                continue
+            live = story.after(-1)
+            if live or story.last_write >= 0:
+                # what the tail reads may hang on the data: then a part is not enough to be safe
+                found[storage] = LiveSet.full(storage.elements) if self._last_dynamic > branch.end.exit else live
+        return found
 
     def _across(self, cut: int) -> Iterator[tuple[Storage, LiveSet]]:
         for number in np.flatnonzero((self._begun < cut) & (self._ended > cut)).tolist():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from typing import Any, NamedTuple, SupportsIndex, overload
@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.modules import ROOT, ModuleInfo
+from shared_hooks.planning.branches import branch_of
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
@@ -309,7 +310,8 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Wal
 
 
 INPUT = "input"
-Cut = int | str
+Cut = int | str | tuple[int | str, ...] | list[int | str]
+"""A layer's id, the name of a layer or block, or "input"; several are a branch cut (`planning.branches`)."""
 
 
 class Place(int):
@@ -328,6 +330,8 @@ class Known:
         self.nbytes: dict[int, int] = {}  # of frontiers, by cut
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
         self.walks: dict[int, tuple[Cutting, Walk | None]] = {}
+        self.made: dict[int, tuple[Cutting, Any]] = {}
+        self.branches: dict[tuple[int, ...], tuple[Cutting, Crossing] | CutRefused] = {}
 
 
 @dataclass(eq=False)
@@ -487,6 +491,8 @@ class Plan:
         ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
         the tail reads or writes, so storages cross whole and the tail works on copies.
         """
+        if isinstance(cut, (tuple, list)):
+            return self._branch(cut, wide)
         number = self.place(cut)
         if number in self._refused:
             raise self._refusal(number, self._refused[number])
@@ -502,12 +508,64 @@ class Plan:
             raise found
         return found
 
+    def _branch(self, cuts: Sequence[int | str], wide: bool) -> tuple[Cutting, Crossing]:
+        """The cut after these calls and all that they need."""
+        numbers = sorted({int(self.place(cut)) for cut in cuts if self.place(cut) >= 0}, key=self._position)
+        if not numbers:
+            return self.cutting(Place(-1), wide=wide)
+        calls = [self.trace.places.calls[number] for number in numbers]
+        key, end = (*numbers, wide), numbers[-1]
+        found = self._known.branches.get(key)
+        if found is None:
+            try:
+                found = self._cut_along(calls, end, wide)
+            except CutRefused as error:
+                found = CutRefused(f"cannot cut after {' and '.join(call.name for call in calls)}: {error}")
+            self._known.branches[key] = found
+        if isinstance(found, CutRefused):
+            raise CutRefused(str(found))
+        return found
+
+    def _cut_along(self, calls: list[ModuleCall], end: int, wide: bool) -> tuple[Cutting, Crossing]:
+        branch = branch_of(self.trace, calls)
+        if branch is None:
+            return self.cutting(Place(end), wide=wide)
+        if end in self._refused:
+            raise CutRefused(self._refused[end])
+        if any(one is not self for one in self.siblings) or self.trace.dynamic:
+            raise CutRefused("data decide on the path, and branches are cut on one path alone")
+        frontier = Liveness(self.trace, branch).across_branch()
+        if wide:
+            frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
+        frontier = dict(sorted(frontier.items(), key=lambda entry: entry[0].index))
+        cutting = cut_after(self.trace, branch.end, frontier, wide=wide, branch=branch)
+        return cutting, crossing_of(
+            cutting,
+            self.trace,
+            self.layer_id(Place(end)),
+            branch.end.name,
+            self.depth,
+            self.context,
+            self.trace.path_digests[branch.end.exit],
+            self.digest,
+            tuple(sorted(self.leaves)),
+            tuple(call.name for call in calls),
+        )
+
     def finals(self, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
         """The slots of one of its cuts that are final before it (`shared_hooks.planning.plan`)."""
         known = self._known.finals
         found = known.get(id(cutting))
         if found is None:
             found = known[id(cutting)] = cutting, finals(self.trace, cutting)  # kept with it: the id stays its own
+        return found[1]
+
+    def kept_for(self, cutting: Cutting, make: Callable[[Plan, Cutting], Any]) -> Any:
+        """What ``make`` gives for one of its cuts, made once."""
+        known = self._known.made
+        found = known.get(id(cutting))
+        if found is None:
+            found = known[id(cutting)] = cutting, make(self, cutting)
         return found[1]
 
     def walk(self, cutting: Cutting, cut: Cut, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:

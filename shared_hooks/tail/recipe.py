@@ -107,11 +107,29 @@ class ReadValue:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An operation that needs the form of its arguments only, and is run. ``below``: as of an `Answer`."""
+    """An operation that needs the form of its arguments only, and is run. ``below``: as of an `Answer`. ``later``: it
+    is behind a branch cut, and runs on what is there; ``taints``: as of an `Answer`; ``hangs``: those of its results
+    that depend on the inputs.
+    """
 
     name: str
     inside: str = ""
     below: bool = False
+    later: bool = False
+    taints: tuple[int, ...] = ()
+    hangs: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """A module call that is wholly behind a branch cut, though it comes before its end: it runs as it is. ``layer``:
+    the id of its first layer; ``counts``: how often each module was called before it; ``hangs``: as of a `Run`.
+    """
+
+    path: str
+    layer: int
+    counts: tuple[tuple[str, int], ...]
+    hangs: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,17 +146,25 @@ class Nothing:
     name: str = "nothing"
 
 
-Step = Enter | Skip | Answer | ReadValue | Run | End
+Step = Enter | Skip | Answer | ReadValue | Run | Through | End
 NOTHING = Nothing()
 
 
 def label(step: Step | Nothing) -> str:
     """What a step is about: ``"skip stem.0"``, ``"answer add"``."""
-    name = step.path if isinstance(step, (Enter, Skip, End)) else step.name
+    name = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.name
     return name if isinstance(step, Nothing) else f"{_VERBS[type(step)]} {name}"
 
 
-_VERBS = {Enter: "enter", Skip: "skip", Answer: "answer", ReadValue: "read", Run: "run", End: "end"}
+_VERBS = {
+    Enter: "enter",
+    Skip: "skip",
+    Answer: "answer",
+    ReadValue: "read",
+    Run: "run",
+    Through: "run",
+    End: "end",
+}
 
 
 @short
@@ -170,11 +196,11 @@ class Recipe:
     def explain(self) -> Iterator[str]:
         """The steps as text, a line each, indented by module."""
         for step in self.steps:
-            path = step.path if isinstance(step, (Enter, Skip, End)) else step.inside
+            path = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.inside
             depth = 0 if path in ("", ROOT) else path.count(".") + 1
             sources = getattr(step, "sources", ())
             given = f": {', '.join(map(_said, sources))}" if sources else ""
-            yield f"{'  ' * (depth + (not isinstance(step, (Enter, Skip, End))))}{label(step)}{given}"
+            yield f"{'  ' * (depth + (not isinstance(step, (Enter, Skip, Through, End))))}{label(step)}{given}"
 
 
 def _said(source: Source) -> str:

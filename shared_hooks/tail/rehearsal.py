@@ -51,6 +51,7 @@ from shared_hooks.tail.recipe import (
     Run,
     Skip,
     Source,
+    Through,
 )
 from shared_hooks.tail.slots import Frame, Notes, Placing
 from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten, no_class, tensors_in, unflatten
@@ -69,6 +70,8 @@ class Operations:
         self.placing = placing
         self.runner = runner
         self.values = values
+        self.later = frozenset(notes.crossing.later)
+        """Places behind the branch cut."""
         self.inside = False
         self.muted = False
 
@@ -83,6 +86,8 @@ class Operations:
         frame = self.notes.frame
         place = Place(frame.path, frame.number, frame.index)
         tainted = any(map(self.placing.is_tainted, arguments))
+        if self.later and tainted and (frame.later or place in self.later):
+            return self._later(name, func, args, kwargs, arguments)
         number, read = self.claims.reads.get(place, (0, None))
         if read is not None and read.name == name and tainted:
             frame.index += 1
@@ -105,6 +110,34 @@ class Operations:
             return result
         frame.index += 1
         return self._answered(place, name, arguments, result, below=False, tainted=tainted)
+
+    def _later(
+        self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]
+    ) -> Any:
+        """An operation behind the branch cut: what it gives is worked out like all else, and a tail runs it."""
+        self.inside = True
+        self.runner.begin()
+        before, self.runner.after_cut = self.runner.after_cut, True
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.inside, self.runner.after_cut = False, before
+        kind = kind_of(name, bool(arguments), result)
+        if kind is Kind.FORM:
+            return result
+        if kind is Kind.VALUE or self.runner.drew or self.runner.reshaped:
+            raise self.notes.refusal(f"{name} cannot run behind the branch cut")
+        try:
+            _, results = flatten(result, plain=True)
+        except UnknownHolder as error:
+            raise self.notes.refusal(f"{name} gives {error}") from error
+        frame = self.notes.frame
+        frame.index += 1
+        self.notes.digest.operation(name, results)
+        taints = self._written(arguments, list(self.runner.taints))
+        hangs = tuple(number for number, one in enumerate(tensors_in(result)) if self.placing.is_tainted(one))
+        self.notes.steps.append(Run(name, frame.path, later=True, taints=taints, hangs=hangs))
+        return result
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One operation of the dispatcher."""
@@ -376,6 +409,9 @@ class Rehearsal:
             arguments = list(tensors_in((args, kwargs)))
             tainted = any(map(self.placing.is_tainted, arguments))
         frame = Frame(info.path, number, len(self.notes.steps))
+        if later := self.operations.later:
+            frame.later = self.notes.frame.later or Place(info.path, number, -1) in later
+            frame.layer, frame.counts = self.layers, dict(self.counts) if frame.later else {}
         if info.opaque and tainted:
             with torch._C.DisableTorchFunction():
                 output = self._opaque(frame, arguments)
@@ -401,6 +437,8 @@ class Rehearsal:
         if frame.wrote:
             self.notes.frame.wrote = True
         skipped = opaque or (plain and self._collapse(frame, module, arguments, output))
+        if frame.later and runs_later(self.notes.steps[frame.start :]):
+            skipped = skipped or self._run_through(frame, module, output)
         if not skipped and len(self.notes.steps) == frame.start + 1:
             self.notes.steps.pop()  # nothing in it hangs on the inputs: it runs, and nobody has to know
         if not frame.has_child:
@@ -449,6 +487,8 @@ class Rehearsal:
         except UnknownHolder:
             return False
         steps = self.notes.steps[frame.start :]
+        if runs_later(steps):
+            return False
         if has_number(structure) and any(isinstance(step, ReadValue) for step in steps):
             return False
         sources = [self.claims.plain_source(tensor, arguments) for tensor in tensors]
@@ -456,6 +496,17 @@ class Rehearsal:
             return False
         kept = tuple(source for source in sources if source is not None)
         self.notes.steps[frame.start :] = [Skip(frame.path, structure, kept)]
+        return True
+
+    def _run_through(self, frame: Frame, module: nn.Module, output: Any) -> bool:
+        """Make one step of a call behind the branch cut whose Python leaves nothing behind but its result, and which
+        writes to nothing that was a constant before.
+        """
+        if frame.wrote or module not in self.pure or not self._is_still_pure(module):
+            return False
+        counts = {**frame.counts, frame.path: frame.number - 1}
+        hangs = tuple(number for number, one in enumerate(tensors_in(output)) if self.placing.is_tainted(one))
+        self.notes.steps[frame.start :] = [Through(frame.path, frame.layer, tuple(counts.items()), hangs)]
         return True
 
     def _is_still_pure(self, module: nn.Module) -> bool:
@@ -476,6 +527,11 @@ class Rehearsal:
         sources = self.claims.sources(given, arguments)
         self.notes.steps.append(Skip(frame.path, given.structure, sources))
         return unflatten(given.structure, [self.operations.placed(source, arguments) for source in sources], no_class)
+
+
+def runs_later(steps: Iterable[Any]) -> bool:
+    """Whether some of these run behind the branch cut."""
+    return any(isinstance(step, Through) or (isinstance(step, Run) and step.later) for step in steps)
 
 
 class _Functions(TorchFunctionMode):

@@ -38,6 +38,12 @@ class Frame:
         self.index = 0
         self.has_child = False
         self.wrote = False
+        self.later = False
+        """Whether it is behind the branch cut, with all in it."""
+        self.layer = 0
+        """How many layers have run before it."""
+        self.counts: dict[str, int] = {}
+        """How often each module was called before it, where that is asked for."""
 
 
 class Notes:

@@ -53,6 +53,7 @@ from shared_hooks.tail.recipe import (
     Skip,
     Source,
     Step,
+    Through,
     label,
 )
 from shared_hooks.tail.rehearsal import arguments_from
@@ -73,7 +74,8 @@ class _AfterCut(Allowance):
         self._session = session
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return self._session.resumed and super().counts(func, args, kwargs)
+        session = self._session
+        return bool(session.resumed or session.through_calls) and super().counts(func, args, kwargs)
 
 
 class TailSession(Session):
@@ -103,6 +105,8 @@ class TailSession(Session):
         self.steps = recipe.steps
         self.position = 0
         self.in_opaque = 0
+        self.through_calls = 0
+        """How many calls behind the branch cut are running, one in another."""
         self.resumed = False
         self.resumed_at = 0
         self.values = early.values
@@ -212,7 +216,7 @@ class TailSession(Session):
         """Before the cut, what the recipe has for this module; a call that begins behind it lies wholly behind it, and
         something else may run in its place.
         """
-        if self.resumed:
+        if self.resumed or self.through_calls:
             found = None if self.substitutes is None else self.substitutes(module)
             if found is None:
                 return super().call(module, forward, args, kwargs)
@@ -232,6 +236,8 @@ class TailSession(Session):
                 output = self.skipped(step, args, kwargs)
             self.advance()
             return output
+        if type(step) is Through and step.path == path:
+            return self.ran_through(step, info, forward, args, kwargs)
         if type(step) is Enter and step.path == path:
             self.advance()
         stack.append(Frame(info, 0))
@@ -245,6 +251,26 @@ class TailSession(Session):
             step = self.next_step()
             if type(step) is End and step.path == path:
                 self.advance()
+        return output
+
+    def ran_through(
+        self,
+        step: Through,
+        info: ModuleInfo,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """The result of a module behind the branch cut, run on what is there; what it gives hangs on the inputs."""
+        self.next_layer, self.counts = step.layer, dict(step.counts)
+        self.through_calls += 1
+        try:
+            output = self.run(info, forward, args, kwargs)
+        finally:
+            self.through_calls -= 1
+        with torch._C.DisableTorchFunction():
+            self.taint(output, step.hangs, [])
+        self.advance()
         return output
 
     def skipped(self, step: Skip, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -307,6 +333,8 @@ class TailSession(Session):
             raise self.mismatch(f"{name}() ran")
         if isinstance(step, Run):
             result = self.run_here(func, args, kwargs, arguments)
+            if step.later:
+                self.taint(result, step.hangs, [arguments[number] for number in step.taints if number < len(arguments)])
         elif isinstance(step, ReadValue):
             result = unflatten(self.values[step.number], [], no_class)
         else:
@@ -317,6 +345,12 @@ class TailSession(Session):
                 self.shared.answered[self.position] = func, result
         self.advance()
         return result
+
+    def taint(self, result: Any, hangs: Sequence[int], arguments: list[torch.Tensor]) -> None:
+        """Something behind the branch cut has run: these of its results, and what it wrote to, hang on the inputs."""
+        results = list(tensors_in(result)) if hangs else []
+        for tensor in (*(results[number] for number in hangs if number < len(results)), *arguments):
+            self.placing.taint(tensor)
 
     def run_here(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]) -> Any:
         """An operation that is run; what it makes is noted where something is written later."""
@@ -440,7 +474,7 @@ class Replay(TorchFunctionMode):
         self.session = session
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if self.session.resumed or self.session.in_opaque:
+        if self.session.resumed or self.session.in_opaque or self.session.through_calls:
             return func(*args, **(kwargs or {}))
         return self.session.operation(func, args, kwargs or {})
 
@@ -454,6 +488,6 @@ class Below(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         session = self.session
-        if session.resumed or session.in_opaque or session.inside:
+        if session.resumed or session.in_opaque or session.inside or session.through_calls:
             return func(*args, **(kwargs or {}))
         return session.kernel(func, args, kwargs or {})
