@@ -28,7 +28,7 @@ from edge_client.request import (
     in_order,
     work_of,
 )
-from edge_client.spoken import AUTO, CLOUD_FILE, EDGE_ONLY
+from edge_client.spoken import AUTO, CLOUD_FILE, EDGE_ONLY, LEAST
 from edge_client.transport import ConnectionOptions, Stamps, now_ns
 from protos.isthmus.v1.split_pb2 import Hop
 from shared_hooks import codecs
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
     from edge_client.intervention import Intervention
     from edge_client.planning.codecs import LossTable
 
-Cuts = tuple[Cut, ...]
-"""A chain has one for each server: where its part begins."""
+Cuts = tuple[int | str, ...]
+"""A chain has one for each server, where its part begins; with one server it is a branch cut."""
 FAILURES: Final = ("raise", "return")
 """What `EdgeClient.infer_many` may do with one."""
 
@@ -60,12 +60,13 @@ class EdgeClient(ClientCore):
 
     `server` is ``HOST:PORT``, or None if everything runs here. A list is a chain (docs/chains.md): the client connects
     to the first, and each hands on to the next one; `split` is then a list, too: where the part of each server begins.
+    With one server a list is a branch cut (docs/branches.md): these calls and what they need run here, all else there.
     `model` is a name or spec that `load_spec` takes, or a
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
     default cut: a layer's id or name, "input" (or "cloud-only"; the default) to send the inputs themselves: everything
     runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
-    the whole model here, without a server, or "auto": chosen for every request, by ``auto`` (`AutoOptions`), from
-    measurements that `open` begins with.
+    the whole model here, without a server, "auto": chosen for every request, by ``auto`` (`AutoOptions`), from
+    measurements that `open` begins with, or "min": the set of calls that takes the least time, measured once (`least`).
     `codec` is how frontiers travel (`shared_hooks.codecs`); "auto": each tensor as it is there the soonest, by measured
     codecs and link. With a loss only where `calibration` (a file or a table of `edge_client.calibrate`, of these very
     weights) shows that a cut loses no more than `max_loss` (0.005 or "0.5%"): docs/calibration.md.
@@ -102,7 +103,7 @@ class EdgeClient(ClientCore):
         self,
         server: str | Sequence[str] | None,
         model: str | ModelSpec | nn.Module | ModelChoice,
-        split: Cut | Sequence[Cut] = "input",
+        split: Cut | Sequence[int | str] = "input",
         *,
         codec: str = "raw",
         calibration: str | Path | LossTable | None = None,
@@ -124,9 +125,9 @@ class EdgeClient(ClientCore):
         if fallback not in (None, "edge"):
             raise SpecError(f'fallback={fallback!r}: must be "edge" or None')
         choice = ModelChoice.of(model)
-        if split == AUTO and server is None:
-            raise SpecError('split="auto" chooses between here and a server: EdgeClient("HOST:PORT", ...)')
-        if choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO)):
+        if split in (AUTO, LEAST) and server is None:
+            raise SpecError(f'split="{split}" chooses between here and a server: EdgeClient("HOST:PORT", ...)')
+        if choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO, LEAST)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
         super().__init__(
@@ -153,16 +154,18 @@ class EdgeClient(ClientCore):
         self._labelled = self.spec if labels or self.spec is None else replace(self.spec, labels=())
         self._auto_options = auto
         self._auto: AutoClient | None = None
+        self.least: tuple[str | tuple[str, ...], str] | None = None
+        """With ``split="min"``: what was found, once it was measured, and why, in words."""
         self._beginning = threading.Lock()
         self._interventions: tuple[Intervention, ...] = ()
 
     @property
-    def split(self) -> Cut | Cuts:
+    def split(self) -> Cut:
         """The cut of requests that name none, or the cuts of a chain; may be set at any time."""
         return self._split
 
     @split.setter
-    def split(self, split: Cut | Sequence[Cut]) -> None:
+    def split(self, split: Cut | Sequence[int | str]) -> None:
         old, self._split = self._split, self._checked(split)
         split = self._split
         if split != old:
@@ -198,9 +201,15 @@ class EdgeClient(ClientCore):
             self.prepare()
             if (example := self._edge_model.example) is not None:
                 self._chooser(example)
+        elif self.split == LEAST:
+            self.prepare()
+            if (example := self._edge_model.example) is not None:
+                self._least(Call(*example))
+            self.connect(seconds)
         else:
             self._connect()
-            self._edge_model.check_cuts(self.split if isinstance(self.split, tuple) else [self.split])
+            chained = isinstance(self.split, tuple) and len(self.chain) > 1
+            self._edge_model.check_cuts(self.split if chained else [self.split])  # type: ignore[arg-type]
             self.connect(seconds)
             if self._edge_model.chooser is not None:
                 self._edge_model.chooser.begin()
@@ -220,7 +229,7 @@ class EdgeClient(ClientCore):
     def infer(
         self,
         *args: Any,
-        split: Cut | Sequence[Cut] | None = None,
+        split: Cut | Sequence[int | str] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         **kwargs: Any,
@@ -240,7 +249,7 @@ class EdgeClient(ClientCore):
     def submit(
         self,
         *args: Any,
-        split: Cut | Sequence[Cut] | None = None,
+        split: Cut | Sequence[int | str] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         **kwargs: Any,
@@ -270,6 +279,8 @@ class EdgeClient(ClientCore):
         """``item``: a `Call`; or an input file, where it may be sent as it is."""
         if isinstance(item, Call) and item.kwargs:
             self._swallowed.look(item)
+        if cut == LEAST:
+            cut = self._least(item)
         if cut == AUTO:
             for one in self._interventions:
                 one.check(cut)
@@ -306,6 +317,18 @@ class EdgeClient(ClientCore):
                     raise
             return self._auto
 
+    def _least(self, call: Call) -> Cut:
+        """What ``split="min"`` is, measured the first time on the example, or else on ``call``."""
+        with self._beginning:
+            if self.least is None:
+                self._refuse_closed()
+                from edge_client.adaptive import AutoOptions
+                from edge_client.adaptive.beginning import least
+
+                self.least = least(self, self._auto_options or AutoOptions(), call)
+                self.lifecycle.emit(Stage.ON_SPLIT_CHANGE, old=LEAST, new=self.least[0], reason=self.least[1])
+            return self.least[0]
+
     def _inputs_of(self, item: Any) -> Inputs:
         call = self._reader.read(item)
         return call.args, call.kwargs
@@ -322,7 +345,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Iterable[Any],
         *,
-        split: Cut | Sequence[Cut] | None = None,
+        split: Cut | Sequence[int | str] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -333,7 +356,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Iterable[Any],
         *,
-        split: Cut | Sequence[Cut] | None = None,
+        split: Cut | Sequence[int | str] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -343,7 +366,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Iterable[Any],
         *,
-        split: Cut | Sequence[Cut] | None = None,
+        split: Cut | Sequence[int | str] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -370,7 +393,7 @@ class EdgeClient(ClientCore):
         self,
         inputs: Any,
         *,
-        split: Cut | Sequence[Cut] | None = None,
+        split: Cut | Sequence[int | str] | None = None,
         deadline: float | None = None,
         exact: bool | None = None,
         prepare: Callable[[Any], Inputs] | None = None,
@@ -455,10 +478,10 @@ class EdgeClient(ClientCore):
         with split_model(model, self, cut, answer=answer, codec=codec) as split:
             yield split
 
-    def _cut(self, split: Cut | Sequence[Cut] | None) -> tuple[Cut, Route]:
+    def _cut(self, split: Cut | Sequence[int | str] | None) -> tuple[Cut, Route]:
         """The edge's cut, and the parts behind the first server's."""
         cuts = self._split if split is None else self._checked(split)
-        if not isinstance(cuts, tuple):
+        if not isinstance(cuts, tuple) or len(self.chain) < 2:
             return cuts, ()
         if (route := self._routes.get(cuts)) is None:
             own = codecs.CODECS.get(self.codec)
@@ -469,21 +492,26 @@ class EdgeClient(ClientCore):
             route = self._routes[cuts] = tuple(made)
         return cuts[0], route
 
-    def _checked(self, split: Cut | Sequence[Cut]) -> Cut | Cuts:
+    def _checked(self, split: Cut | Sequence[int | str]) -> Cut:
         """One cut, or a chain's. Raises SpecError."""
         several = isinstance(split, (list, tuple))
         cuts = tuple(split) if isinstance(split, (list, tuple)) else (split,)
         if not cuts or not all(isinstance(cut, (str, int)) for cut in cuts):
             raise SpecError(f"split={split!r:.200}: expected a layer's name or id, or a list of such for a chain")
+        words = (AUTO, LEAST, EDGE_ONLY, CLOUD_FILE)
         first: Cut = cuts[0]
-        if len(cuts) == 1 and (len(self.chain) < 2 or first == EDGE_ONLY):
+        if len(cuts) == 1 and (not several or first == EDGE_ONLY) and (len(self.chain) < 2 or first == EDGE_ONLY):
             return first
+        if len(self.chain) < 2:
+            if found := [cut for cut in cuts if cut in words]:
+                raise SpecError(f'split={split!r:.200}: "{found[0]}" is no layer or block of a set')
+            return cuts
         if len(cuts) != len(self.chain):
             begins = f"{len(self.chain)} server{'s' if len(self.chain) > 1 else ''}"
             said = f"{len(cuts)} cuts" if several else "one cut"
             raise SpecError(
                 f"split={split!r:.200}: {said} for {begins}: a chain has one for each, where its part begins"
             )
-        if found := [cut for cut in cuts if cut in (AUTO, EDGE_ONLY, CLOUD_FILE)]:
+        if found := [cut for cut in cuts if cut in words]:
             raise SpecError(f'split={split!r:.200}: "{found[0]}" is no cut of a chain')
         return cuts

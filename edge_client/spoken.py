@@ -42,5 +42,8 @@ CLOUD_FILE: Final = "cloud-only-file"
 AUTO: Final = "auto"
 """One of these or a cut, chosen for every request (`edge_client.adaptive`)."""
 
-WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO)
+LEAST: Final = "min"
+"""One of these, a cut, or a set of calls: what takes the least, measured once (`edge_client.planning.mincut`)."""
+
+WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO, LEAST)
 """All that a split may be and that is no cut of the model."""

@@ -441,4 +441,4 @@ class CompiledTails:
 
 
 def _key(crossing: Crossing) -> Key:
-    return crossing.layer_name, crossing.signature
+    return crossing.name, crossing.signature

@@ -33,7 +33,7 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
     kinds = Counter(map(type, recipe.steps))
     return Explanation(
         layer_id=number,
-        layer_name=crossing.layer_name,
+        layer_name=crossing.name,
         layer_type="" if layer is None else layer.layer_type,
         sent=tuple(telling.sent(i, *one, elsewhere=one[0].index in elsewhere) for i, one in enumerate(slots)),
         whole=bool(crossing.slots) and max(plan.trace.dynamic, default=-1) > cutting.position,
@@ -80,7 +80,7 @@ class _Telling:
 
     def __init__(self, trace: Trace, cutting: Cutting) -> None:
         self.trace = trace
-        self.position = cutting.position
+        self.position, self.branch = cutting.position, cutting.branch
         placed = [(item.seq, item, call) for call, _, item in trace.placed if isinstance(item, Op)]
         placed.sort(key=lambda entry: entry[0])
         self.starts = [seq for seq, _, _ in placed]
@@ -92,7 +92,7 @@ class _Telling:
             self._use(event)
 
     def _use(self, event: Event) -> None:
-        after = event.seq > self.position
+        after = event.seq > self.position or (self.branch is not None and self.branch.is_later(event.seq))
         for storage in dict.fromkeys(storage for storage, _ in event.reads) if after else ():
             if storage in self.uses:
                 self.uses[storage].read(event, storage, self.name(event.seq))

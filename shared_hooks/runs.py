@@ -227,6 +227,8 @@ class Runs:
 
         crossing = early.crossing
         self._check_start(crossing, start)
+        if crossing.later or isinstance(end, (tuple, list)):
+            raise CutRefused("a middle part is between two plain cuts, not along branches")
         if end in (crossing.layer_id, crossing.layer_name):
             return early
         with context.restored(crossing.context):

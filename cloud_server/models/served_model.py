@@ -199,7 +199,15 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
         cut = plan.place_at(crossing.layer_id, crossing.layer_name)
     except UnknownLayer as error:
         raise Disagreement(f"the request's cut: {error}") from error
-    name = crossing.layer_name
+    name = crossing.name
+    if crossing.later:
+        try:
+            mine = plan.cutting(list(crossing.calls))[1]
+        except UnknownLayer as error:
+            raise Disagreement(f"the request's cut: {error}") from error
+        if mine.later != crossing.later or mine.payload_bytes != crossing.payload_bytes:
+            raise Disagreement(f"after {name} other operations are left to this side by the request than by its plan")
+        return
     if cut < 0 and name != "input":
         raise Disagreement(f'the request is cut before the first layer, and calls that "{name:.80}"')
     plan.cutting(cut)  # raises CutRefused where this side would not cut

@@ -321,7 +321,7 @@ class Request:
         """Where the model is cut."""
         if self.turn is not None:
             return self.turn.step.cut
-        return FILE if self.crossing is None else self.crossing.layer_name
+        return FILE if self.crossing is None else self.crossing.name
 
     @cached_property
     def payer(self) -> Payer:

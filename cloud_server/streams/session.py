@@ -289,6 +289,9 @@ class Uploads:
         if crossing is None:
             raise Disagreement(f"no cut {frame.cut_digest[:80]!r} is held here; upload it, then ask again")
         self._check_cut("input" if crossing.layer_id < 0 else crossing.layer_name)
+        if crossing.later and self._outlet.caller.policy.cuts is not None:
+            # a server without a plan of such inputs takes the client's word for which calls these are
+            raise AccessRefused(f'identity "{self._outlet.caller.identity}" may use single cuts, none along branches')
         if crossing.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
             raise TooLarge(f"a frontier of {crossing.payload_bytes} bytes is announced; {most}")

@@ -18,6 +18,7 @@ from edge_client.core import ClientCore
 from edge_client.model_choice import Inputs
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
+from edge_client.planning.mincut import best_set
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.planning.predict import predict, watts_of
@@ -140,6 +141,35 @@ def begin(
     )
     chooser.monitor.start()
     return chooser
+
+
+def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | tuple[str, ...], str]:
+    """The split that takes the least time, of all sets of calls, and why, in words: both sides and the link are measured
+    once. Raises SpecError for another objective than latency, ServerUnavailable, Disagreement, UnknownModel.
+    """
+    if set(options.goal.weights) != {"latency"} or client.codecs_chosen_from is not None:
+        raise SpecError('split="min" makes the latency least, with one codec: objective="latency", and no codec="auto"')
+    loaded = _loaded(client, call)
+    wanted = Wanted(
+        server=client.server,
+        credentials=client.connection.credentials,
+        edge_profile=_text(options.edge_profile),
+        cloud_profile=_text(options.cloud_profile),
+        seconds=options.profile_seconds,
+        codec=client.codec,
+        correct=True,
+    )
+    found = _gather(loaded, wanted, options, client.connection.patience)
+    if not isinstance(found, Gathered):
+        raise ServerUnavailable(f'split="min" measures both sides, and no server answers at {client.server}')
+    plain = min(found.candidates(), key=lambda one: one.latency_ns)
+    plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
+    best = best_set(plan, found.edge, found.cloud, found.link, correction=found.correction)
+    if best is None or best.is_plain or best.reason or best.latency_ns >= plain.latency_ns:
+        more = f"; {' + '.join(best.names)} cannot be cut: {best.reason}" if best and best.reason else ""
+        return plain.name, f"{plain.name}, {plain.latency_ns / 1e6:.2f} ms: no set is better{more}"
+    text = f"{' + '.join(best.names)}, {best.latency_ns / 1e6:.2f} ms, {best.bytes_up} bytes up"
+    return best.names, f"{text}; {plain.name} takes {plain.latency_ns / 1e6:.2f} ms"
 
 
 def _text(path: str | Path | None) -> str | None:

@@ -57,7 +57,7 @@ class Examples:
 
     @property
     def cut(self) -> str:
-        return self.crossing.layer_name
+        return self.crossing.name
 
     @property
     def grains(self) -> tuple[Grain, ...]:

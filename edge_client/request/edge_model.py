@@ -114,7 +114,8 @@ class OnlyHead(Loads):
 
 log = logging.getLogger(__name__)
 
-Cut = int | str
+Cut = int | str | tuple[int | str, ...]
+"""A layer's id or name, a word of `spoken`, or several: a branch cut."""
 Books = tuple[Book | None, ...]
 """Books of the pieces that cross one cut (`shared_hooks.crossing.books_of`)."""
 CUTS: Final = 64
@@ -372,7 +373,7 @@ class EdgeModel:
         crossing = self._with_own(crossing)
         names: Sequence[str] | None = [self.codec] * len(crossing.grains)
         if self.chooser is not None:
-            names = self.chooser.held(crossing.layer_name)
+            names = self.chooser.held(crossing.name)
         if names is None or len(names) != len(crossing.grains) or (codec and not {*names} <= {codec, codecs.RAW.name}):
             return None
         return crossing, self._codecs(crossing, names)
@@ -381,7 +382,7 @@ class EdgeModel:
         """By name, those of the pieces, with what books say of them."""
         bound: Sequence[Mapping[str, Codec]] = crossing.bound or [{}] * len(names)
         return [
-            codecs.RAW if name in self.failed else own.get(name) or codecs.CODECS[name].at(crossing.layer_name, number)
+            codecs.RAW if name in self.failed else own.get(name) or codecs.CODECS[name].at(crossing.name, number)
             for number, (own, name) in enumerate(zip(bound, names, strict=True))
         ]
 
@@ -394,7 +395,7 @@ class EdgeModel:
 
     def _with_own(self, crossing: Crossing) -> Crossing:
         """The cut with the books that this side has for it."""
-        cut = crossing.layer_name
+        cut = crossing.name
         books = self.books.get(cut)
         if books is not None:
             return self._by_books(crossing, books)

@@ -16,6 +16,7 @@ from edge_client.planning.codecs import Codecs, LossTable, learnt, named
 from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.leakage import LeakageTable, bound_of
 from edge_client.planning.link import Curve, Link
+from edge_client.planning.mincut import Best, best_set
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
 from edge_client.planning.partitioners import Partitioner, Situation, find_partitioner
 from edge_client.planning.predict import CUTS_ASKED, Correction, Power, watts_of
@@ -60,6 +61,8 @@ class Planned(Tabular):
     warnings: Sequence[str]
     codecs: Codecs | None = None
     edge_speed: float = 1.0
+    branches: Best | None = None
+    """The best of all sets of calls (docs/branches.md); None where only single cuts can be."""
     engines: Mapping[str, EnginePlan] = field(default_factory=dict)
     """The plan with heads in other engines than the first that was named, by the engine's name."""
 
@@ -161,6 +164,7 @@ class Planned(Tabular):
             "cloud_machine": dict(self.cloud.machine),
             "server_is_ours": self.server_is_ours,
             "warnings": list(self.warnings),
+            "branches": None if self.branches is None else self.branches.as_dict(),
             "engines": {name: one.as_dict() for name, one in self.engines.items()},
             **({"explanation": self._explained()[1]} if explanation else {}),
         }
@@ -231,10 +235,21 @@ class Planned(Tabular):
                 f", planned for {self.edge_speed:g} times its speed" if side == "edge" and self.edge_speed != 1 else ""
             )
             lines.append(f"{side}: {_machine(profile.machine)}{speed}")
+        lines += self._along_branches()
         lines += self._by_engine()
         if not energy and self.candidates:
             lines.append(f"no energy: {one_line(self.candidates[0].edge_energy.note)}")
         return lines
+
+    def _along_branches(self) -> list[str]:
+        """The best set of calls, where it is better than every single cut, and what is won."""
+        best, plain = self.branches, self.decision.best_cut
+        if best is None or best.is_plain or plain is None or best.latency_ns >= plain.latency_ns:
+            return []
+        gain = f"{plain.latency_ns / best.latency_ns:.2f}x faster"
+        took = f"{best.latency_ns / 1e6:.2f} ms, {size(best.bytes_up)} up, {gain}"
+        why = f"; it cannot be cut: {one_line(best.reason)}" if best.reason else ' (split="min", --split min)'
+        return [f"along branches: {printable(' + '.join(best.names))}: {took} than after {plain.name}{why}"]
 
     def _by_engine(self) -> list[str]:
         """A line for each engine: its best cut, what that takes, and how far it is off."""
@@ -424,6 +439,13 @@ def _decided(
     candidates = repredict()
     decision = chooser.decide(Situation(candidates, goal, limits, gathered.edge, gathered.cloud, option))
     decided = {one.key: one for one in decision.ranking}  # a partitioner may predict otherwise
+    branches = None
+    if gathered.codecs is None:
+        recorded = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
+        factor, correction = 1 / gathered.edge_speed, gathered.correction
+        branches = best_set(
+            recorded, gathered.edge, gathered.cloud, gathered.link, edge_factor=factor, correction=correction
+        )
     return Planned(
         model=loaded.spec.model_id,
         decision=decision,
@@ -440,6 +462,7 @@ def _decided(
         edge_speed=gathered.edge_speed,
         server_is_ours=gathered.server_is_ours,
         warnings=gathered.warnings,
+        branches=branches,
     )
 
 

@@ -263,6 +263,8 @@ class Batches:
 
     def _found(self, crossing: Crossing) -> _BatchKey | Doubt:
         reasons = []
+        if crossing.later:
+            return Doubt("requests that are cut along branches are computed each alone")
         try:
             context.check(crossing.context, self.wrapped.modules, {})
             for rows in self._by_promise(crossing):

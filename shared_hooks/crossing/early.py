@@ -48,8 +48,8 @@ class EarlyOutput:
 
     @property
     def layer_name(self) -> str:
-        """The name of that layer."""
-        return self.crossing.layer_name
+        """The name of that layer, or block; of a branch cut all of its names."""
+        return self.crossing.name
 
     @property
     def nbytes(self) -> int:

@@ -123,9 +123,14 @@ def _read(data: dict[str, Any]) -> Crossing:
         generators,
         tuple(map(_name, _list(data.get("leaves", [])))),
         _books(data.get("books", []), slots),
-        tuple(map(_name, _list(data.get("calls", [])))),
-        tuple(map(_place, _list(data.get("later", [])))),
+        *_branch(data.get("calls", []), data.get("later", [])),
     )
+
+
+def _branch(calls: Any, later: Any) -> tuple[tuple[str, ...], tuple[Place, ...]]:
+    if bool(calls) != bool(later):
+        raise _bad("a branch cut has calls that it is after, and operations that it leaves to the tail")
+    return tuple(map(_name, _list(calls))), tuple(map(_place, _list(later)))
 
 
 def _books(entries: Any, slots: tuple[Slot, ...]) -> tuple[Book | None, ...]:

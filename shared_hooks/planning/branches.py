@@ -50,11 +50,10 @@ class Branch:
         return value.made >= 0 and self.is_later(value.made)
 
 
-def branch_of(trace: Trace, ends: Sequence[ModuleCall]) -> Branch | None:
-    """The cut after all of these calls and what they need; None where that is the plain cut after the last of them.
-    Raises CutRefused for what cannot run in another order.
+def branch_of(trace: Trace, ends: Sequence[ModuleCall], end: ModuleCall) -> Branch | None:
+    """The cut after all of these calls and what they need, whose place is after ``end``; None where that is the plain
+    cut there. Raises CutRefused for what cannot run in another order.
     """
-    end = max(ends, key=lambda call: call.exit)
     placed = [(call, number, item) for call, number, item in trace.placed if _begins(item) < end.exit]
     own = _needed(trace, placed, ends)
     later = [

@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
+from itertools import starmap
 from typing import Any, NamedTuple, SupportsIndex, overload
 
 import torch
@@ -331,7 +332,7 @@ class Known:
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
         self.walks: dict[int, tuple[Cutting, Walk | None]] = {}
         self.made: dict[int, tuple[Cutting, Any]] = {}
-        self.branches: dict[tuple[int, ...], tuple[Cutting, Crossing] | CutRefused] = {}
+        self.branches: dict[tuple[tuple[str, ...], bool], tuple[Cutting, Crossing] | CutRefused] = {}
 
 
 @dataclass(eq=False)
@@ -510,15 +511,16 @@ class Plan:
 
     def _branch(self, cuts: Sequence[int | str], wide: bool) -> tuple[Cutting, Crossing]:
         """The cut after these calls and all that they need."""
-        numbers = sorted({int(self.place(cut)) for cut in cuts if self.place(cut) >= 0}, key=self._position)
-        if not numbers:
+        numbered = [(self.place(cut), cut) for cut in cuts if self.place(cut) >= 0]
+        if not numbered:
             return self.cutting(Place(-1), wide=wide)
-        calls = [self.trace.places.calls[number] for number in numbers]
-        key, end = (*numbers, wide), numbers[-1]
+        end = max((number for number, _ in numbered), key=self._position)
+        calls = sorted(set(starmap(self._call_of, numbered)), key=lambda call: (call.exit, -call.enter))
+        key = tuple(call.name for call in calls), wide
         found = self._known.branches.get(key)
         if found is None:
             try:
-                found = self._cut_along(calls, end, wide)
+                found = self._cut_along(calls, int(end), wide)
             except CutRefused as error:
                 found = CutRefused(f"cannot cut after {' and '.join(call.name for call in calls)}: {error}")
             self._known.branches[key] = found
@@ -526,8 +528,17 @@ class Plan:
             raise CutRefused(str(found))
         return found
 
+    def _call_of(self, number: int, cut: int | str) -> ModuleCall:
+        """The call that a cut is after: of a block that ends where its last layer does, the block's own."""
+        known = self.trace.places.calls[number]
+        if not isinstance(cut, str) or cut == known.name:
+            return known
+        path, mark, count = cut.partition("#")
+        named = self.aliases.get(path, path) + mark + count
+        return next((call for call in self.trace.calls if call.name == named), known)
+
     def _cut_along(self, calls: list[ModuleCall], end: int, wide: bool) -> tuple[Cutting, Crossing]:
-        branch = branch_of(self.trace, calls)
+        branch = branch_of(self.trace, calls, self.trace.places.calls[end])
         if branch is None:
             return self.cutting(Place(end), wide=wide)
         if end in self._refused:

@@ -111,7 +111,7 @@ def knows(crossing: Crossing, codec: str) -> bool:
     """Whether a codec has what it needs to know of the cut, and of no frame before."""
     own = CODECS.get(codec)
     if isinstance(own, Learned):
-        return own.file.cut == crossing.layer_name
+        return own.file.cut == crossing.name
     return codec != Frames.name and (codec != Basis.name or bool(crossing.books))
 
 
@@ -160,7 +160,7 @@ class HeadTimer:
     def _with_own(self, early: EarlyOutput) -> EarlyOutput:
         """As it is where there are no books, or other pieces cross than when these were learnt."""
         crossing = early.crossing
-        books = self._books.get(crossing.layer_name)
+        books = self._books.get(crossing.name)
         if books is None or len(books) != len(crossing.grains):
             return early
         known = self._with_books.get(crossing.digest)

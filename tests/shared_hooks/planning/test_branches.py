@@ -1,106 +1,195 @@
-"""Models whose path depends on the data: planned on one path, run on another."""
+"""Cuts along branches: every small set of calls is exact or refused, and nothing is computed twice."""
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks import WrappedModel
-from shared_hooks.errors import IsthmusError
-from tests.shared_hooks.cutting import case_of, cuts_of, head, planned, tail, whole
-from tests.zoo import CASES, Case
-from tests.zoo.case import Draw
-from tests.zoo.compare import differences
+from shared_hooks import EarlyOutput, WrappedModel
+from shared_hooks.errors import BadFrame, CutRefused, Disagreement, IsthmusError, PlanMismatch, UnknownLayer
+from shared_hooks.forward import Placeholder
+from shared_hooks.tensors import tensors_in
+from tests.zoo.branching import MODELS, made
 
-branching = pytest.mark.parametrize("case", [case for case in CASES if case.branches], ids=lambda case: case.name)
-
-
-@branching
-def test_the_other_path_is_exact_or_an_error(case: Case) -> None:
-    """Whatever was planned: a right answer or a clear error, never a quiet wrong one."""
-    edge, cloud = planned(case), WrappedModel(case.build())
-    calls = [case.make, case.alternative or case.make]
-    for make in calls:
-        for seed in range(4):
-            expected = case.run(case.build(), make(Draw(seed)))
-            assert not list(differences(whole(edge, case, make(Draw(seed))), expected))
-            for cut in cuts_of(edge):
-                try:
-                    got = tail(cloud, case, cut, head(edge, case, cut, make(Draw(seed))))
-                except IsthmusError:
-                    continue
-                assert not list(differences(got, expected)), (cut, seed)
+WORK = ("convolution", "addmm", "mm", "bmm", "embedding", "_scaled_dot_product")
 
 
-@branching
-def test_both_sides_planned_on_different_paths(case: Case) -> None:
-    edge, cloud = planned(case), WrappedModel(case.build())
-    args, kwargs = case.other_inputs()
-    with case.setting():
-        cloud.plan(*args, **kwargs)
-    for make in (case.inputs, case.other_inputs):
-        expected = case.run(case.build(), make())
-        for cut in cuts_of(edge):
-            try:
-                got = tail(cloud, case, cut, head(edge, case, cut, make()))
-            except IsthmusError:
-                continue
-            assert not list(differences(got, expected)), cut
-
-
-@pytest.mark.parametrize("name", ["branch_on_item", "branch_on_hidden_item", "early_return"])
-def test_the_planned_path_works_at_the_first_try(name: str) -> None:
-    case = case_of(name)
-    for make in (case.inputs, case.other_inputs):
-        args, kwargs = make()
-        expected = case.run(case.build(), make())
-        edge, cloud = WrappedModel(case.build()), WrappedModel(case.build())
-        edge.plan(*args, **kwargs)
-        for cut in cuts_of(edge):
-            assert not list(differences(tail(cloud, case, cut, head(edge, case, cut, make())), expected)), cut
-
-
-class LateInput(nn.Module):
-    """Below 0 the input itself is read after the cut: more crosses when both paths are known."""
+class Work(TorchDispatchMode):
+    """Counts the kernels that take time, on tensors that have data."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.first = nn.Identity()
-        self.last = nn.Linear(4, 4)
+        self.counts: Counter[str] = Counter()
 
-    def forward(self, x: Tensor) -> Tensor:
-        below = x.sum().item() < 0
-        hidden = self.first(x * 2)
-        if below:
-            return x + torch.tanh(self.last(hidden))
-        out: Tensor = self.last(hidden)
-        return out
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        real = not any(type(one) is Placeholder or one.is_meta for one in tensors_in((args, kwargs or {})))
+        if real and name.startswith(WORK):
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
 
 
-PLUS, MINUS = torch.ones(1, 4), -torch.ones(1, 4)
+def copies(name: str) -> tuple[Tensor, ...]:
+    return tuple(value.clone() for value in MODELS[name][1])
 
 
-@pytest.mark.parametrize("wide", [False, True])
-def test_a_path_that_another_thread_adds_while_a_cut_is_made(monkeypatch: pytest.MonkeyPatch, wide: bool) -> None:
-    """What was made of fewer paths is not kept, and what does not fit together is made again."""
-    edge, cloud = WrappedModel(LateInput()), WrappedModel(LateInput())
-    cloud.model.load_state_dict(edge.model.state_dict())
-    plan = edge.plan(PLUS)
-    cut = plan._cut
+def whole(name: str) -> tuple[list[Tensor], Counter[str]]:
+    with torch.no_grad(), Work() as work:
+        output = made(name)(*copies(name))
+    return list(tensors_in(output)), work.counts
 
-    def added_meanwhile(number: int, is_wide: bool) -> Any:
-        made = cut(number, is_wide)
-        if is_wide is wide and len(plan.siblings) == 1:
-            edge.plan(MINUS)
-            return cut(number, is_wide) if wide else made
-        return made
 
-    monkeypatch.setattr(plan, "_cut", added_meanwhile)
-    for x in (PLUS * 3, PLUS * 3, MINUS * 3):  # other values than the plan has: storages cross whole
-        early = edge.forward(x, end="first")
-        assert torch.equal(cloud.forward(early, start="first"), edge.forward(x))
-    assert len(plan.siblings) == 2
-    assert plan.cutting("first")[1].payload_bytes == 2 * 16 and edge.layers[0].frontier_bytes == 2 * 16
+def sets_of(wrapped: WrappedModel, most: int) -> Iterator[list[str]]:
+    names = [layer.name for layer in wrapped.cuts]
+    for size in range(1, most + 1):
+        for found in itertools.combinations(names, size):
+            yield list(found)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_set_of_at_most_three_calls_is_exact_or_refused(name: str) -> None:
+    expected, work = whole(name)
+    edge, cloud = WrappedModel(made(name)), WrappedModel(made(name))
+    edge.plan(*copies(name))
+    along, tried = 0, 0
+    for cut in sets_of(edge, 3):
+        tried += 1
+        try:
+            with Work() as before:
+                early = edge.head(cut, *copies(name))
+            sent = EarlyOutput.from_bytes(early.to_bytes())
+            cloud.tail(sent)  # works out what the tail does
+            with Work() as behind:
+                output = cloud.tail(EarlyOutput.from_bytes(early.to_bytes()))
+        except CutRefused as refused:
+            assert len(str(refused)) > 30, "a reason"
+            continue
+        assert all(map(torch.equal, tensors_in(output), expected)), cut
+        assert before.counts + behind.counts == work, (cut, before.counts, behind.counts)
+        along += bool(early.crossing.later)
+    assert along >= tried / 20, "few of these are along branches"
+
+
+def test_what_is_not_needed_stays_behind() -> None:
+    edge = WrappedModel(made("two towers"))
+    early = edge.head(["right"], *copies("two towers"))
+    assert early.layer_name == "right" and [layer.name for layer in edge.get_layer_metrics()] == [
+        "right.0",
+        "right.1",
+        "right.2",
+    ]
+    assert early.nbytes == (2 * 8 + 2 * 8) * 4  # the left input, and what the right tower gives
+    plain = edge.head("right", *copies("two towers"))
+    assert not plain.crossing.later and plain.nbytes == (2 * 8 + 2 * 8) * 4
+
+
+def test_layers_of_both_sides_are_measured_once_and_keep_their_ids() -> None:
+    name = "feature pyramid"
+    edge, cloud = WrappedModel(made(name)), WrappedModel(made(name))
+    edge(*copies(name))
+    known = {layer.layer_id: layer.name for layer in edge.get_layer_metrics()}
+    cloud.tail(EarlyOutput.from_bytes(edge.head(["laterals.0", "laterals.2"], *copies(name)).to_bytes()))
+    here, there = edge.get_layer_metrics(), cloud.get_layer_metrics()
+    found = {layer.layer_id: layer.name for layer in (*here, *there)}
+    assert found == known and len(here) + len(there) == len(known)
+    assert "laterals.1" in [layer.name for layer in there]
+
+
+def test_a_set_that_needs_all_before_it_is_the_plain_cut() -> None:
+    wrapped = WrappedModel(made("U-Net"))
+    plain = wrapped.head("up", *copies("U-Net"))
+    several = wrapped.head(["down", "side", "up"], *copies("U-Net"))
+    assert not several.crossing.later and several.crossing.digest == plain.crossing.digest
+
+
+def test_other_inputs_of_the_same_form_take_the_same_cut() -> None:
+    name = "CLIP"
+    edge, cloud = WrappedModel(made(name)), WrappedModel(made(name))
+    for seed in range(4):
+        pixels = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        ids = torch.randint(20, (3, 5), generator=torch.Generator().manual_seed(seed))
+        early = edge.head(["text"], pixels, ids)
+        with torch.no_grad():
+            expected = made(name)(pixels, ids)
+        assert torch.equal(cloud.tail(EarlyOutput.from_bytes(early.to_bytes())), expected)
+    assert cloud.recipes.rehearsals == 1
+
+
+def test_names_that_are_none_and_cuts_that_cannot_be(recwarn: pytest.WarningsRecorder) -> None:
+    wrapped = WrappedModel(made("two towers"))
+    with pytest.raises(UnknownLayer, match="nowhere"):
+        wrapped.head(["left", "nowhere"], *copies("two towers"))
+    with pytest.raises(UnknownLayer):
+        wrapped.head([["left"]], *copies("two towers"))  # type: ignore[list-item]
+    early = wrapped.head(["right"], *copies("two towers"))
+    with pytest.raises(CutRefused, match="not along branches"):
+        wrapped.forward(early, end="head")
+
+
+def test_data_that_decide_between_branches_are_refused() -> None:
+    class Deciding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two, self.three = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> Tensor:
+            one = self.one(value)
+            if one.sum() > 1e9:
+                one = one * 2
+            out: Tensor = self.three(self.two(value)) + one
+            return out
+
+    with pytest.raises(CutRefused, match="data"):
+        WrappedModel(Deciding().eval()).head(["two"], torch.ones(1, 4))
+
+
+def test_random_numbers_between_branches_are_refused() -> None:
+    class Drawing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, value: Tensor) -> Tensor:
+            noise = self.one(value) + torch.randn(4)
+            out: Tensor = self.two(value) + noise
+            return out
+
+    with pytest.raises(CutRefused, match="random"):
+        WrappedModel(Drawing().eval()).head(["two"], torch.ones(1, 4))
+
+
+# What a stranger says of a branch cut
+
+
+def described(early: EarlyOutput, **changes: Any) -> EarlyOutput:
+    import dataclasses
+
+    crossing = dataclasses.replace(early.crossing, cache={}, **changes)
+    return dataclasses.replace(early, crossing=crossing)
+
+
+def test_lies_about_what_is_left_to_the_tail_are_no_wrong_answers() -> None:
+    name = "two towers"
+    edge, cloud = WrappedModel(made(name)), WrappedModel(made(name))
+    early = edge.head(["right"], *copies(name))
+    place = early.crossing.later[0]
+    for lie in (
+        {"later": (place._replace(path="right"),)},
+        {"later": (place._replace(path="nowhere"),)},
+        {"later": (place._replace(number=7),)},
+        {"later": (place._replace(path="", number=1, index=0),)},
+        {"later": (place, place._replace(path="right"))},
+        {"marks": ()},
+    ):
+        with pytest.raises((CutRefused, PlanMismatch, Disagreement)):
+            cloud.tail(described(early, **lie))
+    with pytest.raises((BadFrame, IsthmusError)):
+        EarlyOutput.from_bytes(described(early, calls=()).to_bytes())
+    assert torch.equal(cloud.tail(early), whole(name)[0][0])

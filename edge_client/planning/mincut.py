@@ -1,0 +1,308 @@
+"""The set of calls that had better run on the edge, of all that a graph allows: a minimum cut.
+
+A model is a graph of layers, and of operations between them; each takes so long here and so long there, and what goes
+from one side to the other takes so long on the link. Which set makes the sum least is a minimum cut between two
+terminals (Stone, Multiprocessor scheduling with the aid of network flow algorithms, 1977; for split models: DADS, Hu
+et al. 2019). NetworkX finds it. What a cut cannot be has an edge of infinite capacity: nothing on the edge needs
+anything of the server, and no order of writes in place is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import networkx
+
+from edge_client.planning.link import Link
+from edge_client.planning.predict import Correction
+from shared_hooks.errors import CutRefused
+from shared_hooks.modules import ROOT
+from shared_hooks.planning import Plan
+from shared_hooks.profiling.profile import Profile, Quartiles
+from shared_hooks.recording import ModuleCall, Op, Storage, Value
+from shared_hooks.tensors import LiveSet
+
+INPUTS: Final = -1
+"""In place of a node's number: the model's inputs, which the edge has."""
+
+
+@dataclass
+class Node:
+    """A layer call, or an operation outside of layers. ``needs``: numbers of nodes that must run before it on its own
+    side or earlier; ``after``: of nodes that must be on the edge where it is, for it writes to what they read.
+    """
+
+    name: str
+    edge_ns: float
+    cloud_ns: float
+    needs: set[int] = field(default_factory=set)
+    after: set[int] = field(default_factory=set)
+
+
+@dataclass
+class Tensor:
+    """Memory that several nodes share. ``ns``: what it takes on the link; ``made``: numbers of the nodes that make or
+    write it, `INPUTS` for an input; ``read``: of those that read it.
+    """
+
+    ns: float
+    made: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in the order in which they run, and tensors. ``ends``: nodes that the model's output is made of."""
+
+    nodes: Sequence[Node]
+    tensors: Sequence[Tensor]
+
+    def closed(self, own: Iterable[int]) -> set[int]:
+        """With everything that these nodes need."""
+        found: set[int] = set()
+        waiting = list(own)
+        while waiting:
+            number = waiting.pop()
+            if number not in found:
+                found.add(number)
+                waiting += self.nodes[number].needs
+        return found
+
+    def allows(self, own: set[int]) -> bool:
+        """Whether these nodes may run before the others."""
+        return all(self.nodes[one].needs <= own and self.nodes[one].after <= own for one in own)
+
+    def cost(self, own: set[int]) -> float:
+        """Nanoseconds of a request of which these nodes run on the edge."""
+        ns = sum(node.edge_ns if number in own else node.cloud_ns for number, node in enumerate(self.nodes))
+        for one in self.tensors:
+            is_here = INPUTS in one.made or bool(one.made & own)
+            if is_here and not one.read <= own:
+                ns += one.ns
+        return ns
+
+    def least(self) -> set[int]:
+        """The nodes on the edge's side of a minimum cut."""
+        flow = networkx.DiGraph()
+        flow.add_nodes_from(("edge", "cloud"))
+        for number, node in enumerate(self.nodes):
+            flow.add_edge("edge", number, capacity=node.cloud_ns)
+            flow.add_edge(number, "cloud", capacity=node.edge_ns)
+            for needed in node.needs | node.after:
+                flow.add_edge(number, needed)  # without a capacity: it cannot be cut
+        for at, one in enumerate(self.tensors):
+            made, sent = ("made", at), ("sent", at)
+            for number in one.made:
+                flow.add_edge("edge" if number == INPUTS else number, made)
+            flow.add_edge(made, sent, capacity=one.ns)
+            for number in one.read:
+                flow.add_edge(sent, number)
+        _, (here, _) = networkx.minimum_cut(flow, "edge", "cloud")
+        return {number for number in here if isinstance(number, int)}
+
+
+class _Builder:
+    """The graph of a plan's trace. ``times``: of a layer's id, or None for an operation outside of layers."""
+
+    def __init__(self, plan: Plan, times: Callable[[int | None], tuple[float, float]]) -> None:
+        self.plan, self.times = plan, times
+        self.nodes: list[Node] = []
+        self.calls: list[ModuleCall | None] = []
+        """Of each node, the layer that it is, or the call whose code makes the operation."""
+        self.number_of: dict[ModuleCall, int] = {}
+        self.makers: dict[Value, int] = {}
+        self.writers: dict[Storage, set[int]] = {value.storage: {INPUTS} for value in plan.trace.inputs}
+        self.readers: dict[Storage, set[int]] = {}
+        self.live: dict[Storage, LiveSet] = {}
+
+    def build(self) -> None:
+        trace = self.plan.trace
+        events: dict[int, list[Any]] = {}
+        ops = [(call, item) for call, _, item in trace.placed if isinstance(item, Op) and item.counts]
+        ends = sorted((op.seq, max(op.seq, op.end)) for _, op in ops)
+        at = 0
+        for event in sorted(trace.events, key=lambda one: one.seq):
+            while at < len(ends) and ends[at][1] < event.seq:
+                at += 1
+            if at < len(ends) and ends[at][0] <= event.seq:
+                events.setdefault(ends[at][0], []).append(event)
+        for call, op in ops:
+            self._take(self._node(call, op), op, events.get(op.seq, []))
+
+    def _node(self, call: ModuleCall, op: Op) -> int:
+        layer: ModuleCall | None = call
+        while layer is not None and layer.layer_id is None:
+            layer = layer.parent
+        if layer is not None and layer in self.number_of:
+            return self.number_of[layer]
+        number = len(self.nodes)
+        edge_ns, cloud_ns = self.times(None if layer is None else layer.layer_id)
+        self.nodes.append(Node(op.name if layer is None else layer.name, edge_ns, cloud_ns))
+        self.calls.append(call if layer is None else layer)
+        if layer is not None:
+            self.number_of[layer] = number
+        return number
+
+    def _take(self, number: int, op: Op, events: Sequence[Any]) -> None:
+        node = self.nodes[number]
+        read = {storage for event in events for storage, _ in event.reads if storage.tainted <= op.end}
+        written = {storage for event in events for storage in event.writes}
+        written |= {storage for event in events for storage, _ in event.overwrites} | set(op.writes)
+        for value in op.args:
+            if (maker := self.makers.get(value)) is not None:
+                node.needs.add(maker)
+        for storage in {value.storage for value in op.args if value.hangs(op.seq)} | read:
+            node.needs |= self.writers.get(storage, set())
+        for storage in written:
+            node.after |= self.readers.get(storage, set())
+        node.needs -= {number, INPUTS}
+        node.after.discard(number)
+        for event in events:
+            for storage, view in event.reads:
+                if storage in read and self.writers.get(storage, set()) - {number}:
+                    self.readers.setdefault(storage, set()).add(number)
+                    self.live[storage] = self.live.get(storage, LiveSet.empty(storage.elements)).add(view)
+        for value in op.results:
+            if value not in op.args:
+                self.makers[value] = number
+            if op.seq <= value.storage.created <= op.end:
+                written.add(value.storage)
+        for storage in written:
+            self.writers.setdefault(storage, set()).add(number)
+
+    def tensors(self, ns: Callable[[float], float]) -> list[Tensor]:
+        return [
+            Tensor(ns(live.sent * storage.itemsize), set(self.writers[storage]), self.readers[storage])
+            for storage, live in self.live.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best set. ``names``: what `split` of an `EdgeClient` takes, empty where nothing had better run on the edge;
+    ``latency_ns``: predicted, with what all requests have in common; ``bytes_up``: raw; ``nodes``: names of what runs
+    on the edge, in order; ``reason``: why the least of all sets is none that can be cut, and this the next best.
+    """
+
+    names: tuple[str, ...]
+    latency_ns: float
+    bytes_up: int
+    nodes: tuple[str, ...]
+    reason: str = ""
+    is_plain: bool = False
+    """Whether a single cut is the same."""
+    graph: Graph = field(default_factory=lambda: Graph((), ()), repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON-able."""
+        return {
+            "names": list(self.names),
+            "latency_ns": self.latency_ns,
+            "bytes_up": self.bytes_up,
+            "on_the_edge": list(self.nodes),
+            "reason": self.reason,
+        }
+
+
+def best_set(
+    plan: Plan,
+    edge: Profile,
+    cloud: Profile,
+    link: Link,
+    *,
+    edge_factor: float = 1.0,
+    correction: Correction | None = None,
+) -> Best | None:
+    """Which calls had better run on the edge, by both sides' profiles and the link; None where the graph allows none
+    but plain cuts. ``edge_factor`` multiplies the edge's times; ``correction``: what real requests took beyond it.
+    """
+    if plan.trace.dynamic or plan.trace.has_no_cut:
+        return None
+    times = _times(plan, edge, cloud, edge_factor)
+    builder = _Builder(plan, times)
+    builder.build()
+    if not builder.nodes:
+        return None
+    fixed = link.up.ns(0)
+    graph = Graph(builder.nodes, builder.tensors(lambda nbytes: link.up.ns(nbytes) - fixed))
+    own = graph.least()
+    names = names_of(builder, graph, own)
+    own = graph.closed(number for number, call in enumerate(builder.calls) if _in(call, names))
+    found: tuple[str, ...] = tuple(call.name for call in names)
+    reason, nbytes, is_plain = "", 0, not found
+    try:
+        crossing = plan.cutting(found or "input")[1]
+        nbytes, is_plain = crossing.payload_bytes, not crossing.later
+    except CutRefused as error:
+        reason = str(error)
+    common = fixed + link.down.ns(cloud.answer_bytes) + _common(edge, cloud, nbytes, edge_factor)
+    common += 0.0 if correction is None else correction.overhead_ns
+    here = tuple(graph.nodes[number].name for number in sorted(own))
+    return Best(found, graph.cost(own) + common, nbytes, here, reason, is_plain, graph)
+
+
+def names_of(builder: _Builder, graph: Graph, own: set[int]) -> list[ModuleCall]:
+    """The fewest calls that stand for these nodes: blocks and layers that hold nothing else, without those that others
+    need anyway. Operations at the border that no call holds stay with the server.
+    """
+    inside: dict[ModuleCall, list[int]] = {}
+    for number, call in enumerate(builder.calls):
+        outer = call
+        while outer is not None:
+            inside.setdefault(outer, []).append(number)
+            outer = outer.parent
+    whole = {call for call, numbers in inside.items() if call.path not in ("", ROOT) and own.issuperset(numbers)}
+    outermost = [call for call in whole if call.parent not in whole]
+    kept: list[ModuleCall] = []
+    reached: set[int] = set()
+    for call in sorted(outermost, key=lambda one: -one.exit):
+        if not reached.issuperset(inside[call]):
+            kept.append(call)
+            reached |= graph.closed(inside[call])
+    return kept[::-1]
+
+
+def _in(call: ModuleCall | None, names: Sequence[ModuleCall]) -> bool:
+    while call is not None:
+        if call in names:
+            return True
+        call = call.parent
+    return False
+
+
+def _times(
+    plan: Plan, edge: Profile, cloud: Profile, edge_factor: float
+) -> Callable[[int | None], tuple[float, float]]:
+    """What a layer takes on each side as part of a bare forward; what lies between layers is shared evenly."""
+    sides = []
+    between = sum(
+        1 for call, _, item in plan.trace.placed if isinstance(item, Op) and item.counts and call.layer_id is None
+    )
+    for profile, factor in ((edge, edge_factor), (cloud, 1.0)):
+        layers = {layer.layer_id: layer.inference_ns.middle for layer in profile.layers}
+        scale = factor * profile.alone_ns.middle / max(1.0, sum(layers.values()) + profile.outside_ns.middle)
+        other = profile.outside_ns.middle * scale / max(1, between)
+        sides.append(({number: ns * scale for number, ns in layers.items()}, other))
+
+    def times(layer_id: int | None) -> tuple[float, float]:
+        (mine, my_other), (theirs, their_other) = sides
+        if layer_id is None:
+            return my_other, their_other
+        return mine.get(layer_id, my_other), theirs.get(layer_id, their_other)
+
+    return times
+
+
+def _common(edge: Profile, cloud: Profile, nbytes: int, edge_factor: float) -> float:
+    """Packing and unpacking so many bytes, as the cuts of about as many take it, and what else a request takes."""
+    near = sorted(edge.cuts, key=lambda cut: abs(cut.frontier_bytes - nbytes))[:3]
+    found = []
+    for cut in near:
+        there = cloud.cut(cut.name)
+        ends: Mapping[str, Quartiles] = {} if there is None else there.stages
+        stages = sum(ends[name].middle for name in ("decode", "inject", "encode") if name in ends)
+        found.append(cut.stages["encode"].middle * edge_factor + stages)
+    finish = edge.finish_ns.middle * edge_factor if edge.finish_ns else 0.0
+    return (sum(found) / len(found) if found else 0.0) + finish

@@ -1,0 +1,149 @@
+"""Branch cuts between an edge and a server: as a plain cut in all that is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
+from cloud_server.access import Register
+from cloud_server.access.identities import hash_of, new_token
+from cloud_server.access.token_command import entry
+from edge_client import ConnectionOptions, EdgeClient, ModelChoice
+from edge_client.credentials import Credentials
+from shared_hooks.errors import AccessRefused, CutRefused, SpecError, UnknownLayer
+from shared_hooks.models import ModelSpec, load_spec
+from shared_hooks.tensors import tensors_in
+from tests.edge_client.test_processes import CloudProcess
+from tests.zoo.branching import MODELS, made
+
+SPEC = """
+id = "towers"
+factory = "tests.edge_client.test_branches:towers"
+[example]
+args = [{shape = [2, 8]}, {shape = [2, 8]}]
+"""
+ROOT = Path(__file__).parents[2]
+INPUTS = MODELS["two towers"][1]
+
+
+def towers() -> torch.nn.Module:
+    return made("two towers")
+
+
+@pytest.fixture(scope="module")
+def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
+    path = tmp_path_factory.mktemp("towers") / "towers.toml"
+    path.write_text(SPEC)
+    return load_spec(path)
+
+
+@contextmanager
+def served(spec: ModelSpec, register: Register | None = None) -> Iterator[str]:
+    with Core([ServedModel(ModelEntry(spec), torch.device("cpu"))], Limits()) as core:
+        server = CloudServer(core, "127.0.0.1:0", register=register)
+        server.start()
+        try:
+            yield f"127.0.0.1:{server.port}"
+        finally:
+            server.stop()
+
+
+def expected() -> torch.Tensor:
+    with torch.no_grad():
+        answer: torch.Tensor = towers()(*INPUTS)
+    return answer
+
+
+def test_a_list_is_what_runs_here(spec: ModelSpec) -> None:
+    with served(spec) as address, EdgeClient(address, ModelChoice(spec, device="cpu"), ["right"]) as client:
+        answer = client.infer(*INPUTS)
+        assert torch.equal(answer.output, expected())
+        assert answer.split == "right" and answer.layers_edge[0].name == "right.0"
+        assert [layer.name for layer in answer.layers_cloud] == ["left.0", "left.1", "head"]
+        answer = client.infer(*INPUTS, split=["left.0", "right.1"])
+        assert torch.equal(answer.output, expected()) and answer.split == "left.0 + right.1"
+        answer = client.infer(*INPUTS, split="right")
+        assert torch.equal(answer.output, expected()) and len(answer.layers_edge) == 5
+        for answer in client.infer_many([INPUTS] * 5, split=["right.1"]):
+            assert torch.equal(answer.output, expected())
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "fp16", "int8", "auto"])
+def test_codecs_hold(spec: ModelSpec, codec: str) -> None:
+    with (
+        served(spec) as address,
+        EdgeClient(address, ModelChoice(spec, device="cpu"), ["right"], codec=codec) as client,
+    ):
+        found = client.infer(*INPUTS).output
+        assert torch.allclose(found, expected(), atol=0.0 if codec in ("lz4", "zstd", "auto") else 0.05)
+
+
+def test_witnesses_observers_and_batches_hold(spec: ModelSpec) -> None:
+    choice = ModelChoice(spec, device="cpu")
+    with served(spec) as address, EdgeClient(address, choice, ["right"], witness=1.0, exact=False) as client:
+        answer = client.infer(*INPUTS)
+        assert answer.witness is not None and answer.witness.same and answer.company == 1
+
+
+@pytest.mark.parametrize(
+    ("split", "error", "text"),
+    [
+        (["nowhere"], UnknownLayer, "nowhere"),
+        ([], SpecError, "expected"),
+        (["right", "auto"], SpecError, "is no layer"),
+        ([["right"]], SpecError, "expected"),
+    ],
+)
+def test_what_is_none(spec: ModelSpec, split: list[str], error: type[Exception], text: str) -> None:
+    with (
+        served(spec) as address,
+        EdgeClient(address, ModelChoice(spec, device="cpu"), ["right"]) as client,
+        pytest.raises(error, match=text),
+    ):
+        client.infer(*INPUTS, split=split)
+
+
+def test_who_may_use_some_cuts_may_use_none_along_branches(spec: ModelSpec, tmp_path: Path) -> None:
+    token = new_token()
+    path = tmp_path / "identities.toml"
+    path.write_text(entry("alice", hash_of(token), None) + '\n[identities.alice]\ncuts = ["right", "right.2"]\n')
+    connection = ConnectionOptions(credentials=Credentials(token=token))
+    with (
+        served(spec, Register(path)) as address,
+        EdgeClient(address, ModelChoice(spec, device="cpu"), "right", connection=connection) as client,
+    ):
+        assert torch.equal(client.infer(*INPUTS).output, expected())
+        with pytest.raises(AccessRefused, match="along branches"):
+            client.infer(*INPUTS, split=["right"])
+
+
+def test_a_server_of_its_own_process_and_worker_processes(spec: ModelSpec) -> None:
+    process = CloudProcess("--model", spec.origin, "--worker-processes", "--trials", "never")
+    try:
+        with EdgeClient(process.address, ModelChoice(spec, device="cpu"), ["right"]) as client:
+            assert torch.equal(client.infer(*INPUTS).output, expected())
+    finally:
+        process.end()
+
+
+def test_middle_parts_and_sets_do_not_go_together(spec: ModelSpec) -> None:
+    with served(spec) as address, EdgeClient([address, "next"], ModelChoice(spec, device="cpu"), "edge-only") as client:
+        with pytest.raises(SpecError, match="expected"):
+            client.infer(*INPUTS, split=[["left.0", "right.1"], "head"])
+        assert list(tensors_in(client.infer(*INPUTS).output))
+
+
+def test_inputs_that_the_plan_has_not_seen(spec: ModelSpec) -> None:
+    with served(spec) as address, EdgeClient(address, ModelChoice(spec, device="cpu"), ["right"]) as client:
+        for rows in (1, 3, 5, 8):
+            left, right = torch.ones(rows, 8), torch.full((rows, 8), 0.5)
+            with torch.no_grad():
+                known = towers()(left, right)
+            assert torch.equal(client.infer(left, right).output, known)
+        with pytest.raises(CutRefused):
+            client.wrapped.forward(client.wrapped.head(["right"], *INPUTS), end="head")
