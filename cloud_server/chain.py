@@ -11,13 +11,14 @@ so what one caller asks there is charged to that caller.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import queue
 import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -27,6 +28,7 @@ from cloud_server.executor import Finish
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, Engine
 from cloud_server.requests import Request, store
+from edge_client.probing import fetch_profile, probe
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
@@ -102,6 +104,58 @@ class Chain:
         handed = _Handed(self, self._servers[request.route[0].server], request, part, own, finish)
         handed.ask()
         return partial(self._withdrawn.put, handed)
+
+    def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
+        """As `executor.Onward.profile`; asked with this server's own credentials, as no caller's."""
+        self.check(request.next[0])
+        server = self._servers[request.next[0]]
+        news: queue.SimpleQueue[split_pb2.ProfileReply | IsthmusError] = queue.SimpleQueue()
+
+        def on_progress(done: int, total: int, what: str) -> None:
+            progress = split_pb2.ProfileProgress(done=done, total=total, what=f"{server.name}: {what}"[:200])
+            news.put(split_pb2.ProfileReply(progress=progress))
+
+        def ask() -> None:
+            try:
+                news.put(split_pb2.ProfileReply(profile=self._profile(server, request, on_progress)))
+            except IsthmusError as error:
+                news.put(type(error)(f"{server.name}: {error}"))
+            except Exception as error:
+                log.exception("the profile of %s", server.name)
+                news.put(ServerUnavailable(f"{server.name}: {type(error).__name__}: {error}"))
+
+        threading.Thread(target=ask, name="isthmus-chain-profile", daemon=True).start()
+        while True:
+            item = news.get()
+            if isinstance(item, IsthmusError):
+                raise item
+            yield item
+            if item.WhichOneof("reply") == "profile":
+                return
+
+    def _profile(
+        self, server: NextServer, request: split_pb2.ProfileRequest, on_progress: Callable[[int, int, str], None]
+    ) -> bytes:
+        address, rest = server.addresses[0], list(request.next[1:])
+        found = fetch_profile(
+            address,
+            request.model_id,
+            request.warmup,
+            request.repetitions,
+            request.seconds,
+            on_progress,
+            codecs=list(request.codecs),
+            weights_hash=request.weights_hash,
+            fresh=request.fresh,
+            credentials=server.credentials,
+            following=rest,
+        )
+        if not rest:
+            sizes = sorted({int(cut.get("frontier_bytes", 0)) for cut in found.get("cuts", ())})
+            answers = (0, int(found.get("answer_bytes", 0)))
+            link, _ = probe(address, sizes[:: max(1, len(sizes) // 6)], answers, credentials=server.credentials)
+            found = {"profile": found, "link": link.as_dict()}
+        return json.dumps(found).encode()
 
     def _withdraw(self) -> None:
         """Takes requests back whose clients do not want them any more: who says so holds a lock."""
@@ -197,6 +251,8 @@ class _Handed:
         self._lock = threading.Lock()
         self._asked: tuple[_Way, Exchange] | None = None
         self._over = False
+        self._sends = 0
+        """At addresses that were given up."""
 
     def ask(self) -> None:
         """Asks at the first address that was not asked yet."""
@@ -237,6 +293,7 @@ class _Handed:
         self._chain.left(way)
         error, over = exchange.error, self._over
         if isinstance(error, ELSEWHERE) and self._addresses and not over and exchange.remaining():
+            self._sends += exchange.sends
             log.warning("%s: %s; %s is asked", way.connection.address, error, self._addresses[0])
             # not here: whoever settles may hold the connection's lock
             threading.Thread(target=self.ask, name="isthmus-chain-retry", daemon=True).start()
@@ -256,7 +313,8 @@ class _Handed:
             return
         assert exchange is not None and exchange.reply is not None
         hop = request.route[0]
-        handed = store.Handed(hop.server, hop.cut, exchange.bytes_up, exchange.payload, now_ns() - self._began)
+        sizes, took = (exchange.bytes_up, exchange.payload), now_ns() - self._began
+        handed = store.Handed(hop.server, hop.cut, *sizes, took, self._sends + exchange.sends)
         self._finish(request, store.joined(request, self._own, exchange.reply, handed), None)
 
     def withdraw(self) -> None:

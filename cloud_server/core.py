@@ -81,13 +81,13 @@ class Core:
         """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
         self._quotas = Quotas()
         self.scheduler = Scheduler(workers, _batch_limits(self.limits))
-        self._onward = onward or Nobody()
-        self.check_next = self._onward.check
-        self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load, self._onward)
+        self.onward = onward or Nobody()
+        self.check_next = self.onward.check
+        self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load, self.onward)
         self._workers = Workers(self.scheduler, workers, self._executor)
         self._readers = Workers(Scheduler(FILE_READERS), FILE_READERS)
         self._probes: Counter[str] = Counter()
-        self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas)
+        self.profiles = Profiles(self.engines, self.limits, self._workers, self._quotas, self.onward.profile)
         self._closed = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="isthmus-sweeper", daemon=True)
         self._sweeper.start()
@@ -334,7 +334,7 @@ class Core:
         self._closed.set()
         self._readers.stop()
         self._workers.stop()
-        self._onward.close()
+        self.onward.close()
         self.decoding.close()
         self._executor.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -45,6 +45,12 @@ class Onward(Protocol):
         thread. ``own``: what is reported of this part. Gives what takes it back, which never waits.
         """
 
+    def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
+        """Progress, and at last the profile of the server that the request's names lead to, with the link to it. Raises
+        as `check`, and what the next server answers with.
+        """
+        ...
+
     def close(self) -> None:
         """Nothing is handed on any more."""
 
@@ -59,6 +65,10 @@ class Nobody:
 
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
         raise AssertionError("unreachable: `check` raises")
+
+    def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
+        self.check(request.next[0])
+        return iter(())
 
     def close(self) -> None:
         """Nothing is open."""

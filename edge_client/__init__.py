@@ -72,6 +72,7 @@ if TYPE_CHECKING:
     from edge_client.tasks.leakage import leakage
     from edge_client.tasks.learn import learn
     from edge_client.tasks.plan import plan
+    from edge_client.tasks.plan_chain import plan_chain
     from edge_client.tasks.plan_generation import plan_generation
     from edge_client.tasks.profile import profile
     from edge_client.tasks.prune import prune
@@ -108,6 +109,7 @@ _HOME = {
     "learn": "tasks.learn",
     "local_server": "process",
     "plan": "tasks.plan",
+    "plan_chain": "tasks.plan_chain",
     "plan_generation": "tasks.plan_generation",
     "profile": "tasks.profile",
     "prune": "tasks.prune",
@@ -146,6 +148,7 @@ __all__ = [
     "learn",
     "local_server",
     "plan",
+    "plan_chain",
     "plan_generation",
     "profile",
     "prune",

@@ -45,6 +45,10 @@ class Intervention(Transform):
             return
         if cut == AUTO:
             raise CutRefused('intervene needs a cut that is given: with split="auto" a module may run on either side')
+        if isinstance(cut, tuple):
+            raise CutRefused(
+                "intervene needs a single cut: along branches modules before its end may run on the server"
+            )
         info = None if cut in (CLOUD_ONLY, CLOUD_FILE) else self._wrapped.resolve(cut)
         places = [one.name for one in self._wrapped.cuts]
         end = -1 if info is None else places.index(info.name)

@@ -348,12 +348,14 @@ def fetch_profile(
     fresh: bool = False,
     patience: float = 15.0,
     credentials: Credentials | None = None,
+    following: Sequence[str] = (),
 ) -> dict[str, Any]:
     """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
 
     ``codecs``: whose decoding it also measures, those of them that it knows. ``weights_hash``: of which version of the
     model. A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It
-    may have to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all.
+    may have to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all. ``following``: names of next
+    servers of a chain that lead to another one: {"profile": its profile, "link": the link to it, as `Link.as_dict`}.
 
     Raises ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an
     example, SpecError for settings beyond the server's limits.
@@ -376,6 +378,7 @@ def fetch_profile(
                 fresh=fresh,
                 codecs=codecs,
                 weights_hash=weights_hash,
+                next=following,
             ),
             timeout=PROFILE_SECONDS,
         )

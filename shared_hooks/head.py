@@ -487,13 +487,14 @@ class Stub:
 @dataclass(frozen=True, eq=False)
 class Stubs:
     """What the heads to one branch cut answer: calls by path and number, operations by ordinal. ``views``: operations
-    that only look at memory in another way, and run. ``bare``: calls that are needed wholly, and how many operations
+    that only look at memory in another way, and run; ``forms``: those that need no data, and give what hangs on none. ``bare``: calls that are needed wholly, and how many operations
     there are up to their end.
     """
 
     calls: Mapping[tuple[str, int], Stub]
     ops: Mapping[int, Stub]
     views: frozenset[int]
+    forms: frozenset[int]
     bare: Mapping[tuple[str, int], int]
 
     @classmethod
@@ -504,7 +505,7 @@ class Stubs:
         begins = [op.seq for op in trace.ops]
         calls = {}
         for call in branch.calls:
-            stub = _stub(branch, call, call.structure, call.args, call.results)
+            stub = _stub(branch, call, call.structure, call.args, call.results, call.exit)
             if stub is not None:
                 inside = [call, *calls_in(call)]
                 counts = Counter(one.path for one in inside)
@@ -512,13 +513,15 @@ class Stubs:
                 after = bisect_left(begins, call.exit)
                 calls[call.path, call.number] = replace(stub, after=after, layers=layers, counts=tuple(counts.items()))
         data = sorted(event.seq for event in trace.events)
-        ops, views = {}, set()
+        ops, views, forms = {}, set(), set()
         for op in branch.later:
             ordinal = trace.ordinals[op]
             quiet = bisect_left(data, op.seq) == bisect_right(data, max(op.seq, op.end))
             if quiet and op.args and all(value.storage in {one.storage for one in op.args} for value in op.results):
                 views.add(ordinal)
-            stub = _stub(branch, op, op.structure, op.args, op.results)
+            if op.results and not any(value.hangs(op.end) for value in op.results):
+                forms.add(ordinal)
+            stub = _stub(branch, op, op.structure, op.args, op.results, op.end)
             if stub is not None:
                 ops[ordinal] = stub
         captured = {trace.ops[one.where].seq for one in cutting.captures if one.kind == "op"}
@@ -529,20 +532,25 @@ class Stubs:
             watched = cutting.below or any(call.enter < seq < call.exit for seq in captured)
             if call.exit <= branch.end.exit and within and not watched:
                 bare[call.path, call.number] = bisect_left(begins, call.exit)
-        return cls(calls, ops, frozenset(views), bare)
+        return cls(calls, ops, frozenset(views), frozenset(forms), bare)
 
 
 def _stub(
-    branch: Branch, item: Op | ModuleCall, structure: Structure | None, given: list[Value], results: list[Value]
+    branch: Branch,
+    item: Op | ModuleCall,
+    structure: Structure | None,
+    given: list[Value],
+    results: list[Value],
+    end: int,
 ) -> Stub | None:
-    """None where a result is neither an argument nor made behind the cut: then the code itself runs, as far as it
-    goes.
+    """None where a result is neither an argument nor made behind the cut, or hangs on no input, so that both sides make
+    it: then the code itself runs, as far as it goes.
     """
     sources: list[int | TensorForm] = []
     for value in results:
         if value in given:
             sources.append(given.index(value))
-        elif branch.makes(value) and not value.flags.replace("g", ""):
+        elif branch.makes(value) and value.hangs(end) and not value.flags.replace("g", ""):
             sources.append(TensorForm(value.shape, value.view.stride, value.dtype))
         else:
             return None
@@ -571,6 +579,10 @@ class BranchHead(HeadSession):
         self.is_pure = is_pure
         self.device = device
         self.mode: BranchMode | None = None
+        assert self.cutting.branch is not None
+        self.later = {(call.path, call.number) for call in self.cutting.branch.calls}
+        self.later_calls = 0
+        """How many calls behind the cut are entered, one in another, because they cannot be left out."""
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -592,7 +604,11 @@ class BranchHead(HeadSession):
             return output
         after = self.stubs.bare.get(key)
         if after is None:
-            return super().call(module, forward, args, kwargs)
+            self.later_calls += key in self.later
+            try:
+                return super().call(module, forward, args, kwargs)
+            finally:
+                self.later_calls -= key in self.later
         self.in_opaque += 1
         try:
             output = super().call(module, forward, args, kwargs)
@@ -600,6 +616,21 @@ class BranchHead(HeadSession):
             self.in_opaque -= 1
         self.mode.count = after
         return output
+
+    def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What passes through on placeholders is not measured here."""
+        if not self.later_calls or self.measurement is None:
+            return super().run(info, forward, args, kwargs)
+        measurement, self.measurement = self.measurement, None
+        try:
+            return super().run(info, forward, args, kwargs)
+        finally:
+            self.measurement = measurement
+
+    @property
+    def is_real(self) -> bool:
+        """Whether what runs now runs on this side."""
+        return not self.later_calls
 
 
 class BranchMode(HeadMode):
@@ -610,7 +641,8 @@ class BranchMode(HeadMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         session, number = self.session, self.count
         stub = session.stubs.ops.get(number)
-        if not session.is_watched or (stub is None and number not in session.stubs.views):
+        stubs = session.stubs
+        if not session.is_watched or (stub is None and number not in stubs.views and number not in stubs.forms):
             return super().__torch_function__(func, types, args, kwargs)
         name, arguments = name_of(func), arguments_of(args, kwargs or {})
         if self.names[number] != name or is_form(name) or is_mapped(arguments):
@@ -619,7 +651,8 @@ class BranchMode(HeadMode):
         if len(arguments) != len(op.args):
             raise Diverged
         self.count += 1
-        if number in session.stubs.views and not any(type(one) is Placeholder for one in arguments):
+        real = not any(type(one) is Placeholder for one in arguments)
+        if number in stubs.forms or (number in stubs.views and real):
             return func(*args, **(kwargs or {}))
         if stub is None:
             raise CutRefused(f"cannot cut after {session.target.layer_name}: {name} behind it cannot be left out")

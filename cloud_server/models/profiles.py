@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.limits import Limits
@@ -61,7 +62,16 @@ class _Wanted:
 class Profiles:
     """Profiles by model and settings."""
 
-    def __init__(self, engines: Mapping[str, Engine], limits: Limits, workers: Workers, quotas: Quotas) -> None:
+    def __init__(
+        self,
+        engines: Mapping[str, Engine],
+        limits: Limits,
+        workers: Workers,
+        quotas: Quotas,
+        onward: Callable[[split_pb2.ProfileRequest], Iterator[split_pb2.ProfileReply]],
+    ) -> None:
+        """``onward``: asks the next servers of chains for theirs."""
+        self._onward = onward
         self._engines = engines
         self._limits = limits
         self._workers = workers
@@ -84,6 +94,10 @@ class Profiles:
         example, what the model raises as ModelFailed, ServerUnavailable when too many wait already, and QuotaExceeded.
         """
         engine, settings = self._check(request, caller)
+        if request.next:
+            with self._place(caller):
+                yield from takewhile(lambda _: wanted(), self._onward(request))
+            return
         data = None if request.fresh else self._at_hand(settings)
         if data is None:
             with self._place(caller):

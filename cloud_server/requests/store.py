@@ -31,6 +31,7 @@ class Handed(NamedTuple):
     bytes_up: int
     payload: bytes | bytearray
     took_ns: int
+    sends: int
 
 
 def answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
@@ -55,7 +56,7 @@ def joined(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHe
     reply.header, reply.payload_bytes = rest.header, rest.payload_bytes
     reply.company, reply.compiled = max(own.company, rest.company), own.compiled or rest.compiled
     reply.durations.onward_ns = hop.took_ns
-    part = reply.parts.add(server=hop.server, cut=hop.cut, bytes_up=hop.bytes_up)
+    part = reply.parts.add(server=hop.server, cut=hop.cut, bytes_up=hop.bytes_up, sends=hop.sends)
     for name in ("durations", "forward", "load"):
         if rest.HasField(name):
             getattr(part, name).CopyFrom(getattr(rest, name))

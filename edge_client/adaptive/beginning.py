@@ -144,8 +144,8 @@ def begin(
 
 
 def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | tuple[str, ...], str]:
-    """The split that takes the least time, of all sets of calls, and why, in words: both sides and the link are measured
-    once. Raises SpecError for another objective than latency, ServerUnavailable, Disagreement, UnknownModel.
+    """The split that takes the least time, of all sets of calls, and why, in words: both sides and the link are
+    measured once. Raises SpecError for another objective than latency, ServerUnavailable, Disagreement, UnknownModel.
     """
     if set(options.goal.weights) != {"latency"} or client.codecs_chosen_from is not None:
         raise SpecError('split="min" makes the latency least, with one codec: objective="latency", and no codec="auto"')
@@ -162,9 +162,11 @@ def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | t
     found = _gather(loaded, wanted, options, client.connection.patience)
     if not isinstance(found, Gathered):
         raise ServerUnavailable(f'split="min" measures both sides, and no server answers at {client.server}')
-    plain = min(found.candidates(), key=lambda one: one.latency_ns)
+    candidates = found.candidates()
+    plain = min(candidates, key=lambda one: one.latency_ns)
+    known = {one.name: one.latency_ns for one in candidates if one.is_cut}
     plan = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
-    best = best_set(plan, found.edge, found.cloud, found.link, correction=found.correction)
+    best = best_set(plan, found.edge, found.cloud, found.link, predicted=known)
     if best is None or best.is_plain or best.reason or best.latency_ns >= plain.latency_ns:
         more = f"; {' + '.join(best.names)} cannot be cut: {best.reason}" if best and best.reason else ""
         return plain.name, f"{plain.name}, {plain.latency_ns / 1e6:.2f} ms: no set is better{more}"

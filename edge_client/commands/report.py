@@ -120,8 +120,8 @@ class Outcome:
 def _part(part: Part) -> dict[str, Any]:
     """What a server behind the first one of a chain did, JSON-able."""
     known = {one.name: getattr(part.times, one.name) for one in fields(part.times)}
-    said = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "times_ns": known}
-    return {**said, "forward": part.forward.as_dict() if part.forward else None}
+    said = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "sends": part.sends}
+    return {**said, "times_ns": known, "forward": part.forward.as_dict() if part.forward else None}
 
 
 # One side's layers as a table: mean over the inputs, what lies outside the layers, and the whole.

@@ -165,8 +165,11 @@ def plan(options: argparse.Namespace) -> int:
         return _print(_generation(options), options)
     if options.report:
         raise SpecError("--report is for --generate; edge-client sweep writes one of measured requests")
+    server = chosen(options, chain=True) or NONE
+    if "," in server:
+        return _plan_chain(server.split(","), options)
     whole = plan(
-        chosen(options) or NONE,
+        server,
         choice_of(options),
         find(options.input) if options.input else None,
         power=power_of(options),
@@ -183,6 +186,25 @@ def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> i
         print(found.text(options.top, screen_width()))
         if options.explain:
             print(f"\n{found.explain()}")
+    return common.OK
+
+
+def _plan_chain(servers: list[str], options: argparse.Namespace) -> int:
+    """The best cuts along a chain of servers."""
+    from edge_client.tasks.plan_chain import plan_chain
+
+    names = "edge_profile cloud_profile max_bytes_per_second input max_edge_memory min_accuracy rate uplink leakage top"
+    given = [name for name in names.split() if getattr(options, name, None)]
+    given += ["objective"] if options.objective != "latency" else []
+    given += ["codec"] if options.codec != "raw" else []
+    if given:
+        raise SpecError(
+            f"--{given[0].replace('_', '-')} is not for a chain of servers, of which the latency is planned"
+        )
+    correct = options.correct is not False
+    more = keywords(options, plan_chain, "correct")
+    found = plan_chain(servers, choice_of(options), correct=correct, say=say, **more)
+    show(options, found.as_dict(), found.text())
     return common.OK
 
 

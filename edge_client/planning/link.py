@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from edge_client.screen.text import size
+from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 
 # How fast one direction of a link is: a robust figure with its spread, or that it cannot be known.
@@ -306,6 +307,24 @@ class Link:
             "down_points": [list(point) for point in self.down.points],
             "source": self.source,
         }
+
+    @classmethod
+    def from_dict(cls, data: object, origin: str) -> Link:
+        """The reverse of `as_dict`, of a server's word. Raises SpecError."""
+        try:
+            known: Any = data
+            curves = []
+            for way in ("up", "down"):
+                points = as_points(known[f"{way}_points"])
+                value = known[f"{way}_bytes_per_second"]
+                numbers = [number for point in points for number in point] + ([] if value is None else [value])
+                sizes = [size for size, _ in points]
+                if not points or sorted(set(sizes)) != sizes or not all(0 <= one < 1e18 for one in numbers):
+                    raise ValueError("its points are not in order, or out of range")
+                curves.append(Curve(points, None if not value else Speed.exactly(float(value))))
+            return cls(curves[0], curves[1], source=f"measured by {origin}")
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"the link that {origin} reports: {error!s:.200}") from error
 
     def network_ns(self, bytes_up: float, bytes_down: float) -> float:
         """Nanoseconds on the network for a request and its answer."""

@@ -9,6 +9,8 @@ anything of the server, and no order of writes in place is changed.
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +18,6 @@ from typing import Any, Final
 import networkx
 
 from edge_client.planning.link import Link
-from edge_client.planning.predict import Correction
 from shared_hooks.errors import CutRefused
 from shared_hooks.modules import ROOT
 from shared_hooks.planning import Plan
@@ -109,6 +110,8 @@ class _Builder:
     def __init__(self, plan: Plan, times: Callable[[int | None], tuple[float, float]]) -> None:
         self.plan, self.times = plan, times
         self.nodes: list[Node] = []
+        self.begins: list[int] = []
+        """When each node first runs (a seq)."""
         self.calls: list[ModuleCall | None] = []
         """Of each node, the layer that it is, or the call whose code makes the operation."""
         self.number_of: dict[ModuleCall, int] = {}
@@ -141,6 +144,7 @@ class _Builder:
         edge_ns, cloud_ns = self.times(None if layer is None else layer.layer_id)
         self.nodes.append(Node(op.name if layer is None else layer.name, edge_ns, cloud_ns))
         self.calls.append(call if layer is None else layer)
+        self.begins.append(op.seq)
         if layer is not None:
             self.number_of[layer] = number
         return number
@@ -171,6 +175,22 @@ class _Builder:
                 written.add(value.storage)
         for storage in written:
             self.writers.setdefault(storage, set()).add(number)
+
+    def fold(self) -> None:
+        """An operation in the model's own code that one node alone takes up goes where that goes: no call ends with it,
+        so a set of calls has it only where that needs it.
+        """
+        readers: dict[int, set[int]] = {}
+        for number, node in enumerate(self.nodes):
+            for needed in node.needs:
+                readers.setdefault(needed, set()).add(number)
+        for number, call in enumerate(self.calls):
+            if call is not None and call.path == ROOT and call not in self.number_of:
+                after = {one for one in readers.get(number, ()) if one > number}
+                if len(after) == 1:
+                    self.nodes[number].after |= after
+                elif not after:
+                    self.nodes[number].edge_ns = math.inf
 
     def tensors(self, ns: Callable[[float], float]) -> list[Tensor]:
         return [
@@ -213,22 +233,23 @@ def best_set(
     link: Link,
     *,
     edge_factor: float = 1.0,
-    correction: Correction | None = None,
+    predicted: Mapping[str, float] | None = None,
 ) -> Best | None:
-    """Which calls had better run on the edge, by both sides' profiles and the link; None where the graph allows none
-    but plain cuts. ``edge_factor`` multiplies the edge's times; ``correction``: what real requests took beyond it.
+    """Which calls had better run on the edge, by both sides' profiles and the link; None where no set can be cut.
+    ``edge_factor`` multiplies the edge's times. ``predicted``: by the name of a single cut, the nanoseconds that it is
+    predicted to take: what a request takes besides its layers follows from these.
     """
     if plan.trace.dynamic or plan.trace.has_no_cut:
         return None
-    times = _times(plan, edge, cloud, edge_factor)
+    times = _times(edge, cloud, edge_factor)
     builder = _Builder(plan, times)
     builder.build()
     if not builder.nodes:
         return None
+    builder.fold()
     fixed = link.up.ns(0)
     graph = Graph(builder.nodes, builder.tensors(lambda nbytes: link.up.ns(nbytes) - fixed))
-    own = graph.least()
-    names = names_of(builder, graph, own)
+    names = names_of(builder, graph, graph.least())
     own = graph.closed(number for number, call in enumerate(builder.calls) if _in(call, names))
     found: tuple[str, ...] = tuple(call.name for call in names)
     reason, nbytes, is_plain = "", 0, not found
@@ -237,10 +258,20 @@ def best_set(
         nbytes, is_plain = crossing.payload_bytes, not crossing.later
     except CutRefused as error:
         reason = str(error)
-    common = fixed + link.down.ns(cloud.answer_bytes) + _common(edge, cloud, nbytes, edge_factor)
-    common += 0.0 if correction is None else correction.overhead_ns
+    common = fixed + link.down.ns(cloud.answer_bytes)
+
+    def latency(own: set[int], nbytes: int) -> float:
+        return graph.cost(own) + common + _common(edge, cloud, nbytes, edge_factor)
+
+    besides = []
+    for layer in plan.cuts if predicted else ():
+        if (known := (predicted or {}).get(layer.name)) is not None:
+            end = plan.position(layer.name)
+            before = {number for number, first in enumerate(builder.begins) if first < end}
+            besides.append(known - latency(before, layer.frontier_bytes))
+    more = statistics.median(besides) if besides else 0.0
     here = tuple(graph.nodes[number].name for number in sorted(own))
-    return Best(found, graph.cost(own) + common, nbytes, here, reason, is_plain, graph)
+    return Best(found, latency(own, nbytes) + more, nbytes, here, reason, is_plain, graph)
 
 
 def names_of(builder: _Builder, graph: Graph, own: set[int]) -> list[ModuleCall]:
@@ -272,27 +303,41 @@ def _in(call: ModuleCall | None, names: Sequence[ModuleCall]) -> bool:
     return False
 
 
-def _times(
-    plan: Plan, edge: Profile, cloud: Profile, edge_factor: float
-) -> Callable[[int | None], tuple[float, float]]:
-    """What a layer takes on each side as part of a bare forward; what lies between layers is shared evenly."""
-    sides = []
-    between = sum(
-        1 for call, _, item in plan.trace.placed if isinstance(item, Op) and item.counts and call.layer_id is None
-    )
-    for profile, factor in ((edge, edge_factor), (cloud, 1.0)):
-        layers = {layer.layer_id: layer.inference_ns.middle for layer in profile.layers}
-        scale = factor * profile.alone_ns.middle / max(1.0, sum(layers.values()) + profile.outside_ns.middle)
-        other = profile.outside_ns.middle * scale / max(1, between)
-        sides.append(({number: ns * scale for number, ns in layers.items()}, other))
+def _times(edge: Profile, cloud: Profile, edge_factor: float) -> Callable[[int | None], tuple[float, float]]:
+    """What a layer takes on each side: by how much the head grows there, and the tail shrinks, as the profiles measured
+    them at the cuts before and after it. Operations between layers go with the layer behind them.
+    """
+    whole = cloud.cut("input")
+    most = cloud.alone_ns.middle if whole is None else whole.stages["compute"].middle
+    here = _shared(edge, {cut.layer_id: cut.stages["head"].middle for cut in edge.cuts}, edge.alone_ns.middle)
+    left = {cut.layer_id: most - cut.stages["compute"].middle for cut in cloud.cuts}
+    there = _shared(cloud, left, most)
 
     def times(layer_id: int | None) -> tuple[float, float]:
-        (mine, my_other), (theirs, their_other) = sides
         if layer_id is None:
-            return my_other, their_other
-        return mine.get(layer_id, my_other), theirs.get(layer_id, their_other)
+            return 0.0, 0.0
+        return here.get(layer_id, 0.0) * edge_factor, there.get(layer_id, 0.0)
 
     return times
+
+
+def _shared(profile: Profile, done: Mapping[int, float], most: float) -> dict[int, float]:
+    """Of each layer, its share of what was done between the cuts around it: as its own time is to that of the layers
+    there. ``done``: up to the cut after a layer; ``most``: at the end.
+    """
+    found: dict[int, float] = {}
+    waiting: list[tuple[int, float]] = []
+    before = 0.0
+    last = profile.layers[-1].layer_id if profile.layers else -1
+    for layer in profile.layers:
+        waiting.append((layer.layer_id, max(1.0, layer.inference_ns.middle)))
+        now = done.get(layer.layer_id, most if layer.layer_id == last else None)
+        if now is None:
+            continue
+        grown, total = max(0.0, now - before), sum(ns for _, ns in waiting)
+        found |= {number: grown * ns / total for number, ns in waiting}
+        before, waiting = max(before, now), []
+    return found
 
 
 def _common(edge: Profile, cloud: Profile, nbytes: int, edge_factor: float) -> float:

@@ -1,6 +1,7 @@
 """What the commands do, as functions for Python; `edge_client.plan` and its like are these.
 
 plan        what every cut would take; which is best
+plan_chain  the best cuts along a chain of servers
 plan_generation the same of a language model, called token by token; a plan of a generation as a page
 profile    where time, memory and energy go, on both sides
 sweep       every cut measured

@@ -442,10 +442,8 @@ def _decided(
     branches = None
     if gathered.codecs is None:
         recorded = loaded.wrapped.plan(*loaded.args, **loaded.kwargs)
-        factor, correction = 1 / gathered.edge_speed, gathered.correction
-        branches = best_set(
-            recorded, gathered.edge, gathered.cloud, gathered.link, edge_factor=factor, correction=correction
-        )
+        factor, known = 1 / gathered.edge_speed, {one.name: one.latency_ns for one in candidates if one.is_cut}
+        branches = best_set(recorded, gathered.edge, gathered.cloud, gathered.link, edge_factor=factor, predicted=known)
     return Planned(
         model=loaded.spec.model_id,
         decision=decision,

@@ -155,6 +155,7 @@ class Part:
     server: str  # as the chain calls it
     split: str  # name of the layer or block after which its part begins
     bytes_up: int  # header and payload, as the server before it sent them
+    sends: int  # 1, and one more for each time that it was sent again: the part may then have been computed again
     times: ServerTimes
     layers: Sequence[LayerMetrics]
     forward: ForwardMetrics | None
@@ -164,7 +165,16 @@ class Part:
 def part_of(part: split_pb2.Part) -> Part:
     """Raises BadFrame."""
     times = server_times(part.durations)
-    return Part(part.server, part.cut, part.bytes_up, times, layer_metrics(part), forward_metrics(part), load(part))
+    return Part(
+        part.server,
+        part.cut,
+        part.bytes_up,
+        max(1, part.sends),
+        times,
+        layer_metrics(part),
+        forward_metrics(part),
+        load(part),
+    )
 
 
 def load(reply: split_pb2.ReplyHeader | split_pb2.Part) -> Load | None:

@@ -314,7 +314,8 @@ class ObservedForward:
         return output
 
     def _is_real(self) -> bool:
-        return bool(getattr(self.session, "resumed", True))
+        session = self.session
+        return bool(getattr(session, "is_real", getattr(session, "resumed", True)))
 
     def _number(self, module: nn.Module) -> int:
         session = self.session

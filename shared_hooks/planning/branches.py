@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from shared_hooks.crossing import Place
 from shared_hooks.errors import CutRefused
 from shared_hooks.forward import Kind
-from shared_hooks.modules import ROOT
 from shared_hooks.recording import Event, ModuleCall, Op, Storage, Trace, Value
 from shared_hooks.showing import short
 
@@ -72,7 +71,7 @@ def branch_of(trace: Trace, ends: Sequence[ModuleCall], end: ModuleCall) -> Bran
     if hidden:
         raise CutRefused(f"{hidden[0].name} would run behind the cut, where torch functions are not seen")
     seqs = tuple(sorted((op.seq, max(op.seq, op.end)) for op in later))
-    calls, places = _outermost(trace, placed, frozenset(later))
+    calls, places = _outermost(placed, frozenset(later), end)
     branch = Branch(end, frozenset(later), calls, places, seqs)
     _check(trace, branch, own)
     return branch
@@ -129,7 +128,7 @@ def _makes(
 
 
 def _outermost(
-    trace: Trace, placed: Sequence[tuple[ModuleCall, int, Item]], later: frozenset[Op]
+    placed: Sequence[tuple[ModuleCall, int, Item]], later: frozenset[Op], end: ModuleCall
 ) -> tuple[tuple[ModuleCall, ...], tuple[Place, ...]]:
     """The outermost calls of which all that counts is later, and the places of these and of all other later items."""
     counts: dict[ModuleCall, list[int]] = {}
@@ -141,7 +140,8 @@ def _outermost(
                 known[0] += 1
                 known[1] += item in later
                 outer = outer.parent
-    whole = {call for call, (all_of_it, of_it) in counts.items() if all_of_it == of_it and call.path != ROOT}
+    # what goes on behind the end has more in it than was counted
+    whole = {call for call, (all_of_it, of_it) in counts.items() if all_of_it == of_it and call.exit < end.exit}
     calls: dict[ModuleCall, None] = {}
     places: dict[Place, None] = {}
     for call, number, item in placed:

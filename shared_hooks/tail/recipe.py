@@ -64,9 +64,10 @@ Source = Injected | Hole | Argument | Alias
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A module call that is run by its own code."""
+    """A module call that is run by its own code. ``later``: wholly behind a branch cut, but not to be run unwatched."""
 
     path: str
+    later: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,7 +125,8 @@ class Operations:
         kind = kind_of(name, bool(arguments), result)
         if kind is Kind.FORM:
             return result
-        if kind is Kind.VALUE or self.runner.drew or self.runner.reshaped:
+        # a kernel that may draw does not where the edge's plan has seen no numbers drawn, or that had refused
+        if kind is Kind.VALUE or self.runner.reshaped:
             raise self.notes.refusal(f"{name} cannot run behind the branch cut")
         try:
             _, results = flatten(result, plain=True)
@@ -451,7 +452,7 @@ class Rehearsal:
     def _entered(
         self, frame: Frame, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        self.notes.steps.append(Enter(info.path))
+        self.notes.steps.append(Enter(info.path, frame.later))
         self.notes.stack.append(frame)
         self.notes.in_opaque += info.opaque
         try:

@@ -74,8 +74,7 @@ class _AfterCut(Allowance):
         self._session = session
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        session = self._session
-        return bool(session.resumed or session.through_calls) and super().counts(func, args, kwargs)
+        return self._session.is_real and super().counts(func, args, kwargs)
 
 
 class TailSession(Session):
@@ -106,7 +105,9 @@ class TailSession(Session):
         self.position = 0
         self.in_opaque = 0
         self.through_calls = 0
-        """How many calls behind the branch cut are running, one in another."""
+        """How many calls behind the branch cut are running unwatched, one in another ..."""
+        self.later_calls = 0
+        """... and how many that are watched."""
         self.resumed = False
         self.resumed_at = 0
         self.values = early.values
@@ -124,6 +125,11 @@ class TailSession(Session):
         """Where data may decide on what comes after the cut: what `check_left` compares with."""
         self.tagged = False
         """The model set an attribute on a placeholder."""
+
+    @property
+    def is_real(self) -> bool:
+        """Whether what runs now runs on this side, and is no replay."""
+        return bool(self.resumed or self.through_calls or self.later_calls)
 
     def inputs(self, find: ClassFinder) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The model's (args, kwargs): injected where they are read after the cut, placeholders elsewhere."""
@@ -238,15 +244,19 @@ class TailSession(Session):
             return output
         if type(step) is Through and step.path == path:
             return self.ran_through(step, info, forward, args, kwargs)
+        later = 0
         if type(step) is Enter and step.path == path:
+            later = int(step.later)
             self.advance()
         stack.append(Frame(info, 0))
         self.in_opaque += info.opaque
+        self.later_calls += later
         try:
             output = forward(*args, **kwargs)
         finally:
             stack.pop()
             self.in_opaque -= info.opaque
+            self.later_calls -= later
         if not self.resumed:
             step = self.next_step()
             if type(step) is End and step.path == path:

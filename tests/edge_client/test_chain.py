@@ -389,7 +389,8 @@ def test_a_link_that_breaks_is_mended_and_nothing_is_computed_twice(spec: ModelS
             eventually(lambda: last.counts["tails"] == 2)
             relay.reset()
             last.hold.set()
-            assert same(pending.result().output, whole(image(1)))
+            answer = pending.result()
+            assert same(answer.output, whole(image(1))) and answer.sends == 1 and answer.parts[0].sends == 2
             assert [first.counts["tails"], last.counts["tails"]] == [2, 2]
 
 

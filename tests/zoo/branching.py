@@ -200,6 +200,21 @@ class Keeper(nn.Module):
         return found
 
 
+class Typed(nn.Module):
+    """Words, and a layer that is given no input but a constant, as BERT's types of tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.types = nn.Embedding(20, 6), nn.Embedding(2, 6)
+        self.norm, self.out = nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        words = self.words(ids) * 2
+        types = self.types(torch.zeros_like(ids))
+        out: Tensor = self.out(self.norm(words + types))
+        return out
+
+
 def _numbers(*shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
@@ -217,6 +232,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[Tensor, ...]]] = {
     "CLIP": (PictureAndText, (_numbers(2, 3, 8, 8), _ids(3, 5))),
     "encoder-decoder": (EncoderDecoder, (_ids(2, 5), _ids(2, 4))),
     "writes in place": (Overwriting, (_numbers(2, 6),)),
+    "a constant's layer": (Typed, (_ids(2, 5),)),
     "Python state": (Careless, (_numbers(2, 6),)),
 }
 """By name: what makes it (its weights are drawn from torch's generator), and inputs."""

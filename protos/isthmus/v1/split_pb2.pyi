@@ -401,7 +401,7 @@ class ReplyHeader(_message.Message):
     def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., payload: _Optional[bytes] = ..., company: _Optional[int] = ..., compiled: bool = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ...) -> None: ...
 
 class Part(_message.Message):
-    __slots__ = ("server", "cut", "bytes_up", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms")
+    __slots__ = ("server", "cut", "bytes_up", "durations", "layers", "forward", "notes", "load", "readings", "observations", "transforms", "sends")
     SERVER_FIELD_NUMBER: _ClassVar[int]
     CUT_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
@@ -413,6 +413,7 @@ class Part(_message.Message):
     READINGS_FIELD_NUMBER: _ClassVar[int]
     OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
     TRANSFORMS_FIELD_NUMBER: _ClassVar[int]
+    SENDS_FIELD_NUMBER: _ClassVar[int]
     server: str
     cut: str
     bytes_up: int
@@ -424,7 +425,8 @@ class Part(_message.Message):
     readings: _containers.RepeatedCompositeFieldContainer[Reading]
     observations: bytes
     transforms: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, server: _Optional[str] = ..., cut: _Optional[str] = ..., bytes_up: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ...) -> None: ...
+    sends: int
+    def __init__(self, server: _Optional[str] = ..., cut: _Optional[str] = ..., bytes_up: _Optional[int] = ..., durations: _Optional[_Union[Durations, _Mapping]] = ..., layers: _Optional[_Iterable[_Union[LayerMetric, _Mapping]]] = ..., forward: _Optional[_Union[ForwardMetric, _Mapping]] = ..., notes: _Optional[_Iterable[str]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., readings: _Optional[_Iterable[_Union[Reading, _Mapping]]] = ..., observations: _Optional[bytes] = ..., transforms: _Optional[_Iterable[str]] = ..., sends: _Optional[int] = ...) -> None: ...
 
 class RequestFailed(_message.Message):
     __slots__ = ("id", "code", "error", "message", "retry", "retry_after_ms")
@@ -521,7 +523,7 @@ class ProbeReply(_message.Message):
     def __init__(self, padding: _Optional[bytes] = ..., last: bool = ..., received_bytes: _Optional[int] = ..., server_ns: _Optional[int] = ..., receive_ns: _Optional[int] = ..., load: _Optional[_Union[Load, _Mapping]] = ...) -> None: ...
 
 class ProfileRequest(_message.Message):
-    __slots__ = ("model_id", "warmup", "repetitions", "seconds", "fresh", "codecs", "weights_hash")
+    __slots__ = ("model_id", "warmup", "repetitions", "seconds", "fresh", "codecs", "weights_hash", "next")
     MODEL_ID_FIELD_NUMBER: _ClassVar[int]
     WARMUP_FIELD_NUMBER: _ClassVar[int]
     REPETITIONS_FIELD_NUMBER: _ClassVar[int]
@@ -529,6 +531,7 @@ class ProfileRequest(_message.Message):
     FRESH_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_HASH_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
     model_id: str
     warmup: int
     repetitions: int
@@ -536,7 +539,8 @@ class ProfileRequest(_message.Message):
     fresh: bool
     codecs: _containers.RepeatedScalarFieldContainer[str]
     weights_hash: str
-    def __init__(self, model_id: _Optional[str] = ..., warmup: _Optional[int] = ..., repetitions: _Optional[int] = ..., seconds: _Optional[float] = ..., fresh: bool = ..., codecs: _Optional[_Iterable[str]] = ..., weights_hash: _Optional[str] = ...) -> None: ...
+    next: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, model_id: _Optional[str] = ..., warmup: _Optional[int] = ..., repetitions: _Optional[int] = ..., seconds: _Optional[float] = ..., fresh: bool = ..., codecs: _Optional[_Iterable[str]] = ..., weights_hash: _Optional[str] = ..., next: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ProfileReply(_message.Message):
     __slots__ = ("progress", "profile")

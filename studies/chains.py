@@ -1,0 +1,299 @@
+"""Chains of servers, measured on loopback: what one more hop costs, how many a second go through, what faults do.
+
+    python -m studies.chains hop [--json FILE]        # a chain of three beside one of two with the same parts joined
+    python -m studies.chains stream [--json FILE]     # many inputs through a chain of three
+    python -m studies.chains faults [--json FILE]     # 5,000 requests while hops are killed, stopped, cut, drained
+
+Every server is a process of its own. In ``faults`` each answer is compared with the whole model's, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edge_client import ConnectionOptions, EdgeClient, ModelChoice
+from edge_client.process import local_server
+from shared_hooks.errors import IsthmusError
+from shared_hooks.models import load_spec
+from shared_hooks.tensors import tensors_in
+from studies.benchmarks.echo_client import EchoClient
+from studies.benchmarks.processes import echo
+from studies.experiments.relay import Relay
+
+ROOT = Path(__file__).parents[1]
+CUTS = {"digits": ("stage1.0.conv2", "stage2.1.conv1"), "alexnet": ("features.2", "features.8")}
+
+
+def _choice(name: str) -> ModelChoice:
+    model = "digits" if name == "digits" else f"{name}=studies.benchmarks.networks:{name}"
+    example = None if name == "digits" else "1,3,224,224"
+    return ModelChoice(model, device="cpu", threads=1, example=example)
+
+
+@contextlib.contextmanager
+def _chain(choice: ModelChoice) -> Iterator[list[str]]:
+    """The addresses that a client gives for a chain of two servers."""
+    with (
+        local_server(choice) as last,
+        local_server(choice, arguments=["--next", f"last={last}"]) as first,
+    ):
+        yield [first, "last"]
+
+
+def hop(options: argparse.Namespace) -> dict[str, Any]:
+    """Requests of both chains in turn, and a bare echo of what crosses the second cut."""
+    found = {}
+    for name, (first, second) in CUTS.items():
+        choice = _choice(name)
+        with _chain(choice) as servers, EdgeClient(servers, choice, [first, second], metrics=False) as three:
+            example = three._edge_model.example
+            assert example is not None
+            args = example[0]
+            answer = three.infer(*args)
+            with (
+                EdgeClient(servers[0], choice, first, metrics=False) as two,
+                echo("1", "4096") as address,
+                EchoClient(address, 1) as plain,
+            ):
+                message = bytes(answer.parts[0].bytes_up)
+                took: dict[str, list[float]] = {"three": [], "two": [], "echo": []}
+                parts = []
+                calls: dict[str, Callable[[], Any]] = {
+                    "three": partial(three.infer, *args),
+                    "two": partial(two.infer, *args),
+                    "echo": partial(plain.send, [message]),
+                }
+                for number in range(options.requests + 10):
+                    for kind, call in calls.items():
+                        began = time.perf_counter()
+                        given = call()
+                        if number >= 10:
+                            took[kind].append(time.perf_counter() - began)
+                            if kind == "three":
+                                one = given.parts[0].times
+                                times = given.times
+                                parts.append((times.edge_compute + times.server_compute + one.compute) / 1e6)
+        ms = {kind: 1e3 * statistics.median(one) for kind, one in took.items()}
+        found[name] = {
+            "ms": ms,
+            "three_over_two": ms["three"] / ms["two"],
+            "hop_ms": ms["three"] - ms["two"],
+            "hop_in_echoes": (ms["three"] - ms["two"]) / ms["echo"],
+            "parts_ms": statistics.median(parts),
+            "three_over_parts": ms["three"] / statistics.median(parts),
+        }
+        print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+def stream(options: argparse.Namespace) -> dict[str, Any]:
+    """Many inputs; the slowest part is what each machine reports of itself, one request at a time."""
+    found = {}
+    for name, cuts in CUTS.items():
+        choice = _choice(name)
+        with _chain(choice) as servers, EdgeClient(servers, choice, cuts, metrics=False) as client:
+            example = client._edge_model.example
+            assert example is not None
+            args = example[0]
+            alone: dict[str, list[float]] = {"edge": [], "first": [], "last": []}
+            for number in range(60):
+                answer = client.infer(*args)
+                if number >= 10:
+                    times = answer.times
+                    alone["edge"].append((times.edge_compute + times.encode) / 1e9)
+                    alone["first"].append((times.server - times.onward - times.server_queue) / 1e9)
+                    alone["last"].append((answer.parts[0].times.total - answer.parts[0].times.queue) / 1e9)
+            slowest = max(statistics.median(one) for one in alone.values())
+            total = sum(statistics.median(one) for one in alone.values())
+            began = time.perf_counter()
+            count = sum(1 for _ in client.infer_many([args] * options.requests))
+            rate = count / (time.perf_counter() - began)
+        cores = os.cpu_count() or 1
+        bound = min(1 / slowest, cores / total)
+        found[name] = {
+            "parts_ms": {kind: 1e3 * statistics.median(one) for kind, one in alone.items()},
+            "per_second": rate,
+            "of_the_slowest_part": rate * slowest,
+            "cores": cores,
+            "of_what_the_cores_allow": rate / bound,
+        }
+        print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+# Faults
+
+
+class _Server:
+    """A server that may be killed, stopped and started again at its port."""
+
+    def __init__(self, port: int, *words: str) -> None:
+        self.port = port
+        self._words = words
+        self.process: subprocess.Popen[str] | None = None
+        self.start()
+
+    def start(self) -> None:
+        words = ["--model", "digits", "--threads", "1", "--log-level", "error", "--drain-seconds", "20"]
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-m", "cloud_server", "--listen", f"127.0.0.1:{self.port}", *words, *self._words],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith("listening on "):
+            raise OSError("a server did not start")
+
+    def end(self, number: int) -> None:
+        assert self.process is not None
+        self.process.send_signal(number)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def stop(self, seconds: float) -> None:
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(seconds)
+        self.process.send_signal(signal.SIGCONT)
+
+
+def _free_port() -> int:
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def faults(options: argparse.Namespace) -> dict[str, Any]:
+    """Requests of several threads; one fault after the other, with a pause between."""
+    spec = load_spec("digits")
+    args, _ = spec.example() or ((), {})
+    (value,) = args
+    inputs = [value + 0.01 * number for number in range(16)]
+    with torch.no_grad():
+        model = spec.load_model()
+        expected = [model(one) for one in inputs]
+    last_port, first_port = _free_port(), _free_port()
+    last = _Server(last_port)
+    counts: Counter[str] = Counter()
+    dice = random.Random(options.seed)
+    with Relay(("127.0.0.1", last_port)) as between:
+        first = _Server(first_port, "--next", f"last=127.0.0.1:{between.address[1]}")
+        with Relay(("127.0.0.1", first_port)) as before:
+            kinds: dict[str, Callable[[], None]] = {
+                "the last server killed and started again": lambda: (last.end(signal.SIGKILL), last.start())[1],
+                "the last server drained and started again": lambda: (last.end(signal.SIGTERM), last.start())[1],
+                "the first server killed and started again": lambda: (first.end(signal.SIGKILL), first.start())[1],
+                "the first server drained and started again": lambda: (first.end(signal.SIGTERM), first.start())[1],
+                "the last server stopped for 2 s": lambda: last.stop(2),
+                "the first server stopped for 2 s": lambda: first.stop(2),
+                "the link between servers cut": between.reset,
+                "the edge's link cut": before.reset,
+                "the link between servers stalled for 2 s": lambda: _stalled(between, 2),
+            }
+            server = [f"127.0.0.1:{before.address[1]}", "last"]
+            connection = ConnectionOptions(patience=60, max_in_flight=8)
+            choice = ModelChoice("digits", device="cpu", threads=1)
+            done = threading.Event()
+            made: Counter[str] = Counter()
+
+            def disturb() -> None:
+                while not done.wait(options.pause):
+                    name = dice.choice(list(kinds))
+                    made[name] += 1
+                    kinds[name]()
+
+            with EdgeClient(
+                server, choice, ["stage1.0.conv2", "stage2.1.conv1"], metrics=False, deadline=120, connection=connection
+            ) as client:
+                numbers = iter(range(options.requests))
+                lock = threading.Lock()
+
+                def work() -> None:
+                    while True:
+                        with lock:
+                            number = next(numbers, None)
+                        if number is None:
+                            return
+                        time.sleep(options.gap)
+                        try:
+                            answer = client.infer(inputs[number % 16])
+                        except IsthmusError as error:
+                            with lock:
+                                counts[f"failed: {type(error).__name__}"] += 1
+                                if counts["failed"] < 3:
+                                    print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                                counts["failed"] += 1
+                            continue
+                        same = torch.equal(next(iter(tensors_in(answer.output))), expected[number % 16])
+                        with lock:
+                            counts["exact" if same else "wrong"] += 1
+                            counts["sent again by the edge"] += answer.sends > 1
+                            counts["sent again between servers"] += any(part.sends > 1 for part in answer.parts)
+
+                threads = [threading.Thread(target=work) for _ in range(4)]
+                disturbing = threading.Thread(target=disturb)
+                began = time.perf_counter()
+                for one in threads:
+                    one.start()
+                disturbing.start()
+                for one in threads:
+                    one.join()
+                done.set()
+                disturbing.join()
+                took = time.perf_counter() - began
+        first.end(signal.SIGTERM)
+    last.end(signal.SIGTERM)
+    found = {"requests": options.requests, "seconds": took, **counts, "faults": dict(made)}
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def _stalled(relay: Relay, seconds: float) -> None:
+    relay.moving.clear()
+    time.sleep(seconds)
+    relay.moving.set()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints, and writes JSON."""
+    parser = argparse.ArgumentParser(prog="python -m studies.chains", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, count in (("hop", 300), ("stream", 400), ("faults", 5000)):
+        command = commands.add_parser(name)
+        command.add_argument("--requests", type=int, default=count)
+        command.add_argument("--json", type=Path)
+        if name == "faults":
+            command.add_argument("--pause", type=float, default=2.0, help="seconds between two faults")
+            command.add_argument("--gap", type=float, default=0.05, help="seconds between two requests of a thread")
+            command.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    found = {"hop": hop, "stream": stream, "faults": faults}[options.command](options)
+    if options.json is not None:
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    return 1 if found.get("wrong") or found.get("failed") else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
