@@ -486,9 +486,10 @@ class Stub:
 
 @dataclass(frozen=True, eq=False)
 class Stubs:
-    """What the heads to one branch cut answer: calls by path and number, operations by ordinal. ``views``: operations
-    that only look at memory in another way, and run; ``forms``: those that need no data, and give what hangs on none. ``bare``: calls that are needed wholly, and how many operations
-    there are up to their end.
+    """What the heads to one branch cut answer: calls by path and number, operations by ordinal.
+
+    ``views``: operations that only look at memory in another way, and run; ``forms``: those that need no data, and give
+    what hangs on none. ``bare``: calls that are needed wholly, and how many operations there are up to their end.
     """
 
     calls: Mapping[tuple[str, int], Stub]

@@ -33,12 +33,12 @@ from edge_client.process import local_server
 from shared_hooks.errors import IsthmusError
 from shared_hooks.models import load_spec
 from shared_hooks.tensors import tensors_in
-from studies.benchmarks.echo_client import EchoClient
+from studies.benchmarks.frontier import EchoClient
 from studies.benchmarks.processes import echo
 from studies.experiments.relay import Relay
 
 ROOT = Path(__file__).parents[1]
-CUTS = {"digits": ("stage1.0.conv2", "stage2.1.conv1"), "alexnet": ("features.2", "features.8")}
+CUTS = {"digits": ("stage1.0.conv2", "stage2.1.conv1"), "AlexNet": ("features.2", "features.8")}
 
 
 def _choice(name: str) -> ModelChoice:
