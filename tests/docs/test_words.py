@@ -7,7 +7,7 @@ import re
 from tests.docs.pages import ROOT, pages
 
 MOST = 37_250
-"""Raised with a capability that needs a page, by no more than that page: the last were chains of servers and cuts along branches."""
+"""Raised with a capability that needs a page, by no more than that page: the last were chains, and branch cuts."""
 
 
 def words(text: str) -> int:
