@@ -1,5 +1,6 @@
 """Which cut is best, worked out from numbers alone, without any connection.
 
+mincut        the set of calls that takes the least, along branches
 objective     ways to run a request, and what "best" means
 predict       profiles, link, load -> candidates, corrected by measurements
 explain       a decision as text
@@ -9,5 +10,5 @@ leakage       what crosses gives away, and a bound on it
 partitioners  other ways to choose
 generation    the same for models that are called step by step
 
-May import modes, load; of the engine profiles, readings and codecs.
+May import modes, call; of the engine profiles, readings and codecs.
 """

@@ -113,7 +113,7 @@ class _Builder:
         self.begins: list[int] = []
         """When each node first runs (a seq)."""
         self.calls: list[ModuleCall | None] = []
-        """Of each node, the layer that it is, or the call whose code makes the operation."""
+        """The layer that each node is, or the call whose code makes the operation."""
         self.number_of: dict[ModuleCall, int] = {}
         self.makers: dict[Value, int] = {}
         self.writers: dict[Storage, set[int]] = {value.storage: {INPUTS} for value in plan.trace.inputs}
@@ -322,8 +322,9 @@ def _times(edge: Profile, cloud: Profile, edge_factor: float) -> Callable[[int |
 
 
 def _shared(profile: Profile, done: Mapping[int, float], most: float) -> dict[int, float]:
-    """Of each layer, its share of what was done between the cuts around it: as its own time is to that of the layers
-    there. ``done``: up to the cut after a layer; ``most``: at the end.
+    """Shares what was done between two cuts among the layers there, as their own times are.
+
+    ``done``: up to the cut after a layer; ``most``: at the end.
     """
     found: dict[int, float] = {}
     waiting: list[tuple[int, float]] = []

@@ -140,7 +140,7 @@ def _outermost(
                 known[0] += 1
                 known[1] += item in later
                 outer = outer.parent
-    # what goes on behind the end has more in it than was counted
+    # what runs on behind the end has more in it than was counted
     whole = {call for call, (all_of_it, of_it) in counts.items() if all_of_it == of_it and call.exit < end.exit}
     calls: dict[ModuleCall, None] = {}
     places: dict[Place, None] = {}

@@ -70,7 +70,7 @@ class Cutting:
     generators: tuple[str, ...]
     storages: tuple[Storage, ...]
     branch: Branch | None = None
-    """Of what runs before it, that which the tail runs; None for a plain cut."""
+    """What runs before the cut but in the tail; None for a plain cut."""
 
 
 def cut_after(
