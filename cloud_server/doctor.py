@@ -14,15 +14,16 @@ from typing import Final
 
 from cloud_server.access.identities import read_identities
 from cloud_server.arguments import doctor, is_loopback
-from cloud_server.config import ModelEntry, ServerConfig
+from cloud_server.config import ModelEntry, NextServer, ServerConfig
 from cloud_server.fleet import devices_of
 from cloud_server.fleet.room import placed
 from cloud_server.models import ServedModel
 from cloud_server.options import composed
+from edge_client import doctor as way
 from protos import PROTOCOL_VERSION
 from shared_hooks import devices
 from shared_hooks import doctor as checks
-from shared_hooks.doctor import Finding, as_json, contained, counts, ok, report, warning, wrong
+from shared_hooks.doctor import Finding, Level, as_json, contained, counts, ok, report, warning, wrong
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.log import show
@@ -50,6 +51,8 @@ def all_of(options: argparse.Namespace) -> Iterator[Finding]:
     if config.rest:
         yield from contained("rest", _port("rest", config.rest))
     yield from contained("tracing", _collector(config.tracing))
+    for server in config.next:
+        yield from contained(f"next {server.name}", _next(server))
     yield from contained("device", _machine(config))
     for entry in config.models:
         yield from contained("model", _model(entry, config))
@@ -124,6 +127,18 @@ def _collector(endpoint: str) -> Iterator[Finding]:
             yield ok("tracing", f"{endpoint} takes connections")
     except OSError as error:
         yield warning("tracing", f"{endpoint}: {error.strerror or error}", "start the collector; spans are dropped")
+
+
+def _next(server: NextServer) -> Iterator[Finding]:
+    """The way to each of its addresses, as far as one gets."""
+    ways = [list(way.way(address, server.credentials)) for address in server.addresses]
+    reached = any(all(one.level is not Level.WRONG for one in found) for found in ways)
+    for one in [*way.own(server.credentials), *(one for found in ways for one in found)]:
+        # another address of the same server will do
+        level = Level.WARNING if reached and one.level is Level.WRONG else one.level
+        yield Finding(level, f"next {server.name}", f"{one.about}: {one.says}", one.mend)
+    if server.signer is None:
+        yield ok(f"next {server.name}", "no sign_as: all that is handed on counts as this server's own")
 
 
 def _machine(config: ServerConfig) -> Iterator[Finding]:

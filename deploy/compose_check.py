@@ -192,6 +192,24 @@ def demo(check: Check, seconds: float) -> None:
         check.claim(f"{one}: its cut moved {sum('moved=True' in line for line in log(one)) - 1} times", moved())
 
 
+def chain(check: Check) -> None:
+    """A camera asks a gateway, which asks a server: each on a link of its own rate."""
+    engine = check.engine
+    engine.compose("up", "-d", "camera")
+    camera = engine.container("camera")
+    check.claim("gpu, link-gateway, gateway and link-camera became healthy, camera began", True)
+    status, log = int(engine.docker("wait", camera)), engine.attempt("logs", camera)[1]
+    check.claim("camera: exit status 0", status == 0, f"{status}\n{log}")
+    expected = len(list(IMAGES.glob("*.png")))
+    answered = len(re.findall(r"^\S+\.png ", log, re.MULTILINE))
+    check.claim(f"camera: {expected} of {expected} images answered", answered == expected, f"{answered}\n{log}")
+    for service in ("gateway", "gpu"):
+        check.confined(service, engine.docker("exec", engine.container(service), "cat", "/proc/1/status"))
+    engine.compose("stop", "gpu")
+    status, log = engine.attempt_compose("run", "--rm", "-T", "--no-deps", "camera")
+    check.claim("without gpu: refused, and gpu is named", status != 0 and "gpu: " in log, f"{status}\n{log}")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(
@@ -204,7 +222,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch", help="another release or build of torch, e.g. 2.13.0+cpu")
     parser.add_argument("--constraints", help="another file of pins; /dev/null: none")
     parser.add_argument(
-        "--profile", action="append", default=[], choices=["monitoring", "demo"], help="check this, too"
+        "--profile", action="append", default=[], choices=["monitoring", "demo", "chain"], help="check this, too"
     )
     parser.add_argument("--profiles-only", action="store_true", help="only these")
     parser.add_argument("--prometheus", help="its image")
@@ -240,6 +258,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if "demo" in options.profile:
                 check.built(["cloud-demo", "edge-a", "edge-b", "link-a", "link-b"])
                 demo(check, options.seconds)
+            if "chain" in options.profile:
+                check.built(["gpu", "gateway", "camera", "link-gateway", "link-camera"])
+                chain(check)
         finally:
             engine.down()
         check.claim("everything is down: no container, network or volume left", not engine.left(), engine.left())

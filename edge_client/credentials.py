@@ -41,10 +41,10 @@ class Credentials:
     token: str | None = field(default=None, repr=False)
     token_file: str | Path | None = None
     """What holds the token; without both, the environment variable ISTHMUS_TOKEN."""
-    passport: Callable[[], str] | None = field(default=None, repr=False)
-    """Makes what a server of a chain says of its caller, for each connection (`cloud_server.chain`)."""
     insecure: bool = False
     """Whether the token may travel in the clear to another machine, where whoever reads it can use it."""
+    passport: Callable[[], str] | None = field(default=None, repr=False)
+    """Makes what a server of a chain says of its caller, for each connection (`cloud_server.chain`)."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):

@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +27,15 @@ from protos.isthmus.v1 import split_pb2
 from protos.isthmus.v1.split_pb2_grpc import SplitStub
 from shared_hooks import doctor
 from shared_hooks.doctor import Finding, Level, ok, warning, wrong
-from shared_hooks.errors import AccessRefused, Disagreement, IsthmusError, NotAuthenticated, SpecError, UnknownModel
+from shared_hooks.errors import (
+    AccessRefused,
+    CutRefused,
+    Disagreement,
+    IsthmusError,
+    NotAuthenticated,
+    SpecError,
+    UnknownModel,
+)
 from shared_hooks.tensors import identical
 
 # The way to a server, step by step: its name, TCP, TLS, HTTP/2, gRPC's health. A step that fails ends it.
@@ -243,6 +251,48 @@ def _greeting(client: EdgeClient) -> Iterator[Finding]:
     else:
         says = f"the server's answer differs from this side's by some bits; {took}"
         yield warning("request", says, "right for two kinds of processor; else compare versions of torch and --threads")
+
+
+def along(servers: Sequence[str], credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
+    """One request through all servers of a chain, its cuts spread evenly: what each did, and whether it is exact."""
+    connection = ConnectionOptions(patience=AGREE_SECONDS, credentials=credentials)
+    with EdgeClient(servers, choice, EDGE_ONLY, connection=connection) as client:
+        example = None if client.spec is None else client.spec.example(client.device)
+        if example is None:
+            yield warning("chain", "none was tried: the spec has no example input", "give it one, or --example")
+            return
+        call = Call(*example)
+        names = [one.name for one in client.wrapped.plan(*call.args, **call.kwargs).layers if one.can_split]
+        if len(names) < len(servers):
+            yield wrong("chain", f"{len(names)} cuts for {len(servers)} servers", "fewer servers, or another --depth")
+            return
+        cuts = [names[(number + 1) * len(names) // (len(servers) + 1)] for number in range(len(servers))]
+        where = f"cut after {', '.join(cuts)}"
+        try:
+            client.infer(*call.args, **call.kwargs, split=cuts)
+            answer = client.infer(*call.args, **call.kwargs, split=cuts)
+        except CutRefused as error:
+            yield warning("chain", f"{where}: {error}", "edge-client verify --server A,B says which cuts can be")
+            return
+        except IsthmusError as error:
+            yield wrong("chain", f"{where}: {type(error).__name__}: {error}", _mend_chain(error))
+            return
+        here = client.infer(*call.args, **call.kwargs, split=EDGE_ONLY).output
+        for before, part in zip(servers, answer.parts, strict=False):
+            took = f"{part.times.compute / 1e6:.1f} ms for its part, {part.bytes_up} bytes from {before}"
+            yield ok("chain", f"{part.server} from {part.split}: {took}")
+        says = f"{where}, {answer.times.end_to_end / 1e6:.1f} ms"
+        if identical(answer.output, here):
+            yield ok("chain", f"{says}: the answer is this side's, bit for bit")
+        else:
+            mend = "right where the machines are of several kinds; else compare versions of torch and --threads"
+            yield warning("chain", f"{says}: the answer differs from this side's by some bits", mend)
+
+
+def _mend_chain(error: IsthmusError) -> str:
+    if isinstance(error, AccessRefused):
+        return "--next NAME=HOST:PORT of the server before it, or [trust] and the identity in the next one's files"
+    return "cloud-server doctor on the server before it looks at its next ones"
 
 
 def differences(text: str) -> Iterator[Finding]:

@@ -3,6 +3,7 @@
     python -m studies.chains hop [--json FILE]        # a chain of three beside one of two with the same parts joined
     python -m studies.chains stream [--json FILE]     # many inputs through a chain of three
     python -m studies.chains faults [--json FILE]     # 5,000 requests while hops are killed, stopped, cut, drained
+    python -m studies.chains plan [--json FILE]       # as root: ten placements on two shaped links, predicted
 
 Every server is a process of its own. In ``faults`` each answer is compared with the whole model's, bit for bit.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -22,6 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,11 +33,13 @@ import torch
 
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.process import local_server
-from shared_hooks.errors import IsthmusError
+from edge_client.tasks.plan_chain import parts_of, plan_chain
+from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.models import load_spec
 from shared_hooks.tensors import tensors_in
 from studies.benchmarks.frontier import EchoClient
 from studies.benchmarks.processes import echo
+from studies.experiments.network import CLOUD, CLOUD_ADDRESS, EDGE, Network, inside
 from studies.experiments.relay import Relay
 
 ROOT = Path(__file__).parents[1]
@@ -276,11 +281,108 @@ def _stalled(relay: Relay, seconds: float) -> None:
     relay.moving.set()
 
 
+# Plans
+
+GPU, GPU_ADDRESS = "isthmus-gpu", "10.213.78.2"
+GATEWAY_ADDRESS = "10.213.78.1"
+"""Of the gateway, which is in the namespace `CLOUD`, on its second cable."""
+
+
+def plan(options: argparse.Namespace) -> dict[str, Any]:
+    """The edge, a gateway and a last server, each in a network of its own, with a token bucket at every end."""
+    found: dict[str, Any] = {"mbits": options.mbits}
+    second = {CLOUD: GATEWAY_ADDRESS, GPU: GPU_ADDRESS}
+    with Network() as near, Network(second, "isthmus1", [GPU]) as far:
+        for cable, mbits in zip((near, far), options.mbits, strict=True):
+            cable.rate(mbits)
+        for name in CUTS:
+            with ExitStack() as stack:
+                stack.enter_context(_served(GPU, GPU_ADDRESS, name))
+                stack.enter_context(_served(CLOUD, CLOUD_ADDRESS, name, "--next", f"gpu={GPU_ADDRESS}:50051"))
+                words = [f"{CLOUD_ADDRESS}:50051,gpu", name, str(options.requests)]
+                made = subprocess.run(
+                    inside(EDGE, sys.executable, "-m", "studies.chains", "placements", *words),
+                    cwd=ROOT,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                    check=True,
+                )
+            found[name] = json.loads(made.stdout.splitlines()[-1])
+            print(name, json.dumps(found[name]), flush=True)
+    return found
+
+
+@contextlib.contextmanager
+def _served(namespace: str, address: str, name: str, *more: str) -> Iterator[None]:
+    words = ["--listen", f"{address}:50051", "--insecure", "--threads", "1", "--log-level", "error"]
+    words += ["--model", "digits"] if name == "digits" else ["--model", str(_choice(name).model)]
+    words += [] if name == "digits" else ["--example", "1,3,224,224"]
+    with subprocess.Popen(
+        inside(namespace, sys.executable, "-u", "-m", "cloud_server", *words, *more),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            if not process.stdout.readline().startswith("listening on "):
+                raise OSError("a server did not start")
+            yield
+        finally:
+            process.terminate()
+
+
+def placements(options: argparse.Namespace) -> dict[str, Any]:
+    """What the edge of `plan` does: the plan of the chain, and ten pairs of cuts, each predicted and measured."""
+    servers, choice = options.server.split(","), _choice(options.model)
+    planned = plan_chain(servers, choice, progress=False)
+    stations = planned.stations
+    known = [{cut.name for cut in one.profile.cuts} for one in stations]
+    names = [cut.name for cut in stations[0].profile.cuts if all(cut.name in one for one in known)]
+    pairs = list(itertools.combinations(names, 2))
+    chosen = [planned.cuts, *random.Random(0).sample([pair for pair in pairs if pair != planned.cuts], 9)]
+    rows = []
+    with EdgeClient(servers, choice, planned.cuts, metrics=False, deadline=600) as client:
+        example = client._edge_model.example
+        assert example is not None
+        took: dict[tuple[str, ...], list[float]] = {cuts: [] for cuts in chosen}
+        refused = {}
+        for number in range(options.requests + 2):
+            for cuts in chosen:
+                if cuts in refused:
+                    continue
+                try:
+                    answer = client.infer(*example[0], split=cuts)
+                except CutRefused as error:
+                    refused[cuts] = f"{error}"
+                    continue
+                if number >= 2:
+                    took[cuts].append(answer.measured_ns / 1e6)
+    for cuts in chosen:
+        if cuts in refused:
+            rows.append({"cuts": cuts, "refused": refused[cuts]})
+            continue
+        parts = parts_of(stations, cuts)
+        predicted = (sum(one.network_ns + one.compute_ns for one in parts) + planned.besides_ns) / 1e6
+        measured = statistics.median(took[cuts])
+        rows.append({"cuts": cuts, "predicted_ms": predicted, "measured_ms": measured, "off": predicted / measured - 1})
+    off = [abs(one["off"]) for one in rows if "off" in one]
+    best = min((one for one in rows if "off" in one), key=lambda one: one["measured_ms"])
+    return {
+        "best": planned.cuts,
+        "best_is_best": tuple(best["cuts"]) == planned.cuts,
+        "besides_ms": planned.besides_ns / 1e6,
+        "median_off": statistics.median(off),
+        "worst_off": max(off),
+        "placements": rows,
+    }
+
+
 def main(argv: list[str] | None = None) -> int:
     """Prints, and writes JSON."""
     parser = argparse.ArgumentParser(prog="python -m studies.chains", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, count in (("hop", 300), ("stream", 400), ("faults", 5000)):
+    for name, count in (("hop", 300), ("stream", 400), ("faults", 5000), ("plan", 20)):
         command = commands.add_parser(name)
         command.add_argument("--requests", type=int, default=count)
         command.add_argument("--json", type=Path)
@@ -288,8 +390,18 @@ def main(argv: list[str] | None = None) -> int:
             command.add_argument("--pause", type=float, default=2.0, help="seconds between two faults")
             command.add_argument("--gap", type=float, default=0.05, help="seconds between two requests of a thread")
             command.add_argument("--seed", type=int, default=0)
+        if name == "plan":
+            command.add_argument("--mbits", type=float, nargs=2, default=[50, 100], help="of the two links")
+    edge = commands.add_parser("placements", help="the edge of `plan`, in its network")
+    edge.add_argument("server")
+    edge.add_argument("model", choices=CUTS)
+    edge.add_argument("requests", type=int)
+    edge.set_defaults(json=None)
     options = parser.parse_args(argv)
-    found = {"hop": hop, "stream": stream, "faults": faults}[options.command](options)
+    kinds = {"hop": hop, "stream": stream, "faults": faults, "plan": plan, "placements": placements}
+    found = kinds[options.command](options)
+    if options.command == "placements":
+        print(json.dumps(found))
     if options.json is not None:
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 1 if found.get("wrong") or found.get("failed") else 0

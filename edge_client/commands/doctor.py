@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -25,18 +25,19 @@ from shared_hooks.profiling.machine import describe
 def main(options: argparse.Namespace) -> int:
     """Look, and print; exit status 1 if anything is wrong."""
     options.server = options.server or options.named
-    server = needed(options)
+    server = needed(options, chain=True)
     if server == OWN:
         raise SpecError(f"doctor looks at a server that runs already: give HOST:PORT in place of {OWN}")
     check_json_target(options.json)
-    found = report(looks(server, credentials_of(options), choice_of(options)), sys.stdout)
+    found = report(looks(server.split(","), credentials_of(options), choice_of(options)), sys.stdout)
     if options.json:
         write_json(as_json(found), options.json, options.stdout)
     return common.SOME_FAILED if counts(found)["wrong"] else common.OK
 
 
-def looks(server: str, credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
-    """This machine first; then the server, as far as it can be reached."""
+def looks(servers: Sequence[str], credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
+    """This machine first; then the server, as far as it can be reached; then those behind it in a chain."""
+    server, *following = servers
     yield checks.versions(PROTOCOL_VERSION)
     yield from contained("machine", _machine(choice))
     yield from contained("energy", checks.sensors())
@@ -51,7 +52,11 @@ def looks(server: str, credentials: Credentials, choice: ModelChoice) -> Iterato
         further = further and finding.level is not Level.WRONG
         yield finding
     if further:
-        yield from contained("greeting", doctor.greeted(server, credentials, choice))
+        for finding in contained("greeting", doctor.greeted(server, credentials, choice)):
+            further = further and finding.level is not Level.WRONG
+            yield finding
+    if further and following:
+        yield from contained("chain", doctor.along(servers, credentials, choice))
 
 
 def _machine(choice: ModelChoice) -> Iterator[Finding]:

@@ -342,8 +342,9 @@ def verify(options: argparse.Namespace) -> int:
     from edge_client.tasks.verify import Verified, verify
 
     check_json_target(options.json)
+    server = chosen(options, chain=True) or NONE
     found = verify(
-        chosen(options) or NONE,
+        server.split(",") if "," in server else server,
         choice_of(options),
         find(options.input) if options.input else None,
         **keywords(options, verify),
@@ -379,7 +380,9 @@ def _lines(found: Verified) -> Iterator[str]:
         f"{len(found.answered)} cuts answered, {exact} of them bit for bit as the whole model on one of the two sides, "
         f"{sum(one.refused for one in found.cuts)} refused"
     )
-    if found.sides is None:
+    if found.servers > 1:
+        yield "along the chain each was the first cut once, and the last"
+    elif found.sides is None:
         yield "the whole model on the server is not known: it may not be cut before its first layer"
     elif found.sides.bits:
         yield "the whole model gives the same bits on both sides"

@@ -23,6 +23,7 @@ from shared_hooks.modules import ROOT
 from shared_hooks.planning import Plan
 from shared_hooks.profiling.profile import Profile, Quartiles
 from shared_hooks.recording import ModuleCall, Op, Storage, Value
+from shared_hooks.showing import short
 from shared_hooks.tensors import LiveSet
 
 INPUTS: Final = -1
@@ -53,6 +54,7 @@ class Tensor:
     read: set[int] = field(default_factory=set)
 
 
+@short
 @dataclass(frozen=True)
 class Graph:
     """Nodes in the order in which they run, and tensors. ``ends``: nodes that the model's output is made of."""

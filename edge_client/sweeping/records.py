@@ -176,7 +176,7 @@ SEGMENTS: Final = {
     "upload": ("send_wait", "upload"),
     "transit": ("in_transit",),
     "queue": ("server_queue",),
-    "tail": ("server_decode", "server_inject", "server_compute", "server_encode"),
+    "tail": ("server_decode", "server_inject", "server_compute", "server_encode", "onward"),
     "download": ("download",),
     "finish": ("turn", "edge_decode", "postprocess"),
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,7 +19,7 @@ from edge_client.credentials import Credentials
 from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, table
-from edge_client.settings import OWN
+from edge_client.settings import OWN, chain_of
 from edge_client.spoken import EDGE_ONLY
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
@@ -37,8 +38,9 @@ WHOLE_THERE = "input"
 @short
 @dataclass(frozen=True)
 class CutVerdict:
-    """One cut. ``here`` and ``there``: against the whole model on this side and on the server; None where there was no
-    answer, and ``reason`` says why. ``refused``: as it should be, before anything was sent.
+    """One cut, or the cuts of a chain, of which ``layer_id`` is the first. ``here`` and ``there``: against the whole
+    model on this side and on the server; None where there was no answer, and ``reason`` says why. ``refused``: as it
+    should be.
     """
 
     layer_id: int
@@ -71,6 +73,8 @@ class Verified:
     """The largest difference that may be between these two machines; 0 where they are alike."""
     notes: tuple[str, ...] = ()
     """What the models differ in without any effect on results."""
+    servers: int = 1
+    """How many: more than one are a chain."""
 
     @property
     def answered(self) -> list[CutVerdict]:
@@ -120,38 +124,58 @@ def verified(
     on_cut: Callable[[int, int], None] = lambda done, total: None,
     depth: int | None = None,
 ) -> Verified:
-    """Asks for each cut once, of modules ``depth`` levels deep. Raises what the first request raises; later failures
-    are verdicts.
+    """Asks for each cut once, of modules ``depth`` levels deep; along a chain for `chains_of` them. Raises what the
+    first request raises; later failures are verdicts.
     """
     client.open()
     model = client.wrapped.model
     find = classes_of(holder_modules(model))
     here = client.infer(*args, **kwargs, split=EDGE_ONLY).output
-    try:
-        there, has_there = client.infer(*args, **kwargs, split=WHOLE_THERE).output, True
-    except (CutRefused, AccessRefused):
-        there, has_there = None, False
+    there, has_there, servers = None, False, len(client.chain)
+    if servers == 1:
+        with suppress(CutRefused, AccessRefused):
+            there, has_there = client.infer(*args, **kwargs, split=WHOLE_THERE).output, True
     about = client.server_about
     apart = client.unlike
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
     limit = tolerance_between(formats, about, client.device) if apart else 0.0
     shown = client.wrapped.plan(*args, **kwargs).within(depth)
-    layers = [(-1, WHOLE_THERE), *((one.layer_id, one.name) for one in shown)]
+    layers = [(-1, WHOLE_THERE), *((one.layer_id, one.name) for one in shown if one.can_split or servers == 1)]
+    splits = chains_of(layers, servers)
+    if not splits:
+        raise SpecError(f"{len(layers)} cuts are too few for a chain of {servers} servers")
 
-    def all_of_them() -> Iterator[CutVerdict]:
-        for number, (layer_id, name) in enumerate(layers):
-            try:
-                answer = client.infer(*args, **kwargs, split=name)
-                from_there = compare(there, answer.output, find) if has_there else None
-                yield CutVerdict(layer_id, name, compare(here, answer.output, find), from_there)
-            except (CutRefused, AccessRefused) as error:
-                yield CutVerdict(layer_id, name, None, None, True, str(error))
-            except IsthmusError as error:
-                yield CutVerdict(layer_id, name, None, None, False, f"{type(error).__name__}: {error}")
-            on_cut(number + 1, len(layers))
+    found: list[CutVerdict] = []
+    for number, (layer_id, cuts) in enumerate(splits):
+        name = ",".join(cuts)
+        try:
+            answer = client.infer(*args, **kwargs, split=cuts if servers > 1 else name)
+            from_there = compare(there, answer.output, find) if has_there else None
+            found.append(CutVerdict(layer_id, name, compare(here, answer.output, find), from_there))
+        except (CutRefused, AccessRefused) as error:
+            if servers > 1 and number + 1 == len(splits) and all(one.here is None for one in found):
+                raise  # a chain on which nothing is answered is not verified
+            found.append(CutVerdict(layer_id, name, None, None, True, str(error)))
+        except IsthmusError as error:
+            found.append(CutVerdict(layer_id, name, None, None, False, f"{type(error).__name__}: {error}"))
+        on_cut(number + 1, len(splits))
+    sides = compare(here, there, find) if has_there else None
+    return Verified(tuple(found), sides, apart, limit, client.notes, servers)
 
-    cuts = tuple(all_of_them())
-    return Verified(cuts, compare(here, there, find) if has_there else None, apart, limit, client.notes)
+
+def chains_of(layers: Sequence[tuple[int, str]], servers: int) -> list[tuple[int, tuple[str, ...]]]:
+    """Cuts for so many servers, with the id of the first: of one server each layer; of more each layer once as the
+    first and once as the last cut, with the others spread evenly over the layers behind or before it.
+    """
+    if servers == 1:
+        return [(layer_id, (name,)) for layer_id, name in layers]
+    end, found = len(layers) - 1, {}
+    for at in range(len(layers)):
+        for first, last in ((at, end), (0, at)):
+            if last - first >= servers - 1:
+                places = [first + number * (last - first) // (servers - 1) for number in range(servers)]
+                found[tuple(layers[place][1] for place in places)] = layers[first][0]
+    return [(layer_id, cuts) for cuts, layer_id in found.items()]
 
 
 # `verify`: every cut of a model against the whole model, in this process or through a server.
@@ -221,7 +245,7 @@ class Checked(Tabular):
 
 
 def verify(
-    server: str | None,
+    server: str | Sequence[str] | None,
     model: Model,
     inputs: Any = None,
     *,
@@ -235,18 +259,22 @@ def verify(
 
     ``server``: HOST:PORT, "own" (one is started on this machine), "none" (here: as a
     command, with a process for whole models and one for tails that never ran), None: the default
-    (ISTHMUS_SERVER, settings), else in this process. ``model`` and ``inputs``: as for `plan`; the first input counts.
+    (ISTHMUS_SERVER, settings), else in this process. A list is a chain (docs/chains.md): each layer is its first cut
+    once, and its last. ``model`` and ``inputs``: as for `plan`; the first input counts.
 
     Raises SpecError, UnknownModel, InputMismatch, and through a server what the first request raises.
     """
+    if server is not None and not isinstance(server, str):
+        chain = chain_of(server)
+        return _through(chain, subject_of(model, inputs, chain[0], credentials), credentials, progress)
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
     if address is None:
         return _here(subject, progress)
     if address == OWN:
         with local_server(subject.choice) as own:
-            return _through(own, subject, None, progress)
-    return _through(address, subject, credentials, progress)
+            return _through((own,), subject, None, progress)
+    return _through((address,), subject, credentials, progress)
 
 
 def _may_start_processes() -> bool:
@@ -289,14 +317,15 @@ def _here(subject: Subject, show: bool) -> Checked:
     return Checked(loaded.spec.model_id, None, cuts, report, loaded.plan_digest, tuple(problems))
 
 
-def _through(server: str, subject: Subject, credentials: Credentials | None, show: bool) -> Checked:
+def _through(servers: tuple[str, ...], subject: Subject, credentials: Credentials | None, show: bool) -> Checked:
     call = None if subject.inputs else subject.spec.example()
     if call is None and not subject.inputs:
         subject.check_factory()
         raise SpecError(f"{subject.spec.origin}: {NO_EXAMPLE}")
     args, kwargs = call if call is not None else subject.inputs[0].read(subject.spec)
     connection = ConnectionOptions(credentials=credentials or Credentials())
-    client = EdgeClient(server, subject.choice, "input", connection=connection)
+    split = EDGE_ONLY if len(servers) > 1 else WHOLE_THERE  # of requests that name none: there are none
+    client = EdgeClient(servers, subject.choice, split, connection=connection)
     with client, bar("cuts", None, show) as advance:
 
         def on_cut(done: int, total: int) -> None:
@@ -304,7 +333,7 @@ def _through(server: str, subject: Subject, credentials: Credentials | None, sho
 
         found = verified(client, args, kwargs, on_cut, subject.choice.depth)
     cuts = [CheckedCut(one.layer_id, one.name, _verdict(one, found), one.reason) for one in found.cuts]
-    return Checked(subject.spec.model_id, server, cuts, found)
+    return Checked(subject.spec.model_id, ",".join(servers), cuts, found)
 
 
 def _verdict(one: CutVerdict, found: Verified) -> Verdict:

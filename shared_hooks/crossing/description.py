@@ -216,7 +216,7 @@ class Crossing:
     later: tuple[Place, ...] = ()
     cache: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def name(self) -> str:
         """Where it is cut, in words: the layer's or block's name; of a branch cut all of its calls' names."""
         return " + ".join(self.calls) or self.layer_name

@@ -11,6 +11,7 @@ Latency is the relay's business. Only this cable exists in the namespaces: nothi
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 
 EDGE, CLOUD = "isthmus-edge", "isthmus-cloud"
@@ -22,20 +23,33 @@ LARGEST_SEGMENT = 8 << 10  # bytes handed to the bucket at once: it would forgiv
 
 
 class Network:
-    """Use as a context manager; what an earlier crash left behind is removed first."""
+    """Use as a context manager; what an earlier crash left behind is removed first.
+
+    ``ends``: the namespaces, with the address of each; ``made``: those that it makes and removes, where the others are
+    another network's, for a chain of cables.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[str, str] = {EDGE: EDGE_ADDRESS, CLOUD: CLOUD_ADDRESS},
+        veth: str = VETH,
+        made: Iterable[str] = (EDGE, CLOUD),
+    ) -> None:
+        self.ends, self.veth, self.made = dict(ends), veth, tuple(made)
 
     def __enter__(self) -> Network:
         self.close()
         try:
-            for name in (EDGE, CLOUD):
+            for name in self.made:
                 _run("ip", "netns", "add", name)
                 _run("ip", "-n", name, "link", "set", "lo", "up")
-            peer = ("peer", "name", VETH, "netns", CLOUD)
-            _run("ip", "-n", EDGE, "link", "add", VETH, "type", "veth", *peer)
-            for name, address in ((EDGE, EDGE_ADDRESS), (CLOUD, CLOUD_ADDRESS)):
-                _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", VETH)
-                _run("ip", "-n", name, "link", "set", VETH, "gso_max_size", str(LARGEST_SEGMENT))
-                _run("ip", "-n", name, "link", "set", VETH, "up")
+            first, second = self.ends
+            peer = ("peer", "name", self.veth, "netns", second)
+            _run("ip", "-n", first, "link", "add", self.veth, "type", "veth", *peer)
+            for name, address in self.ends.items():
+                _run("ip", "-n", name, "address", "add", f"{address}/30", "dev", self.veth)
+                _run("ip", "-n", name, "link", "set", self.veth, "gso_max_size", str(LARGEST_SEGMENT))
+                _run("ip", "-n", name, "link", "set", self.veth, "up")
         except BaseException:
             self.close()
             raise
@@ -51,14 +65,14 @@ class Network:
         per_second = mbits * 1e6 / 8
         burst = max(LEAST_BURST, round(per_second * BURST_SECONDS))
         limit = max(LEAST_QUEUE, round(per_second * QUEUE_SECONDS)) + burst
-        for name in (EDGE, CLOUD):
+        for name in self.ends:
             bucket = ("tbf", "rate", f"{round(mbits * 1e6)}bit", "burst", f"{burst}b", "limit", f"{limit}b")
-            _run("tc", "-n", name, "qdisc", "replace", "dev", VETH, "root", *bucket)
+            _run("tc", "-n", name, "qdisc", "replace", "dev", self.veth, "root", *bucket)
 
     def close(self) -> None:
         """Remove the namespaces, and with them the cable; may be repeated."""
         there = {line.split()[0] for line in _run("ip", "netns", "list").splitlines() if line.strip()}
-        for name in {EDGE, CLOUD} & there:
+        for name in {*self.made} & there:
             _run("ip", "netns", "delete", name)
 
 

@@ -16,12 +16,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import edge_client
 from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
 from cloud_server.access import Register
 from cloud_server.access.register import AUDIENCE, Signer
 from cloud_server.chain import Chain
 from cloud_server.config import NextServer
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
+from edge_client.__main__ import main
+from edge_client.tasks.verify import chains_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
@@ -571,3 +574,64 @@ def test_a_file_says_all_of_it(tmp_path: Path) -> None:
     assert found.name == "gpu" and found.addresses == ("gpu:1", "gpu:2") and found.signer == Signer("gateway", SECRET)
     assert found.credentials.ca == tmp_path / "ca.pem" and config.trusted == {"camera": SECRET}
     assert "0123" not in repr(found) and "0123" not in repr(config)
+
+
+# verify and doctor
+
+
+def test_verify_along_a_chain(spec: ModelSpec) -> None:
+    with chained(spec, 2) as stations:
+        found = edge_client.verify([stations[0].address, "next"], ModelChoice(spec, device="cpu"), progress=False)
+        assert found.ok and {one.verdict for one in found.cuts} == {"exact"}
+        firsts, lasts = zip(*(one.name.split(",") for one in found.cuts), strict=True)
+        assert set(firsts) >= set(CUTS) and set(lasts) >= {*CUTS[1:], "head"}
+        assert stations[1].counts["tails"] == len(found.cuts)
+
+
+def test_verify_says_what_differs_and_what_fails(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    compare = edge_client.EdgeClient.infer
+
+    def infer(client: EdgeClient, *args: Tensor, split: object = None) -> object:
+        answer = compare(client, *args, split=split)  # type: ignore[arg-type]
+        if split == ("one", "two"):
+            raise ServerUnavailable("gone")
+        if isinstance(split, tuple) and split[0] == "two":
+            answer.output["logits"] += 1
+        return answer
+
+    monkeypatch.setattr(edge_client.EdgeClient, "infer", infer)
+    with chained(spec, 2) as stations:
+        servers = [stations[0].address, "next"]
+        found = edge_client.verify(servers, ModelChoice(spec, device="cpu"), progress=False)
+        assert not found.ok and "differs" in {one.verdict for one in found.cuts if one.name.startswith("two,")}
+        with pytest.raises(AccessRefused, match="started without --next"):
+            edge_client.verify([*servers, "next"], ModelChoice(spec, device="cpu"), progress=False)
+        with pytest.raises(SpecError, match="too few for a chain of 9"):
+            edge_client.verify([servers[0], *["next"] * 8], ModelChoice(spec, device="cpu"), progress=False)
+
+
+@pytest.mark.parametrize("servers", range(1, 6))
+@pytest.mark.parametrize("count", range(1, 9))
+def test_what_is_verified_has_every_layer_first_and_last(servers: int, count: int) -> None:
+    layers = [(number - 1, f"layer{number}") for number in range(count)]
+    found = chains_of(layers, servers)
+    assert all(len(cuts) == servers == len({*cuts}) and list(cuts) == sorted(cuts) for _, cuts in found)
+    assert all(layers[layer_id + 1][1] == cuts[0] for layer_id, cuts in found)
+    room = count - servers + 1
+    if servers == 1:
+        assert [cuts for _, cuts in found] == [(name,) for _, name in layers]
+    else:
+        assert {cuts[0] for _, cuts in found} == {name for _, name in layers[: max(room, 0)]}
+        assert {cuts[-1] for _, cuts in found} == {name for _, name in layers[servers - 1 :]}
+
+
+def test_doctor_goes_along_the_chain(spec: ModelSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--model", str(spec.origin), "--device", "cpu", "--threads", "1"]
+    with chained(spec, 2) as stations:
+        assert main(["doctor", f"{stations[0].address},next", *words]) == 0
+        out = capsys.readouterr().out
+        assert "bit for bit" in out.splitlines()[-2] and "ok       chain        next from " in out
+        for names, text in (("nobody", "it does to: next"), ("next,next", "started without --next")):
+            assert main(["doctor", f"{stations[0].address},{names}", *words]) == 1
+            out = capsys.readouterr().out
+            assert text in out and "--next NAME=HOST:PORT" in out

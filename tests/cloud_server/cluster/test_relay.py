@@ -293,9 +293,10 @@ class TestWhoMay:
             frames: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
             frames.put(hello().SerializeToString())
             call = method(iter(frames.get, None), metadata=[forged])
-            assert split_pb2.ServerFrame.FromString(next(call)).HasField("welcome")
-            (session,) = there.ray.replicas["fake"][0].core._sessions
-            assert session.caller.identity == "" and "127.0.0.1" in session.caller.peer
+            with pytest.raises(grpc.RpcError, match="takes no other server's word") as error:
+                next(call)
+            assert error.value.code() is grpc.StatusCode.UNAUTHENTICATED
+            assert not there.ray.replicas["fake"][0].core._sessions
             frames.put(None)
 
     def test_the_uses_of_an_identity_that_has_a_quota_are_counted_in_one_place(self) -> None:

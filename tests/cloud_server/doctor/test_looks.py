@@ -11,10 +11,15 @@ import pytest
 
 pytest.importorskip("cryptography")
 
+import torch
+
 import cloud_server.doctor
+from cloud_server import CloudServer, Core, ModelEntry, ServedModel
 from cloud_server.__main__ import main
+from shared_hooks.models import load_spec
 from tests import certificates
 from tests.cloud_server.real import Residual
+from tests.ports import free_port
 
 RESIDUAL = (f"--model=residual={Residual.__module__}:Residual", "--example=2,8", "--threads=1")
 
@@ -88,3 +93,22 @@ def test_a_file_of_no_use(capsys: pytest.CaptureFixture[str], tmp_path: Path) ->
     file.write_text("[models\n")
     status, found = doctor(capsys, str(file))
     assert status == 1 and str(file) in said(found, "config", "wrong")
+
+
+def test_next_servers(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    server = CloudServer(Core([ServedModel(ModelEntry(load_spec("digits")), torch.device("cpu"))]), "127.0.0.1:0")
+    server.start()
+    there, gone = f"127.0.0.1:{server.port}", f"127.0.0.1:{free_port()}"
+    try:
+        status, found = doctor(capsys, f"--next=gpu={there}", f"--next=gone={gone}")
+        assert status == 1 and "nobody listens there" in said(found, "next gone", "wrong")
+        assert "SERVING" in said(found, "next gpu", "ok") and "server's own" in said(found, "next gpu", "ok")
+        config = tmp_path / "server.toml"
+        config.write_text(f'[next.gpu]\naddress = ["{gone}", "{there}"]\n')
+        status, found = doctor(capsys, str(config))
+        assert status == 0 and "nobody listens there" in said(found, "next gpu", "warning")
+        config.write_text(f'[next.gpu]\naddress = "{there}"\ntoken_file = "missing"\n')
+        status, found = doctor(capsys, str(config))
+        assert status == 1 and "missing" in said(found, "next gpu", "wrong")
+    finally:
+        server.stop(grace=1)

@@ -17,6 +17,7 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
 
+from cloud_server import access
 from cloud_server.access import Register, Tls
 from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry
@@ -251,9 +252,9 @@ class TestTokens:
         path = tmp_path / "identities.toml"
         path.write_text(TOKENS)
         register = Register(path)
-        register.check(Credentials(hash_of(ALICE)))
+        register.check(access.Credentials(hash_of(ALICE)))
         with pytest.raises(NotAuthenticated):
-            register.check(Credentials(hash_of("")))
+            register.check(access.Credentials(hash_of("")))
         assert compared == 2 * [hash_of(ALICE), hash_of(BOB)]
 
     def test_health_is_for_everybody_but_watching_it(self, tmp_path: Path) -> None:

@@ -182,5 +182,5 @@ def test_everything_is_reached_and_named_without_a_mouse(browser: Any, filled: D
         filled.board.set("observed", found)
         page.focus("summary")
         page.keyboard.press("Enter")
-        assert page.locator("#rows tr").count() == 19 and page.locator("#rows tr").last.is_visible()
+        assert page.locator("#rows tr").count() == 20 and page.locator("#rows tr").last.is_visible()
         assert page.locator("#rows th[scope=row]").last.inner_text() == "sum"
