@@ -107,7 +107,7 @@ def synchronize(device: torch.device) -> None:
 
 def has_streams(device: torch.device) -> bool:
     """Whether it has several queues."""
-    return not is_host(device) and hasattr(_module(device), "current_stream")
+    return device.type not in HOST and hasattr(_module(device), "current_stream")
 
 
 def current_stream(device: torch.device) -> Any:
@@ -126,7 +126,7 @@ def on_stream(stream: Any, device: torch.device) -> contextlib.AbstractContextMa
 
 def pins(device: torch.device) -> bool:
     """Whether copies from pinned memory of the host are faster, and run beside the thread."""
-    return has_streams(device) and device.type in ("cuda", "xpu", _private())
+    return device.type not in HOST and has_streams(device) and device.type in ("cuda", "xpu", _private())
 
 
 def new_event(device: torch.device, *, timing: bool = False) -> Any:

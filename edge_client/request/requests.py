@@ -180,7 +180,9 @@ class Receiver:
         witness, output = self._witness(running, output)
         times = Times.from_stamps(stamps, wire.server_times(exchange.reply.durations))
         self._learn(running, times)
-        parts = [wire.part_of(one) for one in exchange.reply.parts]
+        layers_cloud, parts = layer_metrics(exchange.reply), list(map(wire.part_of, exchange.reply.parts))
+        for part in parts:
+            layers_cloud += part.layers
         return Answer(
             output=output,
             postprocess=self._postprocess,
@@ -189,7 +191,7 @@ class Receiver:
             layer_id=running.head.layer_id,
             times=times,
             layers_edge=layers,
-            layers_cloud=[*layer_metrics(exchange.reply), *(layer for part in parts for layer in part.layers)],
+            layers_cloud=layers_cloud,
             bytes_up=exchange.bytes_up,
             bytes_down=exchange.bytes_down,
             sends=exchange.sends,
