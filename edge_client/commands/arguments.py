@@ -638,7 +638,9 @@ def make_parser() -> Parser:
 
     layers = commands.add_parser("layers", parents=[model, planned], help="a model's layers and where it can be cut")
     layers.add_argument(
-        "--explain", metavar="LAYER_ID|NAME|input", help="what crosses there and why, and what is skipped"
+        "--explain",
+        metavar="LAYER_ID|NAME|input",
+        help="what crosses there and why, and what is skipped; A,B: a cut after a set of calls",
     )
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
     verify = commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")

@@ -319,7 +319,9 @@ def _explained(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, An
     with loaded.wrapped as wrapped:
         known_layers = wrapped.layers
         try:
-            explanation = wrapped.explain(cut_of(cut, wrapped, "--explain"), *loaded.args, **loaded.kwargs)
+            calls = [cut] if any(one.name == cut for one in known_layers) else cut.split(",")
+            cuts = [cut_of(one, wrapped, "--explain") for one in calls]
+            explanation = wrapped.explain(cuts if len(cuts) > 1 else cuts[0], *loaded.args, **loaded.kwargs)
         except CutRefused as error:
             reason = str(error).removeprefix(f"--explain {cut}: ")
             near = _nearest(known_layers, cut)

@@ -217,3 +217,11 @@ def test_the_command_says_why_a_cut_is_refused(capsys: Captured, tmp_path: Path)
     out = capsys.readouterr().out
     assert "keeps state" in out
     assert "nearest cuts: none" in out
+
+
+def test_a_set_of_calls_is_explained(capsys: Captured) -> None:
+    assert main(["layers", "--model", "digits", "--explain", "stage2.0.conv1,stage2.0.shortcut"]) == 0
+    said = capsys.readouterr().out
+    assert "stage2.0.conv1 + stage2.0.shortcut" in said.splitlines()[0] and "skip stage2.0.shortcut" in said
+    assert main(["layers", "--model", "digits", "--explain", "stage2.0.conv1,nowhere"]) == 2
+    assert "--explain nowhere: no such layer" in capsys.readouterr().err
