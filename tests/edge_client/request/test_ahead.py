@@ -148,7 +148,8 @@ def test_every_cut_is_exact(server: Served, spy: Spy, codec: str) -> None:
                 assert found.times.end_to_end == found.measured_ns and min(found.times.as_dict().values()) >= 0
                 assert found.sends == 1
     assert spy.announced == spy.closed and not spy.given_up
-    assert spy.closed >= (3 if codec == "auto" else 6)  # behind the skip connections
+    # behind the skip connections; what "auto" chooses hangs on how fast this machine and the link are now
+    assert spy.closed >= (1 if codec == "auto" else 6)
 
 
 @pytest.mark.parametrize("codec", ["int8", "int1"])
