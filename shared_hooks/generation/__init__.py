@@ -14,12 +14,14 @@ tail           one forward from the cut
 session        the cloud's part of a generation
 edge_session   the edge's part, and its way to the cloud's
 split          a model whose forward is split
+middle         a server's part in a chain: from one cut to a later one
 together       steps of several sessions as one
 """
 
 from shared_hooks.generation.asking import Need, needed
 from shared_hooks.generation.edge_session import InProcess, Link, StepReply
 from shared_hooks.generation.hidden import is_state, register_state
+from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.generation.remote_tensor import RemoteRead
 from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.generation.split import SplitForward, StepRecord
@@ -29,6 +31,7 @@ __all__ = [
     "DecodingTail",
     "InProcess",
     "Link",
+    "MiddleSession",
     "Need",
     "RemoteRead",
     "SplitForward",

@@ -18,7 +18,7 @@ from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed,
 from shared_hooks.generation.cut import USUAL
 from shared_hooks.generation.hidden import is_state
 from shared_hooks.generation.inputs import Said, version_of
-from shared_hooks.generation.mirror import Changes
+from shared_hooks.generation.mirror import Changes, Mirror, put_more
 from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.state import Dice
 from shared_hooks.tensors import tensors_in
@@ -61,10 +61,14 @@ class Link(Protocol):
 
 
 class InProcess:
-    """A tail in this process. ``record``: a list that gets all bytes that cross, in both directions."""
+    """A tail in this process. ``record``: a list that gets all bytes that cross, in both directions. ``opened``: makes
+    its sessions, where these are no plain ones (`middle`).
+    """
 
-    def __init__(self, tail: DecodingTail, record: list[bytes] | None = None) -> None:
-        self._tail = tail
+    def __init__(
+        self, tail: DecodingTail, record: list[bytes] | None = None, opened: Callable[[], DecodingSession] | None = None
+    ) -> None:
+        self._open = opened or tail.open
         self._record = record
         self.sessions: dict[int, DecodingSession] = {}
         self.steps: dict[int, int] = {}
@@ -84,8 +88,8 @@ class InProcess:
             if self.steps.get(fork[0]) != fork[1]:
                 raise BadFrame(f"session {fork[0]} is not at step {fork[1]}")
             self.sessions[session], self.steps[session] = self.sessions[fork[0]].fork(), 0
-        elif number == 0:
-            self.sessions[session], self.steps[session] = self._tail.open(), 0
+        elif number == 0 and self.steps.get(session) != 0:  # one that needed more is there already
+            self.sessions[session], self.steps[session] = self._open(), 0
         if self.steps.get(session) != number:
             raise BadFrame(f"session {session} is not at step {number}")
         began = time.perf_counter_ns()
@@ -113,7 +117,9 @@ class InProcess:
 
     def close(self, session: int) -> None:
         """As `Link` says."""
-        self.sessions.pop(session, None)
+        gone = self.sessions.pop(session, None)
+        if gone is not None:
+            gone.close()
         self.steps.pop(session, None)
 
 
@@ -204,6 +210,8 @@ class EdgeSession:
         self.inputs = Said(private)
         self.up = Changes()
         self.down = Changes()
+        self.downs: list[Changes] = []
+        """What each server behind the next one, in a chain has said."""
         self.reports: dict[tuple[str, int], Any] = {}
         self.crossing: Any = None
         self.structure: Any = None
@@ -231,6 +239,7 @@ class EdgeSession:
         made.__dict__.update(self.__dict__)
         made.id, made.number = next(_ids), 0
         made.inputs, made.up, made.down = self.inputs.copied(), self.up.copied(), self.down.copied()
+        made.downs = [one.copied() for one in self.downs]
         made.reports, made.extras = dict(self.reports), list(self.extras)
         made.history, made.calls = self.history.copied(), self.calls.copied()
         made._copies = []
@@ -248,13 +257,19 @@ class EdgeSession:
 
     def marks(self) -> dict[str, Any]:
         """What was said until now, to come `back` to when a step fails."""
-        copies = {"inputs": self.inputs.copied(), "up": self.up.copied(), "down": self.down.copied()}
+        copies: dict[str, Any] = {"inputs": self.inputs.copied(), "up": self.up.copied(), "down": self.down.copied()}
+        copies["downs"] = [one.copied() for one in self.downs]
         return {
             **{name: getattr(self, name) for name in _SAID},
             **copies,
             "reports": dict(self.reports),
             "extras": [*self.extras],
         }
+
+    def heard(self, mirror: Mirror, header: dict[str, Any]) -> None:
+        """What the other side, and the servers behind it in a chain, changed on the state."""
+        mirror.put(self.down.heard(mirror.form, header.get("d", [])))
+        put_more(mirror, self.downs, header)
 
     def back(self, marks: dict[str, Any]) -> None:
         """The other side has not taken what was said since."""

@@ -20,7 +20,7 @@ from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.hidden import is_state
 from shared_hooks.generation.inputs import version_of
 from shared_hooks.generation.mirror import Mirror
-from shared_hooks.generation.remote_tensor import Origin
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.tensors import UnknownHolder, dtype_name, flatten
 
 
@@ -68,6 +68,10 @@ class Head:
         self.is_shared = False
         """Whether one of them is in memory of what is known before the cut."""
         self.failure: BaseException | None = None
+
+    def share(self, frames: list[str | None], counts: dict[str, int]) -> None:
+        """It begins where another runner is: in these frames, after so many calls."""
+        self._frames, self._counts, self.watch = frames, counts, Watch(frames)
 
     def failed(self, error: BaseException) -> None:
         """As the `Runner` says."""
@@ -138,8 +142,9 @@ class Head:
         given = {id(tensor): number for number, tensor in enumerate(given_tensors)}
         self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
         before = [*given_tensors, *(leaf for one in self.calls[:-1] for leaf in _leaves(one.output))]
-        memory = {one.untyped_storage()._cdata for one in before}
-        self.is_shared = any(leaf.untyped_storage()._cdata in memory for leaf in self.leaves)
+        memory = {one.untyped_storage()._cdata for one in before if type(one) is not RemoteTensor}
+        here = [leaf for leaf in self.leaves if type(leaf) is not RemoteTensor]
+        self.is_shared = any(leaf.untyped_storage()._cdata in memory for leaf in here)
         raise self.exit
 
     # What is reported of it

@@ -357,6 +357,21 @@ class Changes:
         return made
 
 
+MOST_MORE = 16
+
+
+def put_more(mirror: Mirror, known: list[Changes], header: dict[str, Any]) -> None:
+    """What further machines of a chain changed, in their order. ``known``: of each, what it said before. Raises
+    BadFrame.
+    """
+    more = header.get("more", [])
+    if not isinstance(more, list) or len(more) > MOST_MORE:
+        raise BadFrame("malformed changes of a state by a chain")
+    known += [Changes() for _ in more[len(known) :]]
+    for one, changes in zip(known, more, strict=False):
+        mirror.put(one.heard(mirror.form, changes))
+
+
 def _difference(before: Form, form: Form) -> Any:
     if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
         return plain(form)

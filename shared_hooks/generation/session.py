@@ -9,11 +9,13 @@
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"c"}           what is around the model, where new (`cut.around`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
+    {"more"}        what servers between the head and this one changed on the state (`middle`)
 
 The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
 
     {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
     {"rng"}         after a word was drawn: digest of the generator's state
+    {"more"}        what servers behind this one changed on the state
     {"need", "why"} nothing was done: the same step again, with these
 """
 
@@ -36,7 +38,7 @@ from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, fin
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import Unchanged, is_state
 from shared_hooks.generation.inputs import Heard
-from shared_hooks.generation.mirror import Changes, Mirror, apply
+from shared_hooks.generation.mirror import Changes, Mirror, apply, put_more
 from shared_hooks.generation.remote_tensor import (
     STEP_BYTES,
     Extents,
@@ -147,7 +149,7 @@ class DecodingTail:
 
 
 @dataclass
-class _Known:
+class Known:
     """What a session has heard and said; a step works on a copy, and leaves it where it succeeds."""
 
     inputs: Heard
@@ -160,8 +162,10 @@ class _Known:
     around: Any = field(default_factory=lambda: USUAL)
     structure: Any = None
     wanted: Any = None
+    ups: list[Changes] = field(default_factory=list)
+    """What each server before this one has said, in a chain."""
 
-    def copied(self) -> _Known:
+    def copied(self) -> Known:
         return replace(
             self,
             inputs=self.inputs.copied(),
@@ -169,6 +173,7 @@ class _Known:
             down=self.down.copied(),
             reports=self.reports.copied(),
             sampler=self.sampler.copied(),
+            ups=[one.copied() for one in self.ups],
         )
 
     def nbytes(self, mirror: Mirror | None) -> int:
@@ -179,6 +184,7 @@ class _Known:
         return int(
             sum({one._cdata: one.nbytes() for one in real}.values())
             + sum([part.nbytes for part in (self.inputs, self.up, self.down, self.reports)])
+            + sum([one.nbytes for one in self.ups])
             + weight(reported)
             + (0 if mirror is None else mirror.told_bytes)
         )
@@ -190,7 +196,7 @@ class DecodingSession:
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
         heard = Heard(tail.here, tail.find)
-        self._known = _Known(heard, Changes(), Changes(), CallReports(tail.here), Sampler())
+        self._known = Known(heard, Changes(), Changes(), CallReports(tail.here), Sampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -220,7 +226,8 @@ class DecodingSession:
         was, known = self._mirror, self._known.copied()
         try:
             with self._tail.unchanged.turns.one(foreseen=False):
-                answer = _Step(self._tail, known, was, header, tensors).run()
+                answer = self._stepped(known, header, tensors)
+            answer = self._completed(known, answer)
         except BaseException as error:
             self._mirror = was
             if was is not None and before is not None and not was.back_to(before):
@@ -232,15 +239,35 @@ class DecodingSession:
         self._known, self._mirror = known, answer.mirror
         return answer.header, answer.tensors
 
+    def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
+        return Step(self._tail, known, self._mirror, header, tensors).run()
+
+    def _completed(self, known: Known, answer: StepAnswer) -> StepAnswer:
+        """What is done when the model does not run any more."""
+        return answer
+
+    def close(self) -> None:
+        """It is not used any more."""
+
 
 def _needed(error: BaseException) -> Any:
     if isinstance(error, NotReported):
         return CALLS
     if isinstance(error, _LeafMissing):
         return LEAVES
+    if isinstance(error, NeededBehind):
+        return error.need
     if isinstance(error, RemoteRead) and error.need is not None:
         return [error.need.path, error.need.count, error.need.number]
     return None
+
+
+class NeededBehind(Exception):
+    """The next server of a chain needs more, which the edge has. ``need``: as the next server said it."""
+
+    def __init__(self, need: Any, why: object) -> None:
+        super().__init__(f"{why!s:.300}")
+        self.need = need
 
 
 class _LeafMissing(Exception):
@@ -248,19 +275,19 @@ class _LeafMissing(Exception):
 
 
 @dataclass
-class _Answer:
+class StepAnswer:
     header: Header
     tensors: list[torch.Tensor]
     mirror: Mirror | None
 
 
-class _Step:
+class Step:
     """One step under way."""
 
     def __init__(
         self,
         tail: DecodingTail,
-        known: _Known,
+        known: Known,
         mirror: Mirror | None,
         header: Header,
         tensors: list[torch.Tensor],
@@ -276,7 +303,7 @@ class _Step:
         self._apart: list[tuple[torch.Tensor, int]] = []
         """Tensors that crossed, and may be in one memory on the edge."""
 
-    def run(self) -> _Answer:
+    def run(self) -> StepAnswer:
         header, known, tail = self._header, self._known, self._tail
         if "new" in header:
             self._mirror = Mirror.built(header["new"], tail.here)
@@ -309,6 +336,10 @@ class _Step:
 
         if turns.before is not None:
             tail.unchanged.check(turns.before, again if alone else None)
+        return self._answer(output, running_tail)
+
+    def _answer(self, output: Any, running_tail: Tail) -> StepAnswer:
+        header, known = self._header, self._known
         token = running.set(running_tail)
         try:
             structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
@@ -325,25 +356,14 @@ class _Step:
         if header.get("b") and not running_tail.replay.answered:
             reply["nb"] = 1
         self._extents.passed()
-        return _Answer(reply, tensors, self._mirror)
+        return StepAnswer(reply, tensors, self._mirror)
 
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
         """The model's, and what ran its tail; ``given`` is the state's mirror as the step began."""
         tail, look = self._tail, Look()
         inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not RemoteTensor]
         while True:
-            running_tail = Tail(
-                tail.cut,
-                tail.paths,
-                tail.template,
-                self._known.reports,
-                self._header.get("b", []),
-                self._arrive,
-                tail.find,
-                tail.here,
-                seek=bool(self._header.get("born")),
-                modules=tail.modules,
-            )
+            running_tail = self._runner()
             try:
                 output = self._forward(running_tail, kwargs, look)
             except Learned:
@@ -366,6 +386,21 @@ class _Step:
             )
         return output, running_tail
 
+    def _runner(self) -> Tail:
+        return Tail(*self._runs(), **self._how())
+
+    def _runs(self) -> tuple[Any, ...]:
+        tail, reports = self._tail, self._known.reports
+        bank = self._header.get("b", [])
+        return tail.cut, tail.paths, tail.template, reports, bank, self._arrive, tail.find, tail.here
+
+    def _how(self) -> dict[str, Any]:
+        return {"seek": bool(self._header.get("born")), "modules": self._tail.modules}
+
+    def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
+        """The model's output; hooks of the model itself run on the edge, which has the answer."""
+        return self._tail.model.forward(**kwargs)
+
     def _copies(self, output: Any) -> list[torch.Tensor]:
         """Copies of what a forward has given: its output and what it left in the state."""
         state = () if self._mirror is None else self._mirror.real()
@@ -386,8 +421,7 @@ class _Step:
                 if look.draws is not None:
                     self._around.enter_context(look.draws)
                 running_tail.replay.on(bool(self._header.get("b")))
-                # hooks of the model itself run on the edge, which has the answer
-                output = self._tail.model.forward(**kwargs)
+                output = self._called(running_tail, kwargs)
         except Diverged as error:
             raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
         except RemoteRead as error:
@@ -411,6 +445,7 @@ class _Step:
             self._back()
         if self._mirror is not None and "d" in self._header:
             self._mirror.put(self._known.up.heard(self._mirror.form, self._header["d"]))
+            put_more(self._mirror, self._known.ups, self._header)
         rest = magnitude([one.shape for one in self._tensors[self._used :]])
         self._around.enter_context(self._extents.around(rest, self._state_magnitude()))
         made, sent = self._crossed(args, kwargs)

@@ -419,7 +419,7 @@ class SplitForward:
         state = None
         if handle.mirror is not None:
             state = handle.mirror.state
-            handle.mirror.put(session.down.heard(handle.mirror.form, reply.header.get("d", [])))
+            session.heard(handle.mirror, reply.header)
 
         def leaf(said: Any) -> torch.Tensor:
             kind = said[0]

@@ -12,7 +12,7 @@ from shared_hooks.errors import IsthmusError
 from shared_hooks.generation.asking import CallReport, CallReports
 from shared_hooks.generation.bank import Replay
 from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.head import arguments, born
+from shared_hooks.generation.head import Call, Head, arguments, born
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.generation.results import Kind, Template
@@ -104,6 +104,8 @@ class Tail:
         return self._before_the_cut(path, count, forward, args, kwargs, given)
 
     def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._seek and self.born is None:
+            self.born = born(args, kwargs, self._here)
         self.replay.finish()
         reported = self._reports.calls.get((path, count))
         for one in () if reported is None else reported.inner:
@@ -169,3 +171,26 @@ class Tail:
         output = call.result([], self._find)
         for hook in () if module is None else list(module._forward_hooks.values()):
             hook(module, (), output)
+
+
+class Middle(Tail):
+    """Runs one forward from the cut to a later one, ``second``, where it leaves as a head does (`head`)."""
+
+    def __init__(self, second: Cut, *tail: Any, **options: Any) -> None:
+        super().__init__(*tail, **options)
+        self.head = Head(second, self._paths, self._here, modules=self.modules)
+        self.head.share(self._frames, self._counts)
+
+    def call(
+        self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """As the `Runner` says."""
+        if self.resumed:
+            return self.head.call(module, forward, args, kwargs)
+        return super().call(module, forward, args, kwargs)
+
+    def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        output = super()._at_the_cut(path, count, args, kwargs)
+        self.is_bare = False
+        self.head.calls.append(Call(path, count, (args, kwargs), output, []))
+        return output

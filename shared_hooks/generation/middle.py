@@ -1,0 +1,215 @@
+"""A middle part of a generation, in a chain of servers: a step runs from one cut to a later one, and the next server
+is asked for the rest of it, as an edge asks.
+
+To the server before it the session is a tail's, to the next one it is an edge's (`EdgeSession`). What the edge said of
+inputs, state and calls is passed on as it came. What this part did is added: its calls to what is reported, its changes
+of the state in "more", what crosses the second cut in place of what crossed the first. The answer goes back so, too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
+from shared_hooks.forward import HookExitException
+from shared_hooks.generation.cut import Cut
+from shared_hooks.generation.edge_session import EdgeSession, Link
+from shared_hooks.generation.mirror import Changes
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
+from shared_hooks.generation.session import (
+    CALLS,
+    LEAVES,
+    DecodingSession,
+    DecodingTail,
+    Header,
+    Known,
+    NeededBehind,
+    Step,
+    StepAnswer,
+)
+from shared_hooks.generation.split import HISTORY_BYTES, MOST_TRIES
+from shared_hooks.generation.tail import Middle, Tail
+
+_PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
+"""What the next server hears of a step's header as it came."""
+
+
+@dataclass
+class _Left(StepAnswer):
+    """At the second cut. ``inputs``: the tensors of the step that are the model's inputs."""
+
+    runner: Middle
+    inputs: list[torch.Tensor]
+    changes: Any
+
+
+class MiddleSession(DecodingSession):
+    """A session of ``tail`` that leaves at ``second``, a later call's path, and asks the server behind ``link`` for the
+    rest. Raises UnknownLayer, and CutRefused where the second cut cannot follow the first.
+    """
+
+    def __init__(self, tail: DecodingTail, second: str, link: Link, onward: EdgeSession | None = None) -> None:
+        super().__init__(tail)
+        self._link = link
+        self._second = Cut.of(tail.model, second)
+        if not tail.cut.above <= self._second.above or self._second.path in tail.cut.above:
+            raise CutRefused(
+                f"a part from {tail.cut.name} to {second}: the second cut must be after a module in the same list of "
+                "blocks as the first, or within one of them"
+            )
+        self._onward = EdgeSession(link, None, HISTORY_BYTES) if onward is None else onward
+        self._up = Changes()
+
+    def fork(self) -> DecodingSession:
+        """A copy: both continue from here, each by itself."""
+        made = MiddleSession(self._tail, self._second.name, self._link, self._onward.copied())
+        made._known, made._spoilt, made._up = self._known.copied(), self._spoilt, self._up.copied()
+        made._mirror = None if self._mirror is None else self._mirror.copied()
+        return made
+
+    def close(self) -> None:
+        """The next server may forget it."""
+        self._onward.close()
+
+    def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
+        return _MiddleStep(self._second, self._tail, known, self._mirror, header, tensors).run()
+
+    def _completed(self, known: Known, answer: StepAnswer) -> StepAnswer:
+        assert isinstance(answer, _Left)
+        onward, up = self._onward, self._up.copied()
+        marks = onward.marks()
+        try:
+            header, tensors = self._message(answer, up)
+            reply = self._sent(answer, header, tensors)
+        except BaseException as error:
+            onward.back(marks)
+            if isinstance(error, NeededBehind):
+                onward.reports = {}  # said once more with the same step
+            raise
+        onward.done(header, tensors)
+        self._up = up
+        return self._answered(known, answer, reply.header, reply.tensors)
+
+    def _message(self, answer: _Left, up: Changes) -> tuple[Header, list[torch.Tensor]]:
+        given, head, onward = answer.header, answer.runner.head, self._onward
+        header = {name: given[name] for name in _PASSED_ON if name in given}
+        if answer.mirror is not None:
+            header["more"] = [*given.get("more", []), up.said(answer.changes)]
+        entries = [*given.get("b", []), *head.watch.entries]
+        if entries:
+            header["b"] = entries
+        reported = {(one[0], one[1]): one for one in head.reports()}
+        changed = [one for key, one in reported.items() if onward.reports.get(key) != one]
+        if changed or "t" in given:
+            header["t"] = [*given.get("t", []), *changed]
+        onward.reports = reported
+        tensors = list(answer.inputs)
+        self._add_crossing(answer, header, tensors)
+        return header, tensors
+
+    def _add_crossing(self, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> None:
+        onward, head = self._onward, answer.runner.head
+        passed = [-1] * len(head.leaves) if onward.all_leaves else head.passed
+        crossing = [head.structure, passed, int(head.is_shared)]
+        if crossing != onward.crossing:
+            header["x"] = onward.crossing = crossing
+        leaves = [leaf for leaf, number in zip(head.leaves, passed, strict=True) if number < 0]
+        if any(type(leaf) is RemoteTensor for leaf in leaves):
+            raise CutRefused(f"{self._second.name} gives a value that is not on this side")
+        tensors += leaves
+        if onward.extras:
+            header["e"] = list(onward.extras)
+            tensors += [self._extra(answer, one, "it needs it again") for one in onward.extras]
+
+    def _extra(self, answer: _Left, need: Any, why: object) -> torch.Tensor:
+        """What the next server needs of a call before its cut. Raises NeededBehind where the edge has it."""
+        try:
+            origin = Origin("call", str(need[0]), int(need[1]), int(need[2]))
+        except MALFORMED as error:
+            raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
+        own = answer.runner.head.value(origin)
+        found = own if own is not None and type(own) is not RemoteTensor else answer.runner.sent.get(origin)
+        if found is None:
+            raise NeededBehind(need, why)
+        return found
+
+    def _sent(self, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> Any:
+        onward = self._onward
+        for _ in range(MOST_TRIES):
+            reply = onward.send(header, tensors)
+            need, why = reply.header.get("need"), reply.header.get("why")
+            if need is None:
+                return reply
+            if need == CALLS:
+                raise NeededBehind(need, why)
+            if need == LEAVES and not onward.all_leaves:
+                onward.all_leaves = True
+            elif isinstance(need, list) and need not in onward.extras:
+                self._extra(answer, need, why)
+                onward.extras.append(need)
+            else:
+                break
+            del tensors[len(answer.inputs) :]
+            self._add_crossing(answer, header, tensors)
+        raise CutRefused(f"the tail after {self._second.name} cannot be run: {reply.header.get('why')!s:.300}")
+
+    def _answered(self, known: Known, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
+        """The next server's answer, for the one before: what this part did is added, what it alone has is put in."""
+        tensors, head = list(tensors), answer.runner.head
+        leaves = []
+        try:
+            for leaf in header["o"]:
+                if leaf[0] == "call":
+                    own = head.value(Origin("call", str(leaf[1]), int(leaf[2]), int(leaf[3])))
+                    if own is not None and type(own) is not RemoteTensor:
+                        tensors.append(own)
+                        leaf = ["s", len(tensors) - 1]
+                leaves.append(leaf)
+        except MALFORMED as error:
+            raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
+        reply: Header = {"o": leaves, **{name: header[name] for name in ("r", "rng") if name in header}}
+        if answer.mirror is not None:
+            self._onward.heard(answer.mirror, header)
+            reply["d"] = known.down.said(answer.changes)
+            reply["more"] = [header.get("d", []), *header.get("more", [])]
+        return StepAnswer(reply, tensors, answer.mirror)
+
+
+class _MiddleStep(Step):
+    def __init__(self, second: Cut, *step: Any) -> None:
+        super().__init__(*step)
+        self._second = second
+
+    def _runner(self) -> Tail:
+        return Middle(self._second, *self._runs(), **self._how())
+
+    def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
+        assert isinstance(running_tail, Middle)
+        try:
+            super()._called(running_tail, kwargs)
+        except HookExitException as leaving:
+            if leaving is not running_tail.head.exit:
+                raise
+            leaving.__traceback__ = None
+            return running_tail.head.leaves
+        raise CutRefused(f"{self._second.name} is not called behind {self._tail.cut.name}")
+
+    def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = super()._arrive(running_tail, args, kwargs)
+        assert isinstance(running_tail, Middle)
+        self._around.enter_context(running_tail.head.watch)
+        return made
+
+    def _answer(self, output: Any, running_tail: Tail) -> StepAnswer:
+        assert isinstance(running_tail, Middle)
+        if running_tail.head.failure is not None:
+            raise running_tail.head.failure
+        if self._mirror is None and self._header.get("born"):
+            raise CutRefused(f"no module up to {self._tail.cut.name} is given the state that the model makes itself")
+        changes = None if self._mirror is None else self._mirror.look()
+        self._extents.passed()
+        inputs = self._tensors[: self._used]
+        return _Left(self._header, [], self._mirror, running_tail, inputs, changes)
