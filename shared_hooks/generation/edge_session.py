@@ -211,7 +211,7 @@ class EdgeSession:
         self.up = Changes()
         self.down = Changes()
         self.downs: list[Changes] = []
-        """What each server behind the next one, in a chain has said."""
+        """What each server behind the next one has said, in a chain."""
         self.reports: dict[tuple[str, int], Any] = {}
         self.crossing: Any = None
         self.structure: Any = None
