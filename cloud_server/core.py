@@ -16,7 +16,7 @@ from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
 from cloud_server.decoding import Sessions
-from cloud_server.executor import Executor, Nobody, Onward
+from cloud_server.executor import Executor, LastOfChain, Onward
 from cloud_server.fleet import Fleet
 from cloud_server.fleet.version import Deferred
 from cloud_server.limits import NEVER, Limits
@@ -81,7 +81,7 @@ class Core:
         """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
         self._quotas = Quotas()
         self.scheduler = Scheduler(workers, _batch_limits(self.limits))
-        self.onward = onward or Nobody()
+        self.onward = onward or LastOfChain()
         self.check_next = self.onward.check
         self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load, self.onward)
         self._workers = Workers(self.scheduler, workers, self._executor)

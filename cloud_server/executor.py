@@ -55,7 +55,7 @@ class Onward(Protocol):
         """Nothing is handed on any more."""
 
 
-class Nobody:
+class LastOfChain:
     """A server that is the last of every chain."""
 
     def check(self, server: str) -> None:

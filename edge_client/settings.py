@@ -42,7 +42,7 @@ class ServerChoice(NamedTuple):
     """A server, and who named it."""
 
     address: str | None
-    """``HOST:PORT``, several of a chain with commas between, or `OWN`; None: nobody named one, or `NONE` was said."""
+    """``HOST:PORT``, a chain as ``A,B``, or `OWN`; None where no server was given, or `NONE` was."""
     origin: str
     """Such as "ISTHMUS_SERVER"; empty where nobody named one."""
 

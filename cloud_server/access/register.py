@@ -75,10 +75,10 @@ def read_passport(passport: str, trusted: Mapping[str, bytes]) -> tuple[str, str
             options={"require": ["exp", "iat", "iss", "aud", "sub"]},
         )
     except (jwt.InvalidTokenError, TypeError, ValueError) as error:
-        raise NotAuthenticated(f"what another server says of its caller does not hold: {error}") from error
+        raise NotAuthenticated(f"the token that another server signed for its caller is invalid: {error}") from error
     peer, identity = claims.get("peer"), claims["sub"]
     if not isinstance(peer, str) or not isinstance(identity, str) or (identity and not NAME.fullmatch(identity)):
-        raise NotAuthenticated("what another server says of its caller does not hold: it names nobody")
+        raise NotAuthenticated("the token that another server signed for its caller is invalid: sub or peer is missing")
     return issuer, peer[:256], identity
 
 

@@ -368,7 +368,7 @@ class Version:
         else:
             engine.admit(crossing, header, payload_bytes, max_bytes)
         if self._trials is not None:
-            self._trials.check(self.identity, crossing.layer_name)
+            self._trials.check(self.identity, crossing.layer_name, along=bool(crossing.later))
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -384,7 +384,7 @@ class Version:
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
         if self._trials is not None:
-            self._trials.check(self.identity, crossing.layer_name)
+            self._trials.check(self.identity, crossing.layer_name, along=bool(crossing.later))
         return self._engine().compute(crossing, header, payload, want_metrics, end)
 
     def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:

@@ -117,9 +117,12 @@ class Trials:
         self.trials = 0
         """How many processes were started."""
 
-    def check(self, identity: Identity, cut: str) -> None:
-        """Raises CutRefused where a trial of this cut gave another answer than the whole model. Never waits."""
-        if self._verdict(identity, cut) == DIFFERS:
+    def check(self, identity: Identity, cut: str, *, along: bool = False) -> None:
+        """Raises CutRefused where a trial of this cut gave another answer than the whole model. Never waits.
+
+        ``along``: it is a cut along branches, which no trial runs: refused where a trial of any cut of the model did.
+        """
+        if self._verdict(identity, cut) == DIFFERS or (along and self.refuses(identity)):
             raise CutRefused(
                 f'cut at "{cut}" of model "{identity.model_id}": tried in a process of its own, a model that had never '
                 "run gave another answer than the whole model: what its code keeps does not cross "

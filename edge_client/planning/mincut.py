@@ -344,7 +344,9 @@ def _shared(profile: Profile, done: Mapping[int, float], most: float) -> dict[in
 
 
 def _common(edge: Profile, cloud: Profile, nbytes: int, edge_factor: float) -> float:
-    """Packing and unpacking so many bytes, as the cuts of about as many take it, and what else a request takes."""
+    """Nanoseconds beside layers and link: packing and unpacking ``nbytes``, as the three cuts nearest in size take, and
+    finishing a request.
+    """
     near = sorted(edge.cuts, key=lambda cut: abs(cut.frontier_bytes - nbytes))[:3]
     found = []
     for cut in near:

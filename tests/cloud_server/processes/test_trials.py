@@ -146,6 +146,20 @@ def test_nobody_is_let_past_a_trial_that_is_under_way(monkeypatch: pytest.Monkey
         trials.check(mine, "0")
 
 
+def test_a_set_of_calls_is_refused_where_any_cut_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine, trials = identity("doubled"), Trials([], folder=tmp_path)
+    found = {"input": "exact", "0": "exact", "1": "differs", "2": "exact"}
+    monkeypatch.setattr(trials, "_trial", lambda model_id, cut, nbytes: found)
+    tried(trials, mine, "2")
+    with pytest.raises(CutRefused, match='cut at "2"'):
+        trials.check(mine, "2", along=True)
+    found["1"] = "exact"
+    other = Trials([], folder=tmp_path / "other")
+    monkeypatch.setattr(other, "_trial", lambda model_id, cut, nbytes: found)
+    tried(other, mine, "2")
+    other.check(mine, "2", along=True)
+
+
 def test_a_trial_ends_with_its_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = identity("sleeps")
     monkeypatch.setenv("ISTHMUS_TEST_SLEEPS", "1")
