@@ -8,7 +8,9 @@ of the state in "more", what crosses the second cut in place of what crossed the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -183,8 +185,8 @@ class _MiddleStep(Step):
         super().__init__(*step)
         self._second = second
 
-    def _runner(self) -> Tail:
-        return Middle(self._second, *self._runs(), **self._how())
+    def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
+        return super()._runner(partial(Middle, self._second))
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
         assert isinstance(running_tail, Middle)

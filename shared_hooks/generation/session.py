@@ -21,6 +21,7 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -386,16 +387,20 @@ class Step:
             )
         return output, running_tail
 
-    def _runner(self) -> Tail:
-        return Tail(*self._runs(), **self._how())
-
-    def _runs(self) -> tuple[Any, ...]:
-        tail, reports = self._tail, self._known.reports
-        bank = self._header.get("b", [])
-        return tail.cut, tail.paths, tail.template, reports, bank, self._arrive, tail.find, tail.here
-
-    def _how(self) -> dict[str, Any]:
-        return {"seek": bool(self._header.get("born")), "modules": self._tail.modules}
+    def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
+        tail, header = self._tail, self._header
+        return make(
+            tail.cut,
+            tail.paths,
+            tail.template,
+            self._known.reports,
+            header.get("b", []),
+            self._arrive,
+            tail.find,
+            tail.here,
+            seek=bool(header.get("born")),
+            modules=tail.modules,
+        )
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
         """The model's output; hooks of the model itself run on the edge, which has the answer."""
