@@ -10,6 +10,7 @@ so what one caller asks there is charged to that caller.
 
 from __future__ import annotations
 
+import contextvars
 import itertools
 import json
 import logging
@@ -19,8 +20,12 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import torch
 
 from cloud_server.access import Caller
 from cloud_server.config import NextServer
@@ -29,10 +34,12 @@ from cloud_server.limits import Limits
 from cloud_server.models import Computed, Engine
 from cloud_server.requests import Request, store
 from edge_client.probing import fetch_profile, probe
-from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, now_ns, wire
+from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, State, now_ns, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import (
     AccessRefused,
+    Cancelled,
+    DeadlineExceeded,
     Disagreement,
     IsthmusError,
     NotAuthenticated,
@@ -40,6 +47,7 @@ from shared_hooks.errors import (
     SpecError,
     UnknownModel,
 )
+from shared_hooks.generation import StepReply
 from shared_hooks.modules.manifest import encode
 
 log = logging.getLogger(__name__)
@@ -89,7 +97,8 @@ class Chain:
         self._lock = threading.Lock()
         self._ways: OrderedDict[_Key, _Way] = OrderedDict()
         self._closed = False
-        self._withdrawn: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
+        self._steps = ThreadPoolExecutor(IN_FLIGHT, "isthmus-chain-step")
+        self._withdrawn: queue.SimpleQueue[_Handed | _Step | None] = queue.SimpleQueue()
         self._withdrawing = threading.Thread(target=self._withdraw, name="isthmus-chain", daemon=True)
         self._withdrawing.start()
 
@@ -101,9 +110,30 @@ class Chain:
 
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
         """As `executor.Onward.send`."""
-        handed = _Handed(self, self._servers[request.route[0].server], request, part, own, finish)
-        handed.ask()
+        server = self._servers[request.route[0].server]
+        handed: _Handed | _Step
+        if part.rest is None:
+            handed = _Handed(self, server, request, part, own, finish)
+            handed.ask()
+        else:
+            handed = _Step(server, request, part.rest, own, finish, self._limits)
+            try:
+                self._steps.submit(contextvars.Context().run, handed.run)
+            except RuntimeError:  # it is closed
+                error = ServerUnavailable("the server is going away")
+                finish(request, store.failure(request, error), error)
         return partial(self._withdrawn.put, handed)
+
+    def give_up(self, rest: Callable[[], Computed]) -> None:
+        """As `executor.Onward.give_up`."""
+        try:
+            rest()  # outside of a `_Step` no link asks anything
+        except IsthmusError:
+            pass
+
+    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> _Link:
+        """As `executor.Onward.link`."""
+        return _Link(self, self._servers[route[0].server], engine, caller, route)
 
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
         """As `executor.Onward.profile`; asked with this server's own credentials, as no caller's."""
@@ -162,17 +192,16 @@ class Chain:
         while (handed := self._withdrawn.get()) is not None:
             handed.withdraw()
 
-    def way(self, server: NextServer, address: str, request: Request) -> _Way:
-        """The connection for this request's caller and model, on which one more waits now. Raises ServerUnavailable."""
-        identity, caller = request.engine.identity, request.caller
-        key = _Key(address, identity.model_id, identity.weights_hash, caller.account)
+    def way(self, server: NextServer, address: str, engine: Engine, caller: Caller) -> _Way:
+        """The connection for this caller and model, on which one more request waits now. Raises ServerUnavailable."""
+        key = self._key(address, engine, caller)
         gone = None
         with self._lock:
             if self._closed:
                 raise ServerUnavailable("the server is going away")
             way = self._ways.get(key)
             if way is None:
-                way = self._ways[key] = _Way(self._opened(server, address, request.engine, caller))
+                way = self._ways[key] = _Way(self._opened(server, address, engine, caller))
                 if len(self._ways) > MOST_CONNECTIONS:
                     gone = next((one for one, found in self._ways.items() if not found.waiting and one != key), None)
             self._ways.move_to_end(key)
@@ -181,6 +210,20 @@ class Chain:
         if idle is not None:
             idle.connection.close()
         return way
+
+    def ready(self, address: str, engine: Engine, caller: Caller) -> _Way | None:
+        """As `way`, where there is a connection already and it is up."""
+        with self._lock:
+            way = self._ways.get(self._key(address, engine, caller))
+            if way is None or way.connection.state is not State.READY:
+                return None
+            way.waiting += 1
+            return way
+
+    @staticmethod
+    def _key(address: str, engine: Engine, caller: Caller) -> _Key:
+        identity = engine.identity
+        return _Key(address, identity.model_id, identity.weights_hash, caller.account)
 
     def left(self, way: _Way) -> None:
         """One request less waits on it."""
@@ -220,6 +263,7 @@ class Chain:
             self._ways.clear()
         for way in ways:
             way.connection.close()
+        self._steps.shutdown(wait=False, cancel_futures=True)
         self._withdrawn.put(None)
 
 
@@ -267,7 +311,7 @@ class _Handed:
     def _ask(self, address: str) -> None:
         request, chain, outgoing = self._request, self._chain, self._outgoing
         assert outgoing is not None
-        way = chain.way(self._server, address, request)
+        way = chain.way(self._server, address, request.engine, request.caller)
         exchange = Exchange(
             next(_numbers),
             outgoing,
@@ -326,3 +370,160 @@ class _Handed:
         if asked is not None:
             way, exchange = asked
             way.connection.cancel(exchange, AccessRefused("it is not wanted any more"))
+
+
+_under_way: ContextVar[_Step] = ContextVar("isthmus_step_under_way")
+"""The step for which this thread asks the next server."""
+
+
+class _Step:
+    """A step of a generation whose part here is done: a thread of its own asks the next server, and no worker waits."""
+
+    def __init__(
+        self,
+        server: NextServer,
+        request: Request,
+        rest: Callable[[], Computed],
+        own: split_pb2.ReplyHeader,
+        finish: Finish,
+        limits: Limits,
+    ) -> None:
+        self._server = server
+        self._request = request
+        self._rest = rest
+        self._own = own
+        self._finish = finish
+        self._limits = limits
+        self._began = now_ns()
+        self._until = time.monotonic() + request.seconds_left(limits.deadline_seconds)
+        self._lock = threading.Lock()
+        self._asked: tuple[_Way, Exchange] | None = None
+        self._over = False
+        self._reply = split_pb2.ReplyHeader()
+        self._sizes = 0, 0
+        """Bytes that were sent, and how often, in all."""
+
+    def run(self) -> None:
+        """Runs in a thread of its own, which survives everything."""
+        _under_way.set(self)
+        request, error = self._request, None
+        try:
+            computed = self._rest()
+        except IsthmusError as wrong:
+            error = wrong
+        except Exception as wrong:
+            log.exception("a step could not be handed on to %s", self._server.name)
+            error = ServerUnavailable(f"{type(wrong).__name__}: {wrong}")
+        if error is not None:
+            # not by the same id: this part would be computed once more, and its connection has tried long enough
+            self._finish(request, store.failure(request, error, retry=False), error)
+            return
+        hop, (bytes_up, sends), reply = request.route[0], self._sizes, self._reply
+        reply.header, reply.payload_bytes = computed.reply.header, computed.nbytes
+        payload, took = b"".join(computed.buffers), now_ns() - self._began
+        handed = store.Handed(hop.server, hop.cut, bytes_up, payload, took, sends)
+        self._finish(request, store.joined(request, self._own, reply, handed), None)
+
+    def ask(self, chain: Chain, way: _Way, outgoing: Outgoing) -> StepReply:
+        """One step on one connection. Raises what it is answered with, and DeadlineExceeded."""
+        most, request = self._limits.max_answer_bytes, self._request
+        exchange = Exchange(
+            next(_numbers),
+            outgoing,
+            until=self._until,
+            stamps=Stamps(),
+            check_header=lambda header, size: wire.check_answer(header, size, most),
+            want_metrics=False,
+            about=request.about,
+            on_settled=lambda: chain.left(way),
+        )
+        with self._lock:
+            self._asked = way, exchange
+            over = self._over
+        if over:
+            exchange.settle(Cancelled("it is not wanted any more"))
+        else:
+            way.connection.submit(exchange)
+        if not exchange.wait():
+            way.connection.cancel(exchange, DeadlineExceeded(f"no answer of {self._server.name} within the deadline"))
+        bytes_up, sends = self._sizes
+        self._sizes = bytes_up + exchange.bytes_up, sends + exchange.sends
+        if exchange.error is not None:
+            raise exchange.error
+        assert exchange.reply is not None
+        self._reply.CopyFrom(exchange.reply)
+        return StepReply(*wire.step_answer(exchange), exchange.bytes_up, exchange.bytes_down)
+
+    def withdraw(self) -> None:
+        """Its client does not want it any more."""
+        with self._lock:
+            self._over, asked = True, self._asked
+        if asked is not None:
+            way, exchange = asked
+            way.connection.cancel(exchange, Cancelled("it is not wanted any more"))
+
+
+class _Link:
+    """A generation's sessions at the next server: a `shared_hooks.generation.Link`."""
+
+    def __init__(
+        self, chain: Chain, server: NextServer, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]
+    ) -> None:
+        self._chain = chain
+        self._server = server
+        self._to = engine, caller
+        self._cut = route[0].cut
+        self._route = tuple(route[1:])
+        self._addresses = list(server.addresses)
+        """The one that served last comes first."""
+
+    def step(
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None = None,
+    ) -> StepReply:
+        """As `Link.step`; on behalf of the `_Step` that this thread runs. Another address has none of its sessions, and
+        says so: they are made again there.
+        """
+        step = _under_way.get(None)
+        if step is None:
+            raise Cancelled("the step is not wanted any more")
+        of, steps = fork or (0, 0)
+        decoding = split_pb2.Decoding(cut=self._cut, fork_of=of, fork_step=steps)
+        outgoing = wire.outgoing_step(session, number, decoding, header, tensors, self._route)
+        for left in reversed(range(len(self._addresses))):
+            address = self._addresses[0]
+            try:
+                return step.ask(self._chain, self._chain.way(self._server, address, *self._to), outgoing)
+            except ELSEWHERE as error:
+                if not left:
+                    raise type(error)(f"{self._server.name}: {error}") from error
+                self._addresses = [*self._addresses[1:], address]
+                log.warning("%s: %s; %s is asked", address, error, self._addresses[0])
+            except IsthmusError as error:
+                raise type(error)(f"{self._server.name}: {error}") from error
+        raise AssertionError("unreachable: a server has an address")
+
+    def close(self, session: int) -> None:
+        """As `Link.close`; waits for nothing."""
+        chain = self._chain
+        way = chain.ready(self._addresses[0], *self._to)
+        if way is None:
+            return
+        decoding = split_pb2.Decoding(cut=self._cut, close=True)
+        exchange = Exchange(
+            next(_numbers),
+            wire.outgoing_step(session, 0, decoding, {}, [], self._route),
+            until=time.monotonic() + PATIENCE,
+            stamps=Stamps(),
+            check_header=lambda header, size: wire.check_answer(header, size, chain.limits.max_answer_bytes),
+            want_metrics=False,
+            on_settled=lambda: chain.left(way),
+        )
+        try:
+            way.connection.submit(exchange)
+        except IsthmusError:
+            pass  # it goes away: the session with it

@@ -82,7 +82,7 @@ class Core:
         self._quotas = Quotas()
         self.scheduler = Scheduler(workers, _batch_limits(self.limits))
         self.onward = onward or LastOfChain()
-        self.check_next = self.onward.check
+        self.check_next, self.link_onward = self.onward.check, self.onward.link
         self._executor = Executor(self.limits, self.requests, self.scheduler, self.lifecycle, self.load, self.onward)
         self._workers = Workers(self.scheduler, workers, self._executor)
         self._readers = Workers(Scheduler(FILE_READERS), FILE_READERS)
@@ -334,8 +334,8 @@ class Core:
         self._closed.set()
         self._readers.stop()
         self._workers.stop()
-        self.onward.close()
         self.decoding.close()
+        self.onward.close()
         self._executor.close()
 
 

@@ -12,15 +12,16 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
 from cloud_server.limits import Limits
-from cloud_server.models import Begun, Computed, Engine, EngineSession
+from cloud_server.models import Begun, Computed, Engine, EngineSession, Following
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Parcel
 from shared_hooks.errors import BadFrame, Disagreement, ServerUnavailable, SessionLost, StepOutOfOrder, TooLarge
+from shared_hooks.generation import Link
 from shared_hooks.generation.together import Outcome
 from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
@@ -42,6 +43,8 @@ __all__ = [
 
 Key = tuple[str, str, int]
 """(account, client id, session id), unique on a server."""
+Route = tuple[tuple[str, str], ...]
+"""The parts behind this server's: server and cut of each."""
 
 
 @dataclass(eq=False, slots=True)
@@ -51,6 +54,7 @@ class Session:
     key: Key
     engine: Engine
     cut: str
+    route: Route = ()
     nbytes: int = 0
     steps: int = 0
     busy: bool = True
@@ -153,6 +157,7 @@ class Step:
     fork_step: int
     close: bool
     together: bool = False
+    route: Route = ()
 
     @classmethod
     def of(cls, frame: split_pb2.RequestHeader) -> Step | None:
@@ -177,7 +182,8 @@ class Step:
         if decoding.fork_of and frame.step:
             raise BadFrame(f"step {frame.step} of a decoding session; only step 0 opens it as a copy")
         fork = decoding.fork_of, decoding.fork_step
-        return cls(frame.session_id, frame.step, decoding.cut, *fork, decoding.close, decoding.together)
+        route = tuple((hop.server, hop.cut) for hop in frame.route)
+        return cls(frame.session_id, frame.step, decoding.cut, *fork, decoding.close, decoding.together, route)
 
 
 @dataclass(frozen=True)
@@ -230,12 +236,17 @@ class Sessions:
         """What they hold."""
         return self._quota.memory.total
 
-    def turn(self, engine: Engine, party: Party, step: Step) -> Turn:
-        """For a worker: what it is to do with the step's header and payload."""
-        return Turn(step, partial(self.run, engine, party, step), partial(self.begin, engine, party, step), self.end)
+    def turn(self, engine: Engine, party: Party, step: Step, link: Link | None = None) -> Turn:
+        """For a worker: what it is to do with the step's header and payload. ``link``: to the next server of a chain,
+        where the step names one.
+        """
+        run, begin = partial(self.run, engine, party, step, link=link), partial(self.begin, engine, party, step)
+        return Turn(step, run, begin, self.end)
 
-    def run(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Computed:
-        """The step, computed; or the session closed.
+    def run(
+        self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview, link: Link | None = None
+    ) -> Computed:
+        """The step, computed; or the session closed. Of one in the middle of a chain `Computed.rest` is to follow.
 
         Raises SessionLost, StepOutOfOrder, Disagreement (another model or cut), TooLarge, ServerUnavailable without
         room, and what the engine raises.
@@ -244,10 +255,18 @@ class Sessions:
         if step.close:
             self._close(key)
             return _nothing()
-        session = self._session(engine, key, step)
+        session = self._session(engine, key, step, link)
         with self._stepping(session):
             assert session.handle is not None
             computed = session.handle.step(header, payload)
+        if computed.rest is not None:
+            return replace(computed, rest=partial(self._rest, session, computed.rest))
+        self._stepped(session, computed)
+        return computed
+
+    def _rest(self, session: Session, rest: Callable[[], Computed]) -> Computed:
+        with self._stepping(session):
+            computed = rest()
         self._stepped(session, computed)
         return computed
 
@@ -280,16 +299,16 @@ class Sessions:
                 self._give_back(session)
             raise
 
-    def _session(self, engine: Engine, key: Key, step: Step) -> Session:
+    def _session(self, engine: Engine, key: Key, step: Step, link: Link | None = None) -> Session:
         """The session that a step is of, busy from now on."""
         with self._lock:
             opens = step.number == 0 and key not in self._sessions
-        return self._open(engine, key, step) if opens else self._take(engine, key, step)
+        return self._open(engine, key, step, link) if opens else self._take(engine, key, step)
 
     def _take(self, engine: Engine, key: Key, step: Step) -> Session:
         """The session, for its next step."""
         with self._lock:
-            session = self._known(engine, key, step.cut)
+            session = self._known(engine, key, step)
             if step.number != session.steps:
                 raise StepOutOfOrder(f"step {step.number} of {session} came, and its next is {session.steps}")
             if session.nbytes > self._limits.max_session_bytes:
@@ -298,28 +317,29 @@ class Sessions:
             session.busy = True
             return session
 
-    def _known(self, engine: Engine, key: Key, cut: str) -> Session:
+    def _known(self, engine: Engine, key: Key, step: Step) -> Session:
         """The session, if it is there, at this cut, and nobody steps it; the caller holds the lock."""
         session = self._sessions.get(key)
         if session is None:
             why = self._ends.get(key, "it was never opened here, or this server was started since")
             raise SessionLost(f"there is no decoding session {key[2]} of this client: {why}")
-        if session.engine is not engine or session.cut != cut:
+        if (session.engine, session.cut, session.route) != (engine, step.cut, step.route):
             raise Disagreement(
-                f'{session} is of model "{session.engine.identity.model_id}" cut after "{session.cut}"; the request is '
-                f'of "{engine.identity.model_id}" cut after "{cut[:256]}"'
+                f'{session} is of model "{session.engine.identity.model_id}" cut after "{session.cut}"'
+                f'{_onward(session.route)}; the request is of "{engine.identity.model_id}" cut after '
+                f'"{step.cut[:256]}"{_onward(step.route)}'
             )
         if session.busy:
             raise StepOutOfOrder(f"{session} is at step {session.steps}, which is not over")
         return session
 
-    def _open(self, engine: Engine, key: Key, step: Step) -> Session:
+    def _open(self, engine: Engine, key: Key, step: Step, link: Link | None) -> Session:
         """A new session, or a copy of one; it is busy."""
         party = Party(*key[:2])
         with self._lock:
             if key in self._sessions:
                 raise StepOutOfOrder(f"{self._sessions[key]} cannot be opened: it is there")
-            parent = self._known(engine, (*party, step.fork_of), step.cut) if step.fork_of else None
+            parent = self._known(engine, (*party, step.fork_of), step) if step.fork_of else None
             if parent is not None and parent.steps != step.fork_step:
                 raise StepOutOfOrder(f"a copy of {parent} after {step.fork_step} steps: it has done {parent.steps}")
             if parent is not None:
@@ -330,7 +350,7 @@ class Sessions:
                 if parent is not None:
                     parent.busy = False
                 raise
-            session = Session(key, engine, step.cut, parent.nbytes if parent else 0)
+            session = Session(key, engine, step.cut, step.route, parent.nbytes if parent else 0)
             self._sessions[key] = session
             self._quota.add(session)
             self._ends.pop(key, None)
@@ -338,7 +358,8 @@ class Sessions:
         self._close_all(closing)
         try:
             if parent is None:
-                session.handle = engine.open_session(step.cut)
+                following = None if link is None else Following(step.route[0][1], link)
+                session.handle = engine.open_session(step.cut, following)
             else:
                 assert parent.handle is not None
                 session.handle = parent.handle.fork()
@@ -445,6 +466,11 @@ class Drop(NamedTuple):
     session: Session
     why: str
     word: str
+
+
+def _onward(route: Route) -> str:
+    """For messages."""
+    return "".join(f', and at "{server[:256]}" after "{cut[:256]}"' for server, cut in route)
 
 
 def _nothing() -> Computed:

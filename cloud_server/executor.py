@@ -13,13 +13,15 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
 
+from cloud_server.access import Caller
 from cloud_server.limits import Limits
-from cloud_server.models import Computed
+from cloud_server.models import Computed, Engine
 from cloud_server.requests import Answer, Request, RequestTable, store
 from cloud_server.requests.batched import BatchedRequest, batched
 from cloud_server.scheduling import Overtime, Result, Scheduler, Task, Watchdog
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
+from shared_hooks.generation import Link
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
@@ -45,11 +47,18 @@ class Onward(Protocol):
         thread. ``own``: what is reported of this part. Gives what takes it back, which never waits.
         """
 
+    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
+        """The way of a generation's steps to the next server of a route."""
+        ...
+
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
         """Progress, and at last the profile of the server that the request's names lead to, with the link to it. Raises
         as `check`, and what the next server answers with.
         """
         ...
+
+    def give_up(self, rest: Callable[[], Computed]) -> None:
+        """Nobody wants what is left of a step: its session is as before."""
 
     def close(self) -> None:
         """Nothing is handed on any more."""
@@ -66,9 +75,15 @@ class LastOfChain:
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
         raise AssertionError("unreachable: `check` raises")
 
+    def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
+        raise AssertionError("unreachable: `check` raises")
+
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
         self.check(request.next[0])
         return iter(())
+
+    def give_up(self, rest: Callable[[], Computed]) -> None:
+        raise AssertionError("unreachable: `check` raises")
 
     def close(self) -> None:
         """Nothing is open."""
@@ -186,7 +201,8 @@ class Executor:
         else:
             assert answer.reply is not None
             handed = partial(self._onward.send, request, part, answer.reply, self._requests.finish)
-            self._requests.hand_on(request, handed)
+            if not self._requests.hand_on(request, handed) and part.rest is not None:
+                self._onward.give_up(part.rest)
         _let_go(error)
         return error is None
 
@@ -204,7 +220,7 @@ class Executor:
             failure.__cause__ = error
             return store.failure(request, failure), failure, None
         self._lifecycle.emit(Stage.ON_RESULT, computed=computed)
-        return answer, None, None if computed.cut is None else computed
+        return answer, None, computed if computed.is_part else None
 
 
 def _let_go(error: BaseException | None) -> None:

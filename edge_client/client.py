@@ -59,7 +59,8 @@ class EdgeClient(ClientCore):
             answer = client.infer(image)
 
     `server` is ``HOST:PORT``, or None if everything runs here. A list is a chain (docs/chains.md): the client connects
-    to the first, and each hands on to the next one; `split` is then a list, too: where the part of each server begins.
+    to the first, and each hands on to the next one; `split` is then a list, too: where the part of each server begins
+    (without one each request has to say it).
     With one server a list is a branch cut (docs/branches.md): these calls and what they need run here, all else there.
     `model` is a name or spec that `load_spec` takes, or a
     `ModelChoice`, which also takes an ``nn.Module`` and sets the device and the number of threads. `split` is the
@@ -103,7 +104,7 @@ class EdgeClient(ClientCore):
         self,
         server: str | Sequence[str] | None,
         model: str | ModelSpec | nn.Module | ModelChoice,
-        split: Cut | Sequence[int | str] = "input",
+        split: Cut | Sequence[int | str] | None = None,
         *,
         codec: str = "raw",
         calibration: str | Path | LossTable | None = None,
@@ -146,7 +147,8 @@ class EdgeClient(ClientCore):
             connection=connection,
             postprocess=self._postprocess if postprocess else None,
         )
-        self._split = self._checked(split)
+        split = "input" if split is None and len(self.chain) < 2 else split
+        self._split: Cut = () if split is None else self._checked(split)
         self._routes: dict[Cuts, Route] = {}
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
         example = self._edge_model.example
@@ -209,7 +211,8 @@ class EdgeClient(ClientCore):
         else:
             self._connect()
             chained = isinstance(self.split, tuple) and len(self.chain) > 1
-            self._edge_model.check_cuts(self.split if chained else [self.split])  # type: ignore[arg-type]
+            if self.split != ():
+                self._edge_model.check_cuts(self.split if chained else [self.split])  # type: ignore[arg-type]
             self.connect(seconds)
             if self._edge_model.chooser is not None:
                 self._edge_model.chooser.begin()
@@ -461,11 +464,12 @@ class EdgeClient(ClientCore):
         self,
         model: nn.Module | None = None,
         *,
-        cut: str,
+        cut: str | Sequence[str],
         answer: tuple[Any, ...] | None = None,
         codec: str | None = None,
     ) -> Iterator[Any]:
-        """The client's model (or ``model``, of the same weights), whose ``generate()`` is split after ``cut``.
+        """The client's model (or ``model``, of the same weights), whose ``generate()`` is split after ``cut``; along a
+        chain after each of a list.
 
             with client.generating(cut="model.layers.3") as model:
                 ids = model.generate(**inputs, max_new_tokens=64)
@@ -481,6 +485,8 @@ class EdgeClient(ClientCore):
     def _cut(self, split: Cut | Sequence[int | str] | None) -> tuple[Cut, Route]:
         """The edge's cut, and the parts behind the first server's."""
         cuts = self._split if split is None else self._checked(split)
+        if cuts == ():
+            raise SpecError("a chain of servers has no cut of its own: give split=[...], one for each server")
         if not isinstance(cuts, tuple) or len(self.chain) < 2:
             return cuts, ()
         if (route := self._routes.get(cuts)) is None:

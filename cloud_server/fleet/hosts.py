@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.fleet.room import placed
 from cloud_server.fleet.version import Loaded
-from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Progress, ServedModel
+from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Following, Progress, ServedModel
 from cloud_server.processes import Pool, PooledModel, Share, payload_memory
 from shared_hooks import Crossing
 from shared_hooks.errors import Disagreement, ModelFailed
@@ -108,10 +108,10 @@ class Replicated:
         """As any of them."""
         self._replicas[0].admit_step(header, payload_bytes, max_bytes)
 
-    def open_session(self, cut: str) -> EngineSession:
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """On the replica that has the fewest requests now, in turn where none has any; it stays there."""
         with self._least() as engine:
-            return engine.open_session(cut)
+            return engine.open_session(cut, following)
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:

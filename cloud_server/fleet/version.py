@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from cloud_server.config import ModelEntry
-from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Leave, Progress, room_for
+from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Following, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.models.engine import Batching, Company
 from cloud_server.processes import Trials
@@ -402,8 +402,8 @@ class Version:
     ) -> Computed:
         return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes, read)
 
-    def open_session(self, cut: str) -> EngineSession:
-        return self._engine().open_session(cut)
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
+        return self._engine().open_session(cut, following)
 
     def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
         return self._engine().observing(observers)

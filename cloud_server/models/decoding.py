@@ -9,19 +9,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from cloud_server.config import DecodingFactory
-from cloud_server.models.engine import Computed, EngineSession, owned
+from cloud_server.models.engine import Computed, EngineSession, Following, owned
 from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Parcel, WrappedModel
-from shared_hooks.errors import BadFrame, IsthmusError, ModelFailed, SessionLost
+from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
+from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.generation.remote_tensor import STEP_BYTES
+from shared_hooks.generation.session import Said
 from shared_hooks.generation.together import Ended, Outcome, Together
 from shared_hooks.lifecycle import Stage
 from shared_hooks.observers import transforms
@@ -90,14 +93,18 @@ class DecodingTails:
     def _own(self, wrapped: WrappedModel, cut: str) -> DecodingTail:
         return OwnTail(wrapped.model, cut, step_bytes=self.step_bytes, modules=wrapped.modules, turns=wrapped.turns)
 
-    def open(self, cut: str) -> ModelSession:
-        """Raises UnknownLayer, CutRefused, and ModelFailed with the model's error as cause."""
+    def open(self, cut: str, following: Following | None = None) -> ModelSession:
+        """``following``: the part behind it. Raises UnknownLayer, CutRefused, and ModelFailed (the model's error)."""
         try:
             with self._lock:
                 if cut not in self._tails:
                     self._tails[cut] = self._factory(self.wrapped, cut)
                 tail = self._tails[cut]
-            return ModelSession(self, cut, tail.open())
+            if following is None:
+                return ModelSession(self, cut, tail.open())
+            if not isinstance(tail, OwnTail):
+                raise CutRefused(f"what steps this model after {cut} runs to its end: no other server can follow")
+            return ModelSession(self, cut, MiddleSession(tail, *following))
         except IsthmusError:
             raise
         except Exception as error:
@@ -171,7 +178,9 @@ class ModelSession:
         return made
 
     def close(self) -> None:
-        self._session = None
+        session, self._session = self._session, None
+        if isinstance(session, MiddleSession):
+            session.close()
 
     def held(self) -> DecodingSession:
         """What steps it. Raises SessionLost."""
@@ -190,7 +199,8 @@ class ModelSession:
 
     def lose(self, why: str) -> None:
         """It is not used any more."""
-        self._lost, self._session = why, None
+        self._lost = why
+        self.close()
 
 
 class BegunStep:
@@ -200,7 +210,9 @@ class BegunStep:
         self._tails = tails
         self._session = session
         self._tail = session.held()
-        self._done: tuple[dict[str, Any], list[torch.Tensor], tuple[str, ...]] = {}, [], ()
+        self._done: Said = {}, []
+        self._changed: tuple[str, ...] = ()
+        self._rest: Callable[[], Said] | None = None
         lifecycle, started = tails.wrapped.lifecycle, time.perf_counter_ns()
         lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         asked, tensors = Parcel.tensors(header, payload, tails.step_bytes)
@@ -217,8 +229,12 @@ class BegunStep:
         try:
             # Wherever it is interrupted, for its time is over, its session is not used any more.
             with interruptible(), transforms.during(self._tails.wrapped) as changed:
-                said, outputs = self._tail.step(self._asked, self._tensors)
-                self._done = said, outputs, tuple(changed())
+                if isinstance(self._tail, MiddleSession):
+                    begun = self._tail.begin(self._asked, self._tensors)
+                    self._rest, self._done = (begun, self._done) if callable(begun) else (None, begun)
+                else:
+                    self._done = self._tail.step(self._asked, self._tensors)
+                self._changed = tuple(changed())
         except IsthmusError:
             raise
         except Exception as error:
@@ -232,20 +248,42 @@ class BegunStep:
         computed, lifecycle = time.perf_counter_ns(), self._tails.wrapped.lifecycle
         self._session.check_model()
         outcome.result()
-        said, outputs, changed = self._done
-        lifecycle.emit(Stage.AFTER_TAIL, split=self._session.cut, output=(said, outputs))
-        lifecycle.emit(Stage.BEFORE_ENCODE, value=(said, outputs))
+        lifecycle.emit(Stage.AFTER_TAIL, split=self._session.cut, output=self._done)
+        took: dict[str, Any] = {
+            "decode_ns": self._decode_ns,
+            "compute_ns": computed - self._decoded,
+            "transforms": self._changed,
+        }
+        if self._rest is None:
+            return self._packed(self._done, company=outcome.company, **took)
+        part = Computed.of(Parcel.of_tensors({}, []).header, (), 0, session_bytes=self._tail.nbytes, **took)
+        return replace(part, rest=self._continued)
+
+    def _continued(self) -> Computed:
+        """The rest of a step in the middle of a chain: what the next server gives."""
+        rest, self._rest = self._rest, None
+        assert rest is not None
+        try:
+            return self._packed(rest())
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise ModelFailed(f"{type(error).__name__}: {error}") from error
+        finally:
+            self._session.check_model()
+
+    def _packed(self, done: Said, **more: Any) -> Computed:
+        said, outputs = done
+        lifecycle, began = self._tails.wrapped.lifecycle, time.perf_counter_ns()
+        lifecycle.emit(Stage.BEFORE_ENCODE, value=done)
         parcel = Parcel.of_tensors(said, outputs)
         lifecycle.emit(Stage.AFTER_ENCODE, nbytes=parcel.nbytes)
         return Computed.of(
             parcel.header,
             owned(parcel),
             parcel.nbytes,
-            decode_ns=self._decode_ns,
-            compute_ns=computed - self._decoded,
-            encode_ns=time.perf_counter_ns() - computed,
-            transforms=changed,
+            encode_ns=time.perf_counter_ns() - began,
             session_bytes=self._tail.nbytes,
             is_done=NEED not in said,
-            company=outcome.company,
+            **more,
         )

@@ -18,6 +18,7 @@ import torch
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import Crossing, ForwardMetrics, LayerMetrics, Parcel, TensorShape
 from shared_hooks.errors import ServerUnavailable
+from shared_hooks.generation import Link
 from shared_hooks.generation.together import Ended, Outcome
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, Reading
@@ -159,6 +160,13 @@ class Computed:
     """Whether a step was made, or needs more, so that it comes again."""
     cut: tuple[str, bytes] | None = None
     """Digest and description of the later cut that its payload crosses; None: it is the model's answer."""
+    rest: Callable[[], Computed] | None = None
+    """Of a step in the middle of a chain: asks the next server, and gives the answer. Called once, in any thread."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether the next server of a chain has the rest."""
+        return self.cut is not None or self.rest is not None
 
     @classmethod
     def of(
@@ -236,6 +244,13 @@ FILE = "cloud-only-file"
 
 Progress = Callable[[int, int, str], None]
 """(done, total, what comes next)."""
+
+
+class Following(NamedTuple):
+    """The part of a generation behind this server's: where it begins, and the way to who computes it."""
+
+    cut: str
+    link: Link
 
 
 class EngineSession(Protocol):
@@ -430,7 +445,7 @@ class Engine(Protocol):
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As `admit`, for a step of a decoding session."""
 
-    def open_session(self, cut: str) -> EngineSession:
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """A new decoding session behind the layer called ``cut``. Raises UnknownLayer, CutRefused."""
         ...
 

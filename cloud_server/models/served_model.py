@@ -26,6 +26,7 @@ from cloud_server.models.engine import (
     End,
     EngineSession,
     FileRead,
+    Following,
     Identity,
     Progress,
     inexact,
@@ -476,9 +477,9 @@ class ServedModel:
         """Checks that header and payload speak of the same bytes. Raises BadFrame or TooLarge."""
         check_step(header, payload_bytes, max_bytes)
 
-    def open_session(self, cut: str) -> EngineSession:
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """A decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused saying why."""
-        return self._decoding.open(cut)
+        return self._decoding.open(cut, following)
 
     def _run(
         self,

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from cloud_server.limits import Limits
-from cloud_server.models import Computed, End, EngineSession, FileRead, Identity, Progress, inexact
+from cloud_server.models import Computed, End, EngineSession, FileRead, Following, Identity, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
 from cloud_server.processes.channel import Lost, ManifestTask, ProfileTask, SessionTask, SharedMemory, StepTask, Task
 from cloud_server.processes.crew import Crew
@@ -21,6 +21,7 @@ from cloud_server.processes.worker_process import ALL, Share, WorkerProcess
 from shared_hooks import Crossing
 from shared_hooks.errors import (
     BadFrame,
+    CutRefused,
     IsthmusError,
     QuotaExceeded,
     ServerUnavailable,
@@ -276,8 +277,13 @@ class PooledModel:
         """As in one process."""
         check_step(header, payload_bytes, max_bytes)
 
-    def open_session(self, cut: str) -> EngineSession:
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """In the worker that has the fewest, where it stays. Raises what the worker raises, and ServerUnavailable."""
+        if following is not None:
+            raise CutRefused(
+                f'model "{self.identity.model_id}" is computed in processes of its own, which run no middle part of a '
+                "generation: serve it without --worker-processes"
+            )
         worker, number = self._pool.crew.roomiest(), next(_numbers)
         self._pool.begin(SessionTask(self.identity.model_id, number, cut=cut), payer.get().account, worker)
         return PooledSession(self, worker, number)

@@ -255,14 +255,14 @@ class RequestTable:
             request.state = State.RUNNING
             return True
 
-    def hand_on(self, request: Request, send: Callable[[], Callable[[], None]]) -> None:
+    def hand_on(self, request: Request, send: Callable[[], Callable[[], None]]) -> bool:
         """The worker has computed a part: ``send`` asks the next server for the rest, after which `finish` follows.
-        What it gives takes that back, and may not wait for anything.
+        What it gives takes that back, and may not wait for anything. False where the client has cancelled it.
         """
         with self._locked:
             if request.cancelled:
                 self._end(request, Cancelled("the client cancelled it while it ran"))
-                return
+                return False
             request.state = State.HANDED_ON
             leave_line, request.leave_line = request.leave_line, lambda: None
         leave_line()  # nothing of it needs the model any more
@@ -270,8 +270,9 @@ class RequestTable:
         with self.lock:
             if request.state is not State.OVER:
                 request.leave_line = leave
-                return
+                return True
         leave()
+        return True
 
     def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
         """The worker is done: the answer is kept, and sent on the stream that waits for it."""

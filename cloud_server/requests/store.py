@@ -44,7 +44,7 @@ def answer(request: Request, computed: Computed, started_ns: int, load: split_pb
     reply.durations.receive_ns = request.complete_ns - request.sent_ns
     reply.durations.complete_ns = request.complete_ns
     reply.durations.queue_ns = started_ns - request.complete_ns - request.read_ns
-    if computed.cut is None and reply.payload_bytes <= request.inline_bytes:
+    if not computed.is_part and reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = b"".join(buffers), ()
     return Answer(request.key, request.fingerprint, reply=reply, buffers=buffers, about=request.about)
 

@@ -38,6 +38,7 @@ from shared_hooks.errors import (
     ServerUnavailable,
     TooLarge,
 )
+from shared_hooks.generation import Link
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.sharing import Party
 
@@ -83,6 +84,10 @@ class Hub(Protocol):
 
     def check_next(self, server: str) -> None:
         """Raises AccessRefused where this server hands nothing on to one of that name or address."""
+        ...
+
+    def link_onward(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
+        """The way of a generation's steps to the next server of a route that `check_next` takes."""
         ...
 
     def turned_away(self, payer: Payer) -> None:
@@ -270,7 +275,7 @@ class Uploads:
             raise BadFrame(f"{frame.payload_bytes} bytes are announced, and {come} came with the header")
         self._check_observers(frame.hooks)
         if frame.route:
-            self._check_route(frame, step)
+            self._check_route(frame)
         limit = self._outlet.caller.max_request_bytes(self._hub.limits)
         if frame.payload_bytes > limit:
             most = f"at most {limit} are accepted (max_request_bytes)"
@@ -278,7 +283,8 @@ class Uploads:
         if step is not None:
             self._check_cut(step.cut)
             self._engine.admit_step(frame.header, frame.payload_bytes, limit)
-            turn = self._hub.decoding.turn(self._engine, self._outlet.party, step)
+            link = self._hub.link_onward(self._engine, self._outlet.caller, frame.route) if frame.route else None
+            turn = self._hub.decoding.turn(self._engine, self._outlet.party, step, link)
             return Request(self._outlet, self._engine, None, frame, turn)
         if frame.HasField("file"):
             file = frame.file
@@ -316,10 +322,10 @@ class Uploads:
                     f"{key} in the server's configuration (docs/observers.md)"
                 )
 
-    def _check_route(self, frame: split_pb2.RequestHeader, step: Step | None) -> None:
+    def _check_route(self, frame: split_pb2.RequestHeader) -> None:
         """The parts behind this server's, as far as it can tell."""
-        if step is not None or frame.HasField("file"):
-            raise BadFrame("a chain computes requests that are cut; no files and no steps of decoding sessions")
+        if frame.HasField("file"):
+            raise BadFrame("a chain computes requests that are cut, and no input files")
         if len(frame.route) > MAX_HOPS:
             raise TooLarge(f"a chain of {len(frame.route)} more servers is asked for; at most {MAX_HOPS} are taken")
         cuts = [hop.cut for hop in frame.route]

@@ -36,12 +36,12 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words]]:
     """The model of the options, cut and connected, and its tokenizer. Raises what commands tell."""
     how(options)  # before anything is loaded
-    server = needed(options)
+    server, cuts = needed(options, chain=True), options.cut.split(",")
     choice = choice_of(options)
     spec = choice.spec()
     with running(server, choice) as address:
         client = EdgeClient(
-            address,
+            address.split(",") if address is not None and "," in address else address,
             choice.with_spec(spec),
             metrics=False,
             deadline=options.deadline,
@@ -49,7 +49,9 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
             connection=ConnectionOptions(patience=options.patience, credentials=credentials_of(options)),
         )
         try:
-            generator = SplitGenerator(client, options.cut, answer=LEAST, codec=options.codec)
+            generator = SplitGenerator(
+                client, cuts if len(cuts) > 1 else options.cut, answer=LEAST, codec=options.codec
+            )
             if options.cut == AUTO:
                 tell(f"cut after {generator.cut}: a token is there soonest")
             words = Words.of(spec)
@@ -112,7 +114,7 @@ def generate(options: argparse.Namespace) -> int:
             said = {
                 "model": generator.client.model_id,
                 "server": generator.client.server,
-                "cut": generator.cut,
+                "cut": ",".join(generator.cuts),
                 "prompt": prompt,
                 "text": text,
                 "token_ids": ids,
@@ -176,7 +178,7 @@ def chat(options: argparse.Namespace) -> int:
         draw(options)
         talk = Conversation(generator, words, system=options.system, **how(options))
         if sys.stdin.isatty():
-            tell(f"{generator.client.model_id}, cut after {generator.cut}. {KNOWN}")
+            tell(f"{generator.client.model_id}, cut after {', '.join(generator.cuts)}. {KNOWN}")
         done: list[dict[str, Any]] = []
         while (line := _read()) is not None:
             word = line.strip()
@@ -190,7 +192,7 @@ def chat(options: argparse.Namespace) -> int:
         said = {
             "model": generator.client.model_id,
             "server": generator.client.server,
-            "cut": generator.cut,
+            "cut": ",".join(generator.cuts),
             "turns": done,
             "exit_status": status,
         }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Final
@@ -18,6 +19,7 @@ from edge_client.generation.summary import Clock, Summary, criteria_with, prompt
 from edge_client.spoken import AUTO, WORDS
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer, near
 from shared_hooks.generation import Link, SplitForward, StepRecord
+from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.results import Answer
 from shared_hooks.generation.split import HISTORY_BYTES
 from shared_hooks.modules import weights_hash
@@ -56,6 +58,20 @@ def check_cut(model: nn.Module, cut: object) -> str:
         found = near(path, known, NEAR)
         raise UnknownLayer(f'no layer "{cut}".{found or _blocks_told(model)}')
     return cut
+
+
+def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
+    """One cut for each of so many servers (one without any), as `check_cut` gives it. Raises CutRefused for cuts that
+    are no parts of a chain, too.
+    """
+    cuts = tuple(cut) if isinstance(cut, (list, tuple)) else (cut,)
+    if len(cuts) != max(1, servers):
+        number = f"{servers} servers" if servers > 1 else "one server"
+        raise SpecError(f"cut={cut!r:.200}: {len(cuts)} for {number}: a chain has one for each, where its part begins")
+    checked = tuple(check_cut(model, one) for one in cuts)
+    for first, second in itertools.pairwise(Cut.of(model, one) for one in checked if len(checked) > 1):
+        check_order(first, second)
+    return checked
 
 
 def group_cut(model: nn.Module, group: str) -> str:
@@ -116,6 +132,8 @@ class SplitGenerator:
     "int6", "int5" or "int4" send hidden states with so many bits a number, a loss. ``link``: in place of the
     client's connection.
 
+    Along a chain of servers ``cut`` is a list, one for each server: where its part begins (docs/chains.md).
+
     ``cut="auto"`` measures both sides and the link for some seconds, through the client: the block after which a token
     is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
 
@@ -126,7 +144,7 @@ class SplitGenerator:
     def __init__(
         self,
         client: ClientCore,
-        cut: str,
+        cut: str | Sequence[str],
         *,
         model: nn.Module | None = None,
         answer: Answer = None,
@@ -137,8 +155,10 @@ class SplitGenerator:
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)
-        self.cut = check_cut(self.model, _best(client, self.model, answer) if cut == AUTO else cut)
-        link = SessionLink(client, self.cut, exact=exact) if link is None else link
+        self.cuts = check_cuts(self.model, _best(client, self.model, answer) if cut == AUTO else cut, len(client.chain))
+        """Where each part of the model begins: the first server's, and of a chain those behind it."""
+        self.cut = self.cuts[0]
+        link = SessionLink(client, self.cuts, exact=exact) if link is None else link
         own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
         self._forward = SplitForward(
             self.model,
@@ -201,12 +221,19 @@ class SplitGenerator:
 
     def __repr__(self) -> str:
         last = self._summary
-        return summary_of(self, f"model={self.client.model_id}", f"cut={self.cut!r}", "" if last is None else last.line)
+        return summary_of(
+            self, f"model={self.client.model_id}", f"cut={', '.join(self.cuts)!r}", "" if last is None else last.line
+        )
 
 
 @contextmanager
 def split_model(
-    model: nn.Module | None, client: ClientCore, cut: str, *, answer: Answer = None, codec: str | None = None
+    model: nn.Module | None,
+    client: ClientCore,
+    cut: str | Sequence[str],
+    *,
+    answer: Answer = None,
+    codec: str | None = None,
 ) -> Iterator[Any]:
     """``model`` (None: the client's own) with its ``forward`` split as long as the block runs.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +19,8 @@ CLOSE_SECONDS: Final = 0.5
 
 
 class SessionLink:
-    """Decoding sessions of ``client``'s model, cut after the layer ``cut``: a `shared_hooks.generation.Link`.
+    """Decoding sessions of ``client``'s model, cut after the layer ``cut``: a `shared_hooks.generation.Link`. Along a
+    chain ``cut`` is a list, one cut for each server.
 
     A step is a request like any other: it has a deadline (``deadline`` seconds; None: the client's), is sent again
     after a lost connection, and is computed once. The server's refusals come as they are: SessionLost (the session can
@@ -29,8 +31,12 @@ class SessionLink:
     bits may then differ, as `StepReply.company` says.
     """
 
-    def __init__(self, client: ClientCore, cut: str, *, deadline: float | None = None, exact: bool = True) -> None:
-        self.cut = cut
+    def __init__(
+        self, client: ClientCore, cut: str | Sequence[str], *, deadline: float | None = None, exact: bool = True
+    ) -> None:
+        self.cut, *rest = (cut,) if isinstance(cut, str) else cut
+        hops = zip(client.chain[1:], rest, strict=True)
+        self._route = tuple(split_pb2.Hop(server=server, cut=cut) for server, cut in hops)
         self.exact = exact
         self.deadline = deadline
         self._client = client
@@ -69,7 +75,7 @@ class SessionLink:
         deadline: float | None,
     ) -> StepReply:
         stamps, until = Stamps(), self._client.until(deadline)
-        pack = partial(wire.outgoing_step, session, number, decoding, header, tensors)
+        pack = partial(wire.outgoing_step, session, number, decoding, header, tensors, self._route)
         answer = self._client.requests.ask(pack, self.cut, stamps, until)
         said, results = answer.output
         nbytes = answer.bytes_up, answer.bytes_down

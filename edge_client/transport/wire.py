@@ -130,13 +130,17 @@ def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Ou
 
 
 def outgoing_step(
-    session: int, step: int, decoding: split_pb2.Decoding, asked: dict[str, Any], tensors: list[torch.Tensor]
+    session: int,
+    step: int,
+    decoding: split_pb2.Decoding,
+    asked: dict[str, Any],
+    tensors: list[torch.Tensor],
+    route: Sequence[split_pb2.Hop] = (),
 ) -> Outgoing:
     """A step of a decoding session, or its end."""
     parcel = Parcel(b"", (), 0) if decoding.close else Parcel.of_tensors(asked, tensors)
-    return Outgoing(
-        "", b"", parcel.header, parcel.buffers, parcel.nbytes, decoding=decoding, session=session, step=step
-    )
+    sent = "", b"", parcel.header, parcel.buffers, parcel.nbytes
+    return Outgoing(*sent, decoding=decoding, session=session, step=step, route=tuple(route))
 
 
 def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]:

@@ -43,6 +43,17 @@ class Cut:
         return cls(name, path, int(number or 1), frozenset(above))
 
 
+def check_order(first: Cut, second: Cut) -> None:
+    """Whether a part may run from one cut to the other. Raises CutRefused."""
+    if not first.above <= second.above or second.path in first.above:
+        raise CutRefused(
+            f"a part from {first.name} to {second.name}: the second cut must be after a module in the same list of "
+            "blocks as the first, or within one of them"
+        )
+    if (first.path, first.number) == (second.path, second.number):
+        raise CutRefused(f"two parts of a chain begin after {first.name}")
+
+
 def device_of(model: nn.Module) -> torch.device:
     """Where a model's weights are; those on meta (a side may lack the other's) do not count."""
     for tensor in (*model.parameters(), *model.buffers()):

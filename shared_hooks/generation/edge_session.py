@@ -185,6 +185,11 @@ class History:
         self._bytes = 0
         self.steps: list[Step] | None = []
 
+    @property
+    def nbytes(self) -> int:
+        """What they take."""
+        return 0 if self.steps is None else self._bytes
+
     def add(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Keep one. Whoever owns the tensors may go on writing to them."""
         self._bytes += sum(tensor.nbytes for tensor in tensors)
@@ -230,6 +235,8 @@ class EdgeSession:
         self.calls = Calls()
         self.remade: Callable[[EdgeSession], None] | None = None
         """Computes the steps again, where they are not kept: see `SplitForward`."""
+        self._asked = False
+        """Whether the other side may have it."""
         self._fork: tuple[EdgeSession, int] | None = None
         self._copies: list[weakref.ref[EdgeSession]] = []
 
@@ -237,7 +244,7 @@ class EdgeSession:
         """A session that continues from here on its own; it opens with its first step, or before the next one here."""
         made = EdgeSession.__new__(EdgeSession)
         made.__dict__.update(self.__dict__)
-        made.id, made.number = next(_ids), 0
+        made.id, made.number, made._asked = next(_ids), 0, False
         made.inputs, made.up, made.down = self.inputs.copied(), self.up.copied(), self.down.copied()
         made.downs = [one.copied() for one in self.downs]
         made.reports, made.extras = dict(self.reports), list(self.extras)
@@ -289,6 +296,7 @@ class EdgeSession:
             return self._send(header, tensors)
 
     def _send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
+        self._asked = True
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
         return self.link.step(self.id, self.number, header, tensors, fork)
 
@@ -327,5 +335,5 @@ class EdgeSession:
 
     def close(self) -> None:
         """The other side may forget it."""
-        if self.number:
+        if self._asked:
             self.link.close(self.id)

@@ -17,7 +17,7 @@ import torch
 
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward import HookExitException
-from shared_hooks.generation.cut import Cut
+from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
 from shared_hooks.generation.mirror import Changes
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
@@ -29,6 +29,7 @@ from shared_hooks.generation.session import (
     Header,
     Known,
     NeededBehind,
+    Said,
     Step,
     StepAnswer,
 )
@@ -57,11 +58,7 @@ class MiddleSession(DecodingSession):
         super().__init__(tail)
         self._link = link
         self._second = Cut.of(tail.model, second)
-        if not tail.cut.above <= self._second.above or self._second.path in tail.cut.above:
-            raise CutRefused(
-                f"a part from {tail.cut.name} to {second}: the second cut must be after a module in the same list of "
-                "blocks as the first, or within one of them"
-            )
+        check_order(tail.cut, self._second)
         self._onward = EdgeSession(link, None, HISTORY_BYTES) if onward is None else onward
         self._up = Changes()
 
@@ -79,21 +76,34 @@ class MiddleSession(DecodingSession):
     def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
         return _MiddleStep(self._second, self._tail, known, self._mirror, header, tensors).run()
 
-    def _completed(self, known: Known, answer: StepAnswer) -> StepAnswer:
+    @property
+    def nbytes(self) -> int:
+        """Memory of what is kept for it, with the steps that the next server may have to be given again."""
+        return super().nbytes + self._onward.history.nbytes
+
+    def _completed(
+        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Said]
+    ) -> Said | Callable[[], Said]:
         assert isinstance(answer, _Left)
+        return partial(self._continued, known, answer, undone)
+
+    @torch.no_grad()
+    def _continued(self, known: Known, answer: _Left, undone: Callable[[BaseException], Said]) -> Said:
+        """The step at the next server, and the answer to it."""
         onward, up = self._onward, self._up.copied()
         marks = onward.marks()
         try:
             header, tensors = self._message(answer, up)
             reply = self._sent(answer, header, tensors)
+            answered = self._answered(known, answer, reply.header, reply.tensors)
         except BaseException as error:
-            onward.back(marks)
+            onward.back(marks)  # if the next server has made the step, it finds out by its number
             if isinstance(error, NeededBehind):
                 onward.reports = {}  # said once more with the same step
-            raise
+            return undone(error)
         onward.done(header, tensors)
         self._up = up
-        return self._answered(known, answer, reply.header, reply.tensors)
+        return self._done(known, answered)
 
     def _message(self, answer: _Left, up: Changes) -> tuple[Header, list[torch.Tensor]]:
         given, head, onward = answer.header, answer.runner.head, self._onward

@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -106,6 +107,8 @@ class Look:
 
 
 Header = dict[str, Any]
+Said = tuple[Header, list[torch.Tensor]]
+"""The answer to a step."""
 LEAVES, CALLS = "leaves", "calls"
 
 
@@ -217,6 +220,13 @@ class DecodingSession:
         """One step. Raises BadFrame for what is malformed, CutRefused for what cannot be done at this cut, and what the
         model raises.
         """
+        begun = self.begin(header, tensors)
+        return begun() if callable(begun) else begun
+
+    def begin(self, header: Header, tensors: list[torch.Tensor]) -> Said | Callable[[], Said]:
+        """Runs the model for one step, and gives the answer, or what makes it: where other servers have to be asked,
+        for which the model is not needed. Call that once, in any thread, before anything else is done with the session.
+        """
         if not isinstance(header, dict):
             raise BadFrame("a step is a JSON object")
         if self._spoilt:
@@ -225,27 +235,36 @@ class DecodingSession:
             return {}, []
         before = None if self._mirror is None else self._mirror.snapshot()
         was, known = self._mirror, self._known.copied()
+        undone = partial(self._undone, was, before)
         try:
             with self._tail.unchanged.turns.one(foreseen=False):
                 answer = self._stepped(known, header, tensors)
-            answer = self._completed(known, answer)
         except BaseException as error:
-            self._mirror = was
-            if was is not None and before is not None and not was.back_to(before):
-                self._spoilt = f"a step failed in the middle of writing to the state: {error!s:.200}"
-            needed = _needed(error)
-            if needed is None:
-                raise
-            return {"need": needed, "why": f"{error!s:.300}"}, []
+            return undone(error)
+        return self._completed(known, answer, undone)
+
+    def _undone(self, mirror: Mirror | None, snapshot: Any, error: BaseException) -> Said:
+        """The session as it was before a step; the answer that says what is needed. Raises ``error`` if nothing is."""
+        self._mirror = mirror
+        if mirror is not None and snapshot is not None and not mirror.back_to(snapshot):
+            self._spoilt = f"a step failed in the middle of writing to the state: {error!s:.200}"
+        needed = _needed(error)
+        if needed is None:
+            raise error
+        return {"need": needed, "why": f"{error!s:.300}"}, []
+
+    def _done(self, known: Known, answer: StepAnswer) -> Said:
         self._known, self._mirror = known, answer.mirror
         return answer.header, answer.tensors
 
     def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
         return Step(self._tail, known, self._mirror, header, tensors).run()
 
-    def _completed(self, known: Known, answer: StepAnswer) -> StepAnswer:
-        """What is done when the model does not run any more."""
-        return answer
+    def _completed(
+        self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Said]
+    ) -> Said | Callable[[], Said]:
+        """What is done when the model does not run any more; ``undone`` where it fails."""
+        return self._done(known, answer)
 
     def close(self) -> None:
         """It is not used any more."""

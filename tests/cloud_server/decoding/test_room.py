@@ -51,7 +51,7 @@ class Engine:
     def __init__(self) -> None:
         self.made: list[Held] = []
 
-    def open_session(self, cut: str) -> Held:
+    def open_session(self, cut: str, following: object = None) -> Held:
         self.made.append(Held())
         return self.made[-1]
 
