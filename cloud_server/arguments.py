@@ -72,6 +72,8 @@ def parser() -> Parser:
             "the input both sides plan on, if not the spec's: 1,3,224,224[:dtype], a file, module:callable",
         ),
         ("--tails", "[NAME=]CUT,CUT|all", "tails of a --model for heads that are not torch's, each as NAME@CUT"),
+        ("--only-middle", "[NAME=]FROM,TO", "of a --model's weights load those between two cuts of a chain alone"),
+        ("--only-tail", "[NAME=]CUT", "of a --model's weights load those behind this cut alone"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     text = "decode with it, too: learned:FILE of edge-client learn, a plugin's entry point or MODULE:CLASS; repeatable"

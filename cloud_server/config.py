@@ -32,6 +32,7 @@ decoding = "my_package.tails:make"   # (WrappedModel, layer) -> what decodes beh
 device = "cuda:1"                    # absent = the server's
 compile = "rounding"                 # compile those tails; true: use them only where bits are equal; absent = false
 warm_up = { cuts = ["layer3"], batch_sizes = [1, 8] }  # tails that are run before it serves; absent = the shortest one
+only = ["layer1", "layer3"]          # load the weights of this part alone (one name: to the end); absent = all
 tails = ["layer3"]                   # cuts that are models of the Open Inference Protocol, or "all"; absent = none
 
 [limits]                             # see limits.py
@@ -204,10 +205,21 @@ class ModelEntry:
 
     tails: tuple[str, ...] = ()
     """Cuts behind which the tail is a model of its own in the Open Inference Protocol, ``NAME@CUT``; ("all",): each."""
+    only: tuple[str, ...] = ()
+    """The part whose weights are loaded, from the first cut to the second (without one: to the end); (): all."""
 
     def __post_init__(self) -> None:
         if self.compile not in ("", *COMPILED):
             raise SpecError(f'compile: expected "{COMPILED[0]}" or "{COMPILED[1]}", found "{self.compile}"')
+        if len(self.only) > 2 or not all(self.only):
+            raise SpecError(
+                f"only: expected the cut where a part begins, or two: where it ends, too; found {self.only}"
+            )
+        if self.only and (self.tails or self.compile):
+            what = "tails" if self.tails else "compile"
+            raise SpecError(
+                f"{what}: needs all of a model's weights, and of {self.spec.model_id} only a part is loaded"
+            )
 
 
 def _referred(name: str, reference: str, folder: Path, table: Table) -> ModelSpec:
@@ -233,6 +245,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             where = f"{table.origin}: {inner.name('decoding')}"
             decoding = None if decodes is None else resolve(decodes, folder, where)
             tails = tuple(inner.take_list("tails", str, "a list of layers' names") or ())
+            only = tuple(inner.take_list("only", str, "a list of one or two layers' names") or ())
             device, warm_up = inner.take("device", str) or "", _warm_up(inner.table("warm_up"))
             compiled = inner.take_any("compile")
             reference = inner.take("model", str)
@@ -241,7 +254,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             else:
                 spec = _referred(name, reference, folder, table)
                 inner.done()
-            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled), tails))
+            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled), tails, only))
         else:
             table.fail(
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"

@@ -42,13 +42,28 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     ids = [load_spec(reference).model_id for reference in references]
     weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
     selections = _by_model("--selection", options.selection, ids)
-    tails = _by_model("--tails", options.tails, ids)
+    tails, only = _by_model("--tails", options.tails, ids), _only(options, ids)
     models = []
     for id, reference in zip(ids, references, strict=True):
         of = {"weights": weights.get(id), "selection": selections.get(id), "example": examples.get(id)}
         cuts = tuple(one.strip() for one in tails[id].split(",")) if id in tails else ()
-        models.append(ModelEntry(load_spec(reference, **of), tails=cuts))
+        models.append(ModelEntry(load_spec(reference, **of), tails=cuts, only=only.get(id, ())))
     return dataclasses.replace(config, models=(*config.models, *models))
+
+
+def _only(options: argparse.Namespace, ids: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """The part whose weights are loaded, of each model that has one. Raises SpecError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for option, given, count in (("--only-middle", options.only_middle, 2), ("--only-tail", options.only_tail, 1)):
+        for id, text in _by_model(option, given, ids).items():
+            cuts = tuple(one.strip() for one in text.split(","))
+            if len(cuts) != count or not all(cuts):
+                expected = "the cuts where a part begins and ends" if count == 2 else "the cut where the tail begins"
+                raise SpecError(f"{option} {text}: expected {expected}")
+            if id in found:
+                raise SpecError(f"--only-middle, --only-tail: model {id} has one part")
+            found[id] = cuts
+    return found
 
 
 def _next(text: str) -> NextServer:

@@ -3,15 +3,17 @@
     python -m studies.chains hop [--json FILE]        # a chain of three beside one of two with the same parts joined
     python -m studies.chains stream [--json FILE]     # many inputs through a chain of three
     python -m studies.chains faults [--json FILE]     # 5,000 requests while hops are killed, stopped, cut, drained
+    python -m studies.chains generations [--json FILE]  # 200 generations of the example's language model, likewise
     python -m studies.chains plan [--json FILE]       # as root: ten placements on two shaped links, predicted
 
-Every server is a process of its own. In ``faults`` each answer is compared with the whole model's, bit for bit.
+Every server is a process of its own. In ``faults`` each answer is compared with the whole model's, bit for bit, in
+``generations`` each text, token for token.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import copy
 import itertools
 import json
 import os
@@ -24,14 +26,15 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
+from edge_client.generation import SplitGenerator
 from edge_client.process import local_server
 from edge_client.tasks.plan_chain import parts_of, plan_chain
 from shared_hooks.errors import CutRefused, IsthmusError
@@ -52,7 +55,7 @@ def _choice(name: str) -> ModelChoice:
     return ModelChoice(model, device="cpu", threads=1, example=example)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _chain(choice: ModelChoice) -> Iterator[list[str]]:
     """The addresses that a client gives for a chain of two servers."""
     with (
@@ -149,14 +152,15 @@ def stream(options: argparse.Namespace) -> dict[str, Any]:
 class _Server:
     """A server that may be killed, stopped and started again at its port."""
 
-    def __init__(self, port: int, *words: str) -> None:
+    def __init__(self, model: str, port: int, *words: str) -> None:
+        self._model = model
         self.port = port
         self._words = words
         self.process: subprocess.Popen[str] | None = None
         self.start()
 
     def start(self) -> None:
-        words = ["--model", "digits", "--threads", "1", "--log-level", "error", "--drain-seconds", "20"]
+        words = ["--model", self._model, "--threads", "1", "--log-level", "error", "--drain-seconds", "20"]
         self.process = subprocess.Popen(
             [sys.executable, "-u", "-m", "cloud_server", "--listen", f"127.0.0.1:{self.port}", *words, *self._words],
             cwd=ROOT,
@@ -190,21 +194,14 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def faults(options: argparse.Namespace) -> dict[str, Any]:
-    """Requests of several threads; one fault after the other, with a pause between."""
-    spec = load_spec("digits")
-    args, _ = spec.example() or ((), {})
-    (value,) = args
-    inputs = [value + 0.01 * number for number in range(16)]
-    with torch.no_grad():
-        model = spec.load_model()
-        expected = [model(one) for one in inputs]
+@contextmanager
+def _disturbed(model: str, options: argparse.Namespace) -> Iterator[tuple[list[str], Counter[str]]]:
+    """The servers of a chain to which something happens every ``options.pause`` seconds, and how often what did."""
     last_port, first_port = _free_port(), _free_port()
-    last = _Server(last_port)
-    counts: Counter[str] = Counter()
-    dice = random.Random(options.seed)
+    last = _Server(model, last_port)
+    dice, done, made = random.Random(options.seed), threading.Event(), Counter[str]()
     with Relay(("127.0.0.1", last_port)) as between:
-        first = _Server(first_port, "--next", f"last=127.0.0.1:{between.address[1]}")
+        first = _Server(model, first_port, "--next", f"last=127.0.0.1:{between.address[1]}")
         with Relay(("127.0.0.1", first_port)) as before:
             kinds: dict[str, Callable[[], None]] = {
                 "the last server killed and started again": lambda: (last.end(signal.SIGKILL), last.start())[1],
@@ -217,11 +214,6 @@ def faults(options: argparse.Namespace) -> dict[str, Any]:
                 "the edge's link cut": before.reset,
                 "the link between servers stalled for 2 s": lambda: _stalled(between, 2),
             }
-            server = [f"127.0.0.1:{before.address[1]}", "last"]
-            connection = ConnectionOptions(patience=60, max_in_flight=8)
-            choice = ModelChoice("digits", device="cpu", threads=1)
-            done = threading.Event()
-            made: Counter[str] = Counter()
 
             def disturb() -> None:
                 while not done.wait(options.pause):
@@ -229,50 +221,108 @@ def faults(options: argparse.Namespace) -> dict[str, Any]:
                     made[name] += 1
                     kinds[name]()
 
-            with EdgeClient(
-                server, choice, ["stage1.0.conv2", "stage2.1.conv1"], metrics=False, deadline=120, connection=connection
-            ) as client:
-                numbers = iter(range(options.requests))
-                lock = threading.Lock()
-
-                def work() -> None:
-                    while True:
-                        with lock:
-                            number = next(numbers, None)
-                        if number is None:
-                            return
-                        time.sleep(options.gap)
-                        try:
-                            answer = client.infer(inputs[number % 16])
-                        except IsthmusError as error:
-                            with lock:
-                                counts[f"failed: {type(error).__name__}"] += 1
-                                if counts["failed"] < 3:
-                                    print(f"{type(error).__name__}: {error}", file=sys.stderr)
-                                counts["failed"] += 1
-                            continue
-                        same = torch.equal(next(iter(tensors_in(answer.output))), expected[number % 16])
-                        with lock:
-                            counts["exact" if same else "wrong"] += 1
-                            counts["sent again by the edge"] += answer.sends > 1
-                            counts["sent again between servers"] += any(part.sends > 1 for part in answer.parts)
-
-                threads = [threading.Thread(target=work) for _ in range(4)]
-                disturbing = threading.Thread(target=disturb)
-                began = time.perf_counter()
-                for one in threads:
-                    one.start()
-                disturbing.start()
-                for one in threads:
-                    one.join()
+            disturbing = threading.Thread(target=disturb)
+            disturbing.start()
+            try:
+                yield [f"127.0.0.1:{before.address[1]}", "last"], made
+            finally:
                 done.set()
                 disturbing.join()
-                took = time.perf_counter() - began
         first.end(signal.SIGTERM)
     last.end(signal.SIGTERM)
+
+
+def _counted(count: int, threads: int, each: Callable[[int], Counter[str]]) -> Counter[str]:
+    """What ``each`` counts for the numbers below ``count``, called by several threads; its errors are counted, too."""
+    numbers, lock, counts = iter(range(count)), threading.Lock(), Counter[str]()
+
+    def work() -> None:
+        while True:
+            with lock:
+                number = next(numbers, None)
+            if number is None:
+                return
+            try:
+                found = each(number)
+            except IsthmusError as error:
+                print(f"{type(error).__name__}: {error}", file=sys.stderr)
+                found = Counter({"failed": 1, f"failed: {type(error).__name__}": 1})
+            with lock:
+                counts.update(found)
+
+    running = [threading.Thread(target=work) for _ in range(threads)]
+    for one in running:
+        one.start()
+    for one in running:
+        one.join()
+    return counts
+
+
+def _found(options: argparse.Namespace, began: float, counts: Counter[str], made: Counter[str]) -> dict[str, Any]:
+    took = time.perf_counter() - began
     found = {"requests": options.requests, "seconds": took, **counts, "faults": dict(made)}
     print(json.dumps(found), flush=True)
     return found
+
+
+def faults(options: argparse.Namespace) -> dict[str, Any]:
+    """Requests of several threads; one fault after the other, with a pause between."""
+    spec = load_spec("digits")
+    args, _ = spec.example() or ((), {})
+    (value,) = args
+    inputs = [value + 0.01 * number for number in range(16)]
+    with torch.no_grad():
+        model = spec.load_model()
+        expected = [model(one) for one in inputs]
+    with _disturbed("digits", options) as (server, made):
+        connection = ConnectionOptions(patience=60, max_in_flight=8)
+        choice, cuts = ModelChoice("digits", device="cpu", threads=1), ["stage1.0.conv2", "stage2.1.conv1"]
+        with EdgeClient(server, choice, cuts, metrics=False, deadline=120, connection=connection) as client:
+
+            def each(number: int) -> Counter[str]:
+                time.sleep(options.gap)
+                answer = client.infer(inputs[number % 16])
+                same = torch.equal(next(iter(tensors_in(answer.output))), expected[number % 16])
+                return Counter(
+                    {
+                        "exact" if same else "wrong": 1,
+                        "sent again by the edge": answer.sends > 1,
+                        "sent again between servers": any(part.sends > 1 for part in answer.parts),
+                    }
+                )
+
+            began = time.perf_counter()
+            return _found(options, began, _counted(options.requests, 4, each), made)
+
+
+SPEAKER: Final = "examples/language_model.toml"
+
+
+def generations(options: argparse.Namespace) -> dict[str, Any]:
+    """Texts of two threads, beside the same faults."""
+    model = load_spec(SPEAKER).load_model()
+    asked = {"max_new_tokens": options.tokens, "min_new_tokens": options.tokens}
+    cuts = ["model.layers.1", "model.layers.3"]
+    lock = threading.Lock()
+    with _disturbed(SPEAKER, options) as (server, made):
+        connection = ConnectionOptions(patience=60, max_in_flight=8)
+        with EdgeClient(server, ModelChoice(SPEAKER, threads=1), deadline=120, connection=connection) as client:
+            idle = [copy.deepcopy(client.wrapped.model) for _ in range(2)]
+
+            def each(number: int) -> Counter[str]:
+                ids = torch.randint(5, 60, (1, 8), generator=torch.Generator().manual_seed(number))
+                how = {**asked, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+                with lock:
+                    expected = model.generate(**how, do_sample=False)
+                    own = idle.pop()
+                try:
+                    found = SplitGenerator(client, cuts, model=own).generate(**how, do_sample=False)
+                finally:
+                    idle.append(own)
+                return Counter({"exact" if torch.equal(found, expected) else "wrong": 1})
+
+            began = time.perf_counter()
+            return _found(options, began, _counted(options.requests, 2, each), made)
 
 
 def _stalled(relay: Relay, seconds: float) -> None:
@@ -312,7 +362,7 @@ def plan(options: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-@contextlib.contextmanager
+@contextmanager
 def _served(namespace: str, address: str, name: str, *more: str) -> Iterator[None]:
     words = ["--listen", f"{address}:50051", "--insecure", "--threads", "1", "--log-level", "error"]
     words += ["--model", "digits"] if name == "digits" else ["--model", str(_choice(name).model)]
@@ -382,11 +432,13 @@ def main(argv: list[str] | None = None) -> int:
     """Prints, and writes JSON."""
     parser = argparse.ArgumentParser(prog="python -m studies.chains", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, count in (("hop", 300), ("stream", 400), ("faults", 5000), ("plan", 20)):
+    for name, count in (("hop", 300), ("stream", 400), ("faults", 5000), ("generations", 200), ("plan", 20)):
         command = commands.add_parser(name)
         command.add_argument("--requests", type=int, default=count)
         command.add_argument("--json", type=Path)
-        if name == "faults":
+        if name == "generations":
+            command.add_argument("--tokens", type=int, default=48, help="of each")
+        if name in ("faults", "generations"):
             command.add_argument("--pause", type=float, default=2.0, help="seconds between two faults")
             command.add_argument("--gap", type=float, default=0.05, help="seconds between two requests of a thread")
             command.add_argument("--seed", type=int, default=0)
@@ -398,7 +450,14 @@ def main(argv: list[str] | None = None) -> int:
     edge.add_argument("requests", type=int)
     edge.set_defaults(json=None)
     options = parser.parse_args(argv)
-    kinds = {"hop": hop, "stream": stream, "faults": faults, "plan": plan, "placements": placements}
+    kinds = {
+        "hop": hop,
+        "stream": stream,
+        "faults": faults,
+        "generations": generations,
+        "plan": plan,
+        "placements": placements,
+    }
     found = kinds[options.command](options)
     if options.command == "placements":
         print(json.dumps(found))

@@ -53,6 +53,7 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs, to_device
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
+from shared_hooks.planning import INPUT, OnlyPart
 from shared_hooks.profiling.machine import describe, kind
 from shared_hooks.profiling.profile_file import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
@@ -236,6 +237,18 @@ def about(device: torch.device) -> dict[str, str]:
     return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}
 
 
+def _part_of(entry: ModelEntry, device: torch.device) -> OnlyPart | None:
+    """Where only a part of the weights is to be loaded. Raises SpecError."""
+    if not entry.only:
+        return None
+    where = f"{entry.spec.origin}: only"
+    if not devices.is_host(device):
+        raise SpecError(f"{where}: the other weights stay in their files, for the CPU; this model is for {device}")
+    if entry.spec.example() is None:
+        raise SpecError(f"{where}: without an example nobody knows which weights a part reads")
+    return OnlyPart(*entry.spec.load_mapped(), entry.only[0], entry.only[1] if len(entry.only) > 1 else None)
+
+
 class ServedModel:
     """An `engine.Engine`: builds the model of an entry, plans its example, runs its tails."""
 
@@ -260,10 +273,12 @@ class ServedModel:
         self._lifecycle.emit(Stage.BEFORE_MODEL_LOAD, model_id=entry.spec.model_id)
         self.device = self._device = device
         self._spec = entry.spec
-        model = entry.spec.load_model(device)
-        self._wrapped = WrappedModel(model, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True)
-        self.nbytes = bytes_of(model)
-        """Bytes of its parameters and buffers."""
+        self.only = _part_of(entry, device)
+        """The part whose weights are in memory; None: all are."""
+        model = entry.spec.load_model(device) if self.only is None else self.only.model
+        self._wrapped = WrappedModel(
+            model, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True, loads=self.only
+        )
         self._form: Form = {}
         self._heads: list[EarlyOutput] = []
         self._plan = self._plan_example(entry)
@@ -283,6 +298,8 @@ class ServedModel:
             form=self._form,
             packages=tuple(sorted({type(one).__module__.partition(".")[0] for one in model.modules()})),
         )
+        self.nbytes = bytes_of(model) if self.only is None else self.only.weights.loaded
+        """Bytes of its parameters and buffers in memory."""
         load = partial(entry.spec.load_model, device)
         self._guard = WeightsGuard(entry.spec.model_id, model, load, self._wrapped.renew)
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
@@ -296,6 +313,8 @@ class ServedModel:
         self._heads = []
         batches = Batches(self._wrapped, partial(entry.spec.example, device))
         self.batching = BatchedTails(batches, device, self._guard, self._lifecycle, self._unpacked, self._tail)
+        if self.only is not None:
+            self.only.release()  # all of them were looked at
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -370,10 +389,15 @@ class ServedModel:
         """
         if end is not None:
             self._check_inputs(crossing)
-            early, decode_ns = self._unpacked(crossing, header, payload)
+            early, decode_ns = self._unpacked(crossing, header, payload, end)
             return self._run(decode_ns, want_metrics, early, start=early.layer_id, end=end)
         substitutes = self._substitutes(crossing, header, payload, want_metrics)
         return self._tail(*self._unpacked(crossing, header, payload), want_metrics, substitutes)
+
+    def _check_part(self, begin: str, end: End | Following | None) -> None:
+        """Raises CutRefused where the weights of a part are not loaded here."""
+        if self.only is not None:
+            self.only.check(begin, None if end is None else end.cut)
 
     def _substitutes(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool
@@ -385,8 +409,11 @@ class ServedModel:
             self.compiled.give_up("the model had changed in memory")
         return self.compiled.of(crossing, header, payload)
 
-    def _unpacked(self, crossing: Crossing, header: bytes, payload: memoryview) -> tuple[EarlyOutput, int]:
+    def _unpacked(
+        self, crossing: Crossing, header: bytes, payload: memoryview, end: End | None = None
+    ) -> tuple[EarlyOutput, int]:
         """The frontier, and the nanoseconds that it took to unpack."""
+        self._check_part(crossing.name if crossing.layer_id >= 0 else INPUT, end)
         self.check_cut(crossing)  # it may have been admitted while no model was there to ask
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         started = time.perf_counter_ns()
@@ -434,6 +461,7 @@ class ServedModel:
         read: FileRead | None = None,
     ) -> Computed:
         """The whole model on an input file; reading it counts as decoding."""
+        self._check_part(INPUT, None)
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         args, kwargs, read_ns = read or self._read(suffix, header, payload, max_bytes)
         started = time.perf_counter_ns()
@@ -479,6 +507,7 @@ class ServedModel:
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """A decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused saying why."""
+        self._check_part(cut, following)
         return self._decoding.open(cut, following)
 
     def _run(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import logging
 import platform
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -36,80 +34,17 @@ from shared_hooks.metrics import ForwardMetrics
 from shared_hooks.models import InputItem, ModelSpec
 from shared_hooks.models.images import check_suffix
 from shared_hooks.models.inputs import inputs_of_text, to_device
-from shared_hooks.models.weights import MappedWeights
 from shared_hooks.modules import holder_modules
 from shared_hooks.modules.manifest import encode
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
-from shared_hooks.planning import INPUT, Loads
+from shared_hooks.planning import INPUT, OnlyPart
 from shared_hooks.tensors import classes_of, flatten, unflatten
 from shared_hooks.tensors.staging import to_host, wait
 
 if TYPE_CHECKING:
     from edge_client.choosing.chooser import Chooser
-
-
-# ``only_head``: of a model's weights only those that heads need are in memory, the others stay in their files.
-#
-# The model is whole all the same: its hash, its digests and its plans are made of every weight, read from the files
-# on the way and given back. What the plan's run up to the layer reads is then loaded, and every later cut is refused.
-
-
-_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-"""glibc's: else what was freed stays with the process."""
-
-
-class OnlyHead(Loads):
-    """Loads one model's parameters from their files as its head needs them. The planner calls it with its lock."""
-
-    def __init__(self, layer: int | str, model: nn.Module, weights: MappedWeights) -> None:
-        self.layer = layer
-        self.weights = weights
-        self._model = model
-        self._until: set[str] = set()  # names of layers, up to the one, on every path that is known
-
-    @property
-    def summary(self) -> str:
-        """How much of the weights is in memory."""
-        loaded, total = self.weights.loaded / 2**20, self.weights.total / 2**20
-        return f"{loaded:.1f} of {total:.1f} MiB of the weights are in memory"
-
-    def before_reading(self) -> None:
-        self.weights.check()
-
-    def after_plan(self, plan: Plan | None) -> None:
-        try:
-            if plan is not None:
-                self._settle(plan)
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        """Give back what was read of other weights, and what planning used."""
-        self.weights.release()
-        if _trim is not None:
-            _trim(0)
-
-    def _settle(self, plan: Plan) -> None:
-        """Loads what heads need on this path, and refuses later cuts."""
-        names = [info.name for info in plan.cuts]
-        try:
-            found = plan.resolve(self.layer)
-        except UnknownLayer as error:
-            if not self._until:  # nor does it run on any path so far
-                for name in names:
-                    plan.refuse(name, f"no weights are loaded, for no layer {self.layer} has run")
-                raise UnknownLayer(f"only_head: {error}") from error
-            # on this path the last of those that come before it on another
-            last = max((number for number, name in enumerate(names) if name in self._until), default=-1)
-        else:
-            self.layer = INPUT if found is None else found.name  # on another path it has another id
-            last = -1 if found is None else names.index(found.name)
-            self._until.update(names[: last + 1])
-        self.weights.load(plan.parameters_before(names[last] if last >= 0 else INPUT, self._model))
-        for name in names[last + 1 :]:
-            plan.refuse(name, f"only the weights up to {self.layer} are loaded")
 
 
 log = logging.getLogger(__name__)
@@ -166,7 +101,7 @@ class EdgeModel:
     """A wrapped model on a device."""
 
     spec: ModelSpec | None = None
-    only_head: OnlyHead | None = None
+    only_head: OnlyPart | None = None
 
     def __init__(
         self,
@@ -215,7 +150,7 @@ class EdgeModel:
                 raise SpecError(f"only_head leaves weights in their files, for the CPU; this model is for {device}")
             else:
                 module, weights = self.spec.load_mapped()
-                self.only_head = OnlyHead(choice.only_head, module, weights)
+                self.only_head = OnlyPart(module, weights, None, choice.only_head, refuses=True)
             example = example or self.spec.example(device)
         self.wrapped = WrappedModel(module, metrics=metrics, lifecycle=self.lifecycle, loads=self.only_head)
         self.lifecycle.emit(Stage.AFTER_MODEL_LOAD, model_id=model_id, wrapped=self.wrapped)
@@ -428,9 +363,7 @@ class EdgeModel:
     def whole(self, call: Call, stamps: Stamps) -> LocalRun:
         """Run the whole model; stamps `computed` and `unpacked`. Raises as `head` does."""
         if self.only_head is not None:
-            raise SpecError(
-                f"the whole model cannot run here: only the weights up to {self.only_head.layer} are loaded"
-            )
+            raise SpecError(f"the whole model cannot run here: only {self.only_head} are loaded")
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=EDGE_ONLY)
         output, observations, changed = self._run(self.wrapped.whole, "whole", call, stamps)
         layers, forward = self.wrapped.last_records()()  # before hooks, which may run the model

@@ -1,20 +1,21 @@
 """From a recording to cuts: what crosses where.
 
 planner   plans made and kept, by signature and path
-needed    which parameters a head reads
+part      the weights of one part in memory, the others in their files
 plan      layers, cuts, a digest to agree on
 liveness  trace -> frontier of every cut
 branches  cuts after a set of calls: what runs behind them though it comes before
 cutting   frontier -> description, and captures for the head
 lengths   cuts of sizes that were never planned
 
-May import recording, forward, state, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
+May import recording, forward, state, models, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
 """
 
 from shared_hooks.planning.branches import Branch
 from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.liveness import blocks, last_layer
+from shared_hooks.planning.part import OnlyPart
 from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk
 from shared_hooks.planning.planner import Loads, Planner
 
@@ -30,6 +31,7 @@ __all__ = [
     "Layers",
     "Loads",
     "Moving",
+    "OnlyPart",
     "Plan",
     "Planner",
     "Rule",

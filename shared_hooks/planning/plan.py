@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -733,21 +734,24 @@ class Plan:
         shown = {number for name, number in names.items() if name.count(".") < depth}
         return Layers(info for info in self.cuts if names[info.name] in shown)
 
-    def parameters_before(self, cut: Cut, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters of ``model`` that a run up to ``cut`` reads or may read: those that its operations were given,
-        and those of every module that it enters. Raises `UnknownLayer`.
+    def parameters_between(self, first: Cut, last: Cut | None, model: nn.Module) -> list[nn.Parameter]:
+        """The parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) reads or may
+        read: those that its operations are given, and those of every module that it enters, or leaves. Raises
+        `UnknownLayer`.
         """
-        if self.place(cut) < 0:
+        if last is not None and self.place(last) < 0:
             return []
-        trace, end = self.trace, self.position(cut)
-        touched = {value.storage for op in trace.ops if op.seq <= end for value in op.args}
+        trace, begin = self.trace, self.position(first)
+        end = sys.maxsize if last is None else self.position(last)
+        touched = {value.storage for op in trace.ops if begin < op.seq <= end for value in op.args}
         for event in trace.events:
-            if event.seq <= end:
+            if begin < event.seq <= end:
                 touched.update(storage for storage, _ in (*event.reads, *event.overwrites))
                 touched.update(event.writes, event.handed)
         entered: set[int] = set()
         for call in trace.calls:
-            if call.enter <= end:  # of a call that is not looked into, nobody sees which modules it runs
+            if call.enter <= end and call.exit > begin:
+                # of a call that is not looked into, nobody sees which modules it runs
                 module = model if call.path == ROOT else model.get_submodule(call.path)
                 entered.update(map(id, module.parameters(recurse=call.opaque or not call.has_child)))
         return [

@@ -113,10 +113,14 @@ def spec(tmp_path_factory: pytest.TempPathFactory) -> ModelSpec:
 
 @contextmanager
 def station(
-    spec: ModelSpec, *following: NextServer, register: Register | None = None, limits: Limits | None = None
+    spec: ModelSpec,
+    *following: NextServer,
+    register: Register | None = None,
+    limits: Limits | None = None,
+    only: tuple[str, ...] = (),
 ) -> Iterator[Station]:
     lifecycle, limits = Lifecycle("cloud"), limits or Limits()
-    engine = ServedModel(ModelEntry(spec), torch.device("cpu"), lifecycle)
+    engine = ServedModel(ModelEntry(spec, only=only), torch.device("cpu"), lifecycle)
     with Core([engine], limits, lifecycle=lifecycle, onward=Chain(following, limits) if following else None) as core:
         server = CloudServer(core, "127.0.0.1:0", register=register)
         made = Station(server, core)

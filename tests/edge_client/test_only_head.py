@@ -156,7 +156,7 @@ def test_a_layer_that_does_not_run_for_every_input(tmp_path: Path) -> None:
 def test_an_unknown_layer(tmp_path: Path, layer: int | str) -> None:
     client = EdgeClient("127.0.0.1:1", ModelChoice(spec_of(tmp_path, Text, IDS), only_head=layer), "input")
     for _ in range(2):  # it stays so
-        with pytest.raises(UnknownLayer, match=f"only_head: no layer '?{layer}"):
+        with pytest.raises(UnknownLayer, match=f"only the weights up to {layer}: no layer '?{layer}"):
             client.infer(torch.randint(32, (2, 5)), split=layer)
     client.close()
 
