@@ -4,6 +4,7 @@
     python -m studies.chains stream [--json FILE]     # many inputs through a chain of three
     python -m studies.chains faults [--json FILE]     # 5,000 requests while hops are killed, stopped, cut, drained
     python -m studies.chains generations [--json FILE]  # 200 generations of the example's language model, likewise
+    python -m studies.chains memory [--json FILE]     # of servers with the weights of a third each
     python -m studies.chains plan [--json FILE]       # as root: ten placements on two shaped links, predicted
 
 Every server is a process of its own. In ``faults`` each answer is compared with the whole model's, bit for bit, in
@@ -29,8 +30,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
+import psutil
 import torch
 
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
@@ -331,6 +334,84 @@ def _stalled(relay: Relay, seconds: float) -> None:
     relay.moving.set()
 
 
+# Memory
+
+BLOCKS: Final = 18
+
+
+def speaker(blocks: int, width: int) -> Any:
+    """A Llama with random weights: 38 MiB of them in a block 768 wide."""
+    import transformers
+
+    config = transformers.LlamaConfig(
+        vocab_size=1000,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=blocks,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        max_position_embeddings=512,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def _saved(folder: Path, name: str, blocks: int, width: int) -> Path:
+    from safetensors.torch import save_model
+
+    torch.manual_seed(0)
+    save_model(speaker(blocks, width), str(folder / f"{name}.safetensors"))
+    path = folder / f"{name}.toml"
+    path.write_text(
+        f'id = "{name}"\nfactory = "studies.chains:speaker"\nweights = "{name}.safetensors"\n'
+        f"factory_kwargs = {{blocks = {blocks}, width = {width}}}\n"
+        '[example]\nkwargs = {input_ids = {shape = [1, 8], dtype = "int64", high = 1000}}\n'
+    )
+    return path
+
+
+def _resident(server: _Server) -> int:
+    """Bytes, of the process, pages of files included."""
+    assert server.process is not None
+    return int(psutil.Process(server.process.pid).memory_info().rss)
+
+
+def memory(options: argparse.Namespace) -> dict[str, Any]:
+    """What servers take that have a third of a language model each, beyond one with next to no weights; after texts."""
+    cuts = [f"model.layers.{BLOCKS // 3 - 1}", f"model.layers.{2 * BLOCKS // 3 - 1}"]
+    with TemporaryDirectory() as name, ExitStack() as stack:
+        folder = Path(name)
+        small, large = _saved(folder, "small", BLOCKS, 16), _saved(folder, "large", BLOCKS, 768)
+
+        def started(*words: str) -> _Server:
+            server = _Server(words[0], _free_port(), *words[1:])
+            stack.callback(server.end, signal.SIGTERM)
+            return server
+
+        found: dict[str, Any] = {}
+        for path, parts in ((small, ((), ())), (large, ((), ())), (large, _parts_of(cuts))):
+            last = started(str(path), *parts[1])
+            gateway = started(str(path), "--next", f"last=127.0.0.1:{last.port}", *parts[0])
+            ids = torch.randint(0, 1000, (1, 16), generator=torch.Generator().manual_seed(0))
+            asked: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
+            with EdgeClient([f"127.0.0.1:{gateway.port}", "last"], str(path)) as client:
+                for _ in range(options.requests):
+                    SplitGenerator(client, cuts).generate(**asked, max_new_tokens=32)
+            kind = f"{path.stem}, {'parts' if parts[0] else 'whole'}"
+            found[kind] = {"middle": _resident(gateway), "tail": _resident(last)}
+    # of six blocks, and of six with the norm and the head
+    block = sum(one.nbytes for one in speaker(1, 768).model.layers.parameters())
+    weights = {"middle": block * BLOCKS // 3, "tail": block * BLOCKS // 3 + 4 * 768 * 1001}
+    for part, nbytes in weights.items():
+        taken = found["large, parts"][part] - found["small, whole"][part]
+        found[f"{part}: weights, taken beyond the base, ratio"] = [nbytes, taken, taken / nbytes]
+    print(json.dumps(found), flush=True)
+    return found
+
+
+def _parts_of(cuts: list[str]) -> tuple[tuple[str, str], tuple[str, str]]:
+    return ("--only-middle", ",".join(cuts)), ("--only-tail", cuts[1])
+
+
 # Plans
 
 GPU, GPU_ADDRESS = "isthmus-gpu", "10.213.78.2"
@@ -432,7 +513,8 @@ def main(argv: list[str] | None = None) -> int:
     """Prints, and writes JSON."""
     parser = argparse.ArgumentParser(prog="python -m studies.chains", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, count in (("hop", 300), ("stream", 400), ("faults", 5000), ("generations", 200), ("plan", 20)):
+    counts = {"hop": 300, "stream": 400, "faults": 5000, "generations": 200, "memory": 3, "plan": 20}
+    for name, count in counts.items():
         command = commands.add_parser(name)
         command.add_argument("--requests", type=int, default=count)
         command.add_argument("--json", type=Path)
@@ -450,14 +532,8 @@ def main(argv: list[str] | None = None) -> int:
     edge.add_argument("requests", type=int)
     edge.set_defaults(json=None)
     options = parser.parse_args(argv)
-    kinds = {
-        "hop": hop,
-        "stream": stream,
-        "faults": faults,
-        "generations": generations,
-        "plan": plan,
-        "placements": placements,
-    }
+    tasks = (hop, stream, faults, generations, memory, plan, placements)
+    kinds = {one.__name__: one for one in tasks}
     found = kinds[options.command](options)
     if options.command == "placements":
         print(json.dumps(found))
