@@ -64,10 +64,10 @@ def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]
         return {"doctor": light.doctor, "bench": light.bench}.get(options.command, light.main)
     if options.command in ALONE:
         return _main_of(options.command)
-    if options.command in ("generate", "chat"):
+    if options.command in ("generate", "chat", "serve"):
         from edge_client.commands import speaking
 
-        return speaking.generate if options.command == "generate" else speaking.chat
+        return {"generate": speaking.generate, "chat": speaking.chat, "serve": speaking.serve}[options.command]
     from edge_client.commands.tasks import COMMANDS
 
     return COMMANDS[options.command]

@@ -472,14 +472,14 @@ def _add_auto(run: argparse.ArgumentParser) -> None:
     auto.add_argument("--log-decisions", metavar="FILE", help="write every decision and its numbers as lines of JSON")
 
 
-# The options of ``edge-client generate`` and ``edge-client chat``; they load nothing.
+# The options of ``edge-client generate``, ``chat`` and ``serve``; they load nothing.
 
 CODECS = ("int8", "int6", "int5", "int4")
 """As `shared_hooks.generation.hidden` has them, which loads torch."""
 
 
-def add_generation(commands: Commands, model: Parser) -> tuple[Parser, Parser]:
-    """Both commands."""
+def add_generation(commands: Commands, model: Parser) -> tuple[Parser, ...]:
+    """All three commands."""
     generate = commands.add_parser(
         "generate", parents=[model], help="continue a text with a language model, split: its layers here and there"
     )
@@ -498,12 +498,27 @@ def add_generation(commands: Commands, model: Parser) -> tuple[Parser, Parser]:
         help="talk with a language model, split; what was said stays in its state on both sides",
     )
     chat.add_argument("--system", default="", metavar="TEXT", help="before the first turn, such as a role")
+    serve = commands.add_parser(
+        "serve", parents=[model], help="serve a language model, split, to applications that speak OpenAI's protocol"
+    )
+    serve.add_argument(
+        "--listen", default="8080", metavar="[HOST:]PORT", help="of this machine without HOST; 0: a free one (8080)"
+    )
+    serve.add_argument("--key-file", metavar="FILE", help="with the key that applications have to bring")
+    serve.add_argument(
+        "--seats", type=count, default=4, metavar="N", help="texts that are written at once (default: 4)"
+    )
+    serve.add_argument(
+        "--together", action="store_true", help="the server may compute several in one; last bits differ"
+    )
+    for command in (generate, chat, serve):
+        _add_split(command)
     for command in (generate, chat):
-        _add_common(command)
-    return generate, chat
+        _add_text(command)
+    return generate, chat, serve
 
 
-def _add_common(command: Parser) -> None:
+def _add_split(command: Parser) -> None:
     add_server(command)
     add_credentials(command)
     command.add_argument(
@@ -520,6 +535,16 @@ def _add_common(command: Parser) -> None:
         help="load only the weights up to this module, the cut or a later one; the others stay in their files",
     )
     command.add_argument(
+        "--codec",
+        choices=CODECS,
+        help="send hidden states in fewer bytes; values change a little, and so may the text (default: as they are)",
+    )
+    command.add_argument("--deadline", type=seconds, default=60.0, metavar="S", help="for each step (default: 60)")
+    command.add_argument("--patience", type=seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
+
+
+def _add_text(command: Parser) -> None:
+    command.add_argument(
         "--max-new-tokens", type=count, default=128, metavar="N", help="write at most so many (default: 128)"
     )
     command.add_argument("--sample", action="store_true", help="draw tokens by chance (default: always the likeliest)")
@@ -535,13 +560,6 @@ def _add_common(command: Parser) -> None:
         metavar="N",
         help="draft up to N tokens from what was read, and have them checked in one round trip",
     )
-    command.add_argument(
-        "--codec",
-        choices=CODECS,
-        help="send hidden states in fewer bytes; values change a little, and so may the text (default: as they are)",
-    )
-    command.add_argument("--deadline", type=seconds, default=60.0, metavar="S", help="for each step (default: 60)")
-    command.add_argument("--patience", type=seconds, default=15.0, metavar="S", help="wait for a server (default: 15)")
 
 
 MOST = "--model --server --input --output --json"
@@ -562,6 +580,7 @@ BASIC = {
         "bench": "--split --rate --seconds --in-flight",
         "generate": "--cut --prompt --max-new-tokens --sample --codec",
         "chat": "--cut --system --max-new-tokens --sample --codec",
+        "serve": "--cut --listen --key-file --seats --codec",
         "layers": "--explain --example --depth",
         "verify": "--example --depth --threads",
         "hierarchy": "--split --onnx --head-onnx --tail-onnx --validate",
@@ -580,6 +599,7 @@ TOPICS = {
         "where to cut": "--split --cut --cuts --every --side",
         "server": "--server --deadline --patience --fallback --in-flight --warmup",
         "what crosses": "--codec --codec-plugin --codecs --calibration --max-loss --exact --no-exact",
+        "applications": "--listen --key-file --seats --together",
         "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
         "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
         "--min-accuracy --max-leakage --leakage --power-active --power-idle --uplink --downlink --rtt "
@@ -664,8 +684,8 @@ def make_parser() -> Parser:
     add_bench(commands, model)
     add_plan(commands, model)
     add_profile(commands, [model, planned])
-    generate, chat = add_generation(commands, model)
-    for command in (generate, chat):
+    speaking = add_generation(commands, model)
+    for command in speaking:
         add_config(command)
     for name, one in commands.choices.items():
         one.basic, one.topics = BASIC.get(name, ()), TOPICS

@@ -1,11 +1,14 @@
-"""``edge-client generate`` and ``edge-client chat``: a language model whose first layers are here."""
+"""``edge-client generate``, ``chat`` and ``serve``: a language model whose first layers are here."""
 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -33,9 +36,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 @contextmanager
-def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words]]:
-    """The model of the options, cut and connected, and its tokenizer. Raises what commands tell."""
-    how(options)  # before anything is loaded
+def connected(options: argparse.Namespace) -> Iterator[tuple[EdgeClient, str | list[str]]]:
+    """The client of the options, and where its model is to be cut. Raises what commands tell."""
     server, cuts = needed(options, chain=True), options.cut.split(",")
     choice = choice_of(options)
     spec = choice.spec()
@@ -49,19 +51,29 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
             connection=ConnectionOptions(patience=options.patience, credentials=credentials_of(options)),
         )
         try:
-            generator = SplitGenerator(
-                client, cuts if len(cuts) > 1 else options.cut, answer=LEAST, codec=options.codec
-            )
-            if options.cut == AUTO:
-                tell(f"cut after {generator.cut}: a token is there soonest")
-            words = Words.of(spec)
-            client.open()
-            if client.loaded is not None:
-                tell(f"{client.loaded} (--only-head {options.only_head})")
-            with generator:
-                yield generator, words
+            yield client, cuts if len(cuts) > 1 else options.cut
         finally:
             client.close()
+
+
+@contextmanager
+def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words]]:
+    """The model of the options, cut and connected, and its tokenizer. Raises what commands tell."""
+    how(options)  # before anything is loaded
+    with connected(options) as (client, cut):
+        generator = SplitGenerator(client, cut, answer=LEAST, codec=options.codec)
+        if options.cut == AUTO:
+            tell(f"cut after {generator.cut}: a token is there soonest")
+        words = Words.of(client.spec)
+        client.open()
+        _tell_loaded(client, options)
+        with generator:
+            yield generator, words
+
+
+def _tell_loaded(client: EdgeClient, options: argparse.Namespace) -> None:
+    if client.loaded is not None:
+        tell(f"{client.loaded} (--only-head {options.only_head})")
 
 
 def how(options: argparse.Namespace) -> dict[str, Any]:
@@ -272,3 +284,37 @@ def _stats(chat: Conversation) -> str:
         )
     heads = ("turn", "kept", "read", "tokens", "tokens/s", "first", "up", "down")
     return table(heads, rows, right=range(8))
+
+
+# The endpoint for applications
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Serve until Ctrl-C or SIGTERM; exit status."""
+    try:
+        from edge_client.serving.app import Endpoint
+    except ModuleNotFoundError as error:
+        raise SpecError(f'serve needs {error.name}: pip install "isthmus[serve]"') from error
+    from edge_client.serving.chats import Chats
+
+    key = ""
+    if options.key_file is not None:
+        key = Path(options.key_file).read_text(encoding="utf-8").strip()
+        if not key:
+            raise SpecError(f"--key-file: {options.key_file} is empty")
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    with connected(options) as (client, cut):
+        client.open()
+        _tell_loaded(client, options)
+        chats = Chats(client, cut, seats=options.seats, exact=not options.together, codec=options.codec)
+        try:
+            with Endpoint(chats, options.listen, key, open_to_all=options.insecure) as endpoint:
+                print(f"listening on {endpoint.url}, model {endpoint.model}", file=options.stdout, flush=True)
+                while not ended.wait(0.5):
+                    pass
+        except KeyboardInterrupt:
+            interrupts.heard()
+        finally:
+            chats.close()
+    return common.OK

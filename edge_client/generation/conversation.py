@@ -78,10 +78,17 @@ class Words:
         """Whether it knows how a chat is written."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of a chat up to where the model answers. Raises SpecError for a template that fails."""
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> list[int]:
+        """Token ids of a chat up to where the model answers. ``tools``: functions that it may call, as templates take
+        them. Raises SpecError for a template that fails.
+        """
+        given: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
         try:
-            text = self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **given
+            )
         except Exception as error:
             raise SpecError(f"the tokenizer's chat template raised {type(error).__name__}: {error}") from error
         return self._bare(text)  # the template has written the special tokens

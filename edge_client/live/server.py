@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -152,26 +153,25 @@ TELL_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 10.0
 
 
-class PageServer:
-    """On ``listen``, [HOST:]PORT, taken at once; the host is 127.0.0.1 where none is given, port 0 takes a free one.
+class WebServer:
+    """An ASGI application on ``listen``, [HOST:]PORT, taken at once; the host is 127.0.0.1 where none is given, port 0
+    takes a free one. ``name`` is for messages.
 
     Raises SpecError for a port that cannot be had.
     """
 
-    def __init__(self, board: Board, listen: str) -> None:
-        host, port = address_of(listen)
+    def __init__(self, application: Callable[[str], ASGIApp], listen: str, name: str) -> None:
+        """``application``: made for the host that is listened on."""
+        self.host, port = address_of(listen, name)
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            self._socket = socket.create_server((self.host, port), family=family, backlog=BACKLOG)
         except OSError as error:
-            raise SpecError(f"dashboard: {listen} cannot be listened on: {error.strerror or error}") from error
+            raise SpecError(f"{name}: {listen} cannot be listened on: {error.strerror or error}") from error
         self.port = int(self._socket.getsockname()[1])
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}/"
-        if not is_loopback(host):
-            log.warning("dashboard: whoever reaches %s sees the page: there is no password", self.url)
-        self.application = Application(board, host)
+        self.url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
         config = uvicorn.Config(
-            self.application,
+            application(self.host),
             http="h11",
             loop="asyncio",
             ws="none",
@@ -185,8 +185,32 @@ class PageServer:
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._run, name="isthmus-dashboard", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"isthmus-{name}", daemon=True)
         self._thread.start()
+
+    def close(self) -> None:
+        """Ends it; what is being answered has a second."""
+        self._server.should_exit = True
+        self._thread.join(STOP_SECONDS)
+        self._socket.close()
+
+    def _run(self) -> None:
+        asyncio.run(self._server.serve(sockets=[self._socket]))
+
+
+class PageServer(WebServer):
+    """The dashboard's page. Arguments and errors: `WebServer`."""
+
+    def __init__(self, board: Board, listen: str) -> None:
+        self.application: Application
+
+        def made(host: str) -> ASGIApp:
+            self.application = Application(board, host)
+            return self.application
+
+        super().__init__(made, listen, "dashboard")
+        if not is_loopback(self.host):
+            log.warning("dashboard: whoever reaches %s sees the page: there is no password", self.url)
 
     @property
     def readers(self) -> int:
@@ -199,17 +223,12 @@ class PageServer:
         until = time.monotonic() + TELL_SECONDS
         while self.readers and time.monotonic() < until:
             time.sleep(0.02)
-        self._server.should_exit = True
-        self._thread.join(STOP_SECONDS)
-        self._socket.close()
-
-    def _run(self) -> None:
-        asyncio.run(self._server.serve(sockets=[self._socket]))
+        super().close()
 
 
-def address_of(listen: str) -> tuple[str, int]:
+def address_of(listen: str, name: str) -> tuple[str, int]:
     """The address in [HOST:]PORT. Raises SpecError."""
     host, _, port = listen.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) < 1 << 16) or (":" in host and not host.startswith("[")):
-        raise SpecError(f'dashboard: expected [HOST:]PORT, such as 8050, found "{listen[:100]}"')
+        raise SpecError(f'{name}: expected [HOST:]PORT, such as 8050, found "{listen[:100]}"')
     return host.strip("[]") or "127.0.0.1", int(port)

@@ -191,6 +191,8 @@ def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
     for one in processors:
         name = type(one).__name__
         ban = _ban(name, one)
+        if enough := getattr(one, "enough_logits", 0):  # one of ours says that it looks at the likeliest alone
+            return ("top", enough + banned), ""
         if not is_own(type(one)):
             return None, f"the processor {name}"
         if ban is not None:

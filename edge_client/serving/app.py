@@ -1,0 +1,285 @@
+"""The endpoint: OpenAI's routes over a split language model, for applications on this machine or with the key."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from edge_client.generation import TextStream
+from edge_client.live.server import WebServer
+from edge_client.serving import protocol
+from edge_client.serving.chats import Chats, Task, Written
+from edge_client.serving.protocol import Asked, Pieces, Refused
+from edge_client.serving.sampling import Chosen
+from shared_hooks.config import is_loopback, is_own
+from shared_hooks.errors import SpecError
+
+MOST_BODY: Final = 8 << 20
+THREADS: Final = 64
+LOOK_SECONDS: Final = 0.25
+"""How often it is seen whether an application that waits for an answer has gone."""
+
+Emit = Callable[[dict[str, Any]], None]
+
+
+class Endpoint:
+    """Serves ``chats`` at ``listen``, [HOST:]PORT, of loopback where no host is given. Use as a context manager.
+
+    With a ``key`` each request has to bring it ("Authorization: Bearer KEY"). Without one only this machine is served,
+    and no page of another site in its browser. Raises SpecError for another address without a key (``open_to_all``
+    allows it), and for a port that cannot be had.
+    """
+
+    def __init__(self, chats: Chats, listen: str = "8080", key: str = "", open_to_all: bool = False) -> None:
+        host = listen.rpartition(":")[0].strip("[]") or "127.0.0.1"
+        if not (is_loopback(host) or key or open_to_all):
+            raise SpecError(
+                f"serve: whoever reaches {listen} could use the model: give a key (--key-file), or --insecure"
+            )
+        self._chats = chats
+        self._key = key.encode()
+        self._threads = ThreadPoolExecutor(THREADS, "isthmus-serve")
+        self.model = chats.client.model_id
+        self._web = WebServer(self._application, listen, "serve")
+        self.url = f"{self._web.url}v1"
+
+    def __enter__(self) -> Endpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends it."""
+        self._web.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _application(self, host: str) -> ASGIApp:
+        def route(path: str, answer: Callable[[Request], Any], *methods: str) -> Route:
+            async def guarded(request: Request) -> Response:
+                try:
+                    self._check(request, host)
+                    found: Response = await answer(request)
+                    return found
+                except Exception as error:
+                    return _failed(error)
+
+            return Route(path, guarded, methods=list(methods))
+
+        async def not_found(request: Request, error: Exception) -> Response:
+            return _failed(Refused(f"there is no {request.method} {request.url.path} here", 404))
+
+        routes = [
+            route("/v1/models", self._models, "GET"),
+            route("/v1/models/{name:path}", self._model, "GET"),
+            route("/v1/chat/completions", self._chat, "POST"),
+            route("/v1/completions", self._text, "POST"),
+            route("/v1/embeddings", self._embeddings, "POST"),
+            Route("/health", _well),
+        ]
+        return Starlette(routes=routes, exception_handlers={404: not_found, 405: not_found})
+
+    def _check(self, request: Request, host: str) -> None:
+        """Raises `Refused` where a request may not be answered."""
+        if self._key:
+            given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
+            if not hmac.compare_digest(given, self._key):
+                raise Refused("the key is missing or wrong (Authorization: Bearer KEY)", 401, code="invalid_api_key")
+            return
+        named, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not is_own(named, host):
+            raise Refused(f"not served to the host {named[:100]!r}: use the endpoint's address", 403)
+        if origin is not None and not is_own(origin.partition("://")[2], host):
+            raise Refused("pages of other sites are not answered without a key (--key-file)", 403)
+
+    async def _models(self, request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        return {"id": self.model, "object": "model", "created": 0, "owned_by": "isthmus", "cut": list(self._chats.cuts)}
+
+    def _check_model(self, name: Any) -> None:
+        if name != self.model:
+            text = f'no model "{name!s:.100}" is served here; there is "{self.model}"'
+            raise Refused(text, 404, param="model", code="model_not_found")
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        data = bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > MOST_BODY:
+                raise Refused(f"a request has at most {MOST_BODY >> 20} MiB", 413)
+        try:
+            body = json.loads(bytes(data))
+        except (ValueError, RecursionError):
+            raise Refused("the body is no JSON") from None
+        if not isinstance(body, dict):
+            raise Refused("the body is a JSON object")
+        self._check_model(body.get("model"))
+        return body
+
+    async def _chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        return await self._answered(request, await self._off(protocol.chat_request, body, self._chats))
+
+    async def _text(self, request: Request) -> Response:
+        body = await self._body(request)
+        return await self._answered(request, await self._off(protocol.text_request, body, self._chats))
+
+    async def _off(self, call: Callable[..., Any], *args: Any) -> Any:
+        """In a thread: tokenizers and grammars take their time."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
+
+    async def _answered(self, request: Request, asked: Asked) -> Response:
+        if asked.streams:
+            return await self._streamed(asked)
+        gone = threading.Event()
+        return JSONResponse(await self._waited(request, gone, self._write, asked, lambda piece: None, gone))
+
+    async def _waited(self, request: Request, gone: threading.Event, call: Callable[..., Any], *args: Any) -> Any:
+        """What ``call`` gives in a thread; ``gone`` is set as soon as the application does not wait any more."""
+        running = asyncio.ensure_future(self._off(call, *args))
+        try:
+            while not (await asyncio.wait({running}, timeout=LOOK_SECONDS))[0]:
+                if await request.is_disconnected():
+                    gone.set()
+            return running.result()
+        except ClientDisconnect:
+            raise Refused("the application has gone", 499) from None
+        finally:
+            gone.set()
+
+    async def _streamed(self, asked: Asked) -> Response:
+        """Server-sent events; what goes wrong before the first has a status of its own."""
+        loop, queue, gone = (
+            asyncio.get_running_loop(),
+            asyncio.Queue[dict[str, Any] | Exception | None](),
+            threading.Event(),
+        )
+
+        def emit(piece: dict[str, Any] | Exception | None) -> None:
+            loop.call_soon_threadsafe(queue.put_nowait, piece)
+
+        def work() -> None:
+            try:
+                self._write(asked, emit, gone)
+                emit(None)
+            except Exception as error:
+                emit(error)
+
+        loop.run_in_executor(self._threads, work)
+        try:
+            first = await queue.get()
+        except BaseException:
+            gone.set()
+            raise
+        if isinstance(first, Exception):
+            raise first
+
+        async def events() -> AsyncIterator[bytes]:
+            piece: dict[str, Any] | Exception | None = first
+            try:
+                while piece is not None:
+                    failed = isinstance(piece, Exception)
+                    said = Refused.of(piece).as_dict() if isinstance(piece, Exception) else piece
+                    yield b"data: " + json.dumps(said, allow_nan=False).encode() + b"\n\n"
+                    if failed:
+                        return
+                    piece = await queue.get()
+                yield b"data: [DONE]\n\n"
+            finally:
+                gone.set()
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+
+    def _write(self, asked: Asked, emit: Emit, gone: threading.Event) -> dict[str, Any]:
+        """All texts of a request, one after the other; ``emit`` hears of each piece."""
+        choices, texts, prompts = [], [], 0
+        for number, prompt in enumerate(asked.prompts):
+            prompts += len(prompt)
+            for nth in range(asked.choices):
+                index = number * asked.choices + nth
+                text, written = self._one(asked, prompt, nth, index, emit, gone)
+                texts.append(written)
+                choices.append(protocol.choice(asked, index, text, written, self._chats.words))
+        usage = protocol.usage_of(prompts, texts, self._chats)
+        if asked.reports_usage:
+            emit(protocol.chunk(asked, self.model, None, usage=usage))
+        return protocol.answer(asked, self.model, choices, usage)
+
+    def _one(
+        self, asked: Asked, prompt: tuple[int, ...], nth: int, index: int, emit: Emit, gone: threading.Event
+    ) -> tuple[str, Written]:
+        words, pieces = self._chats.words, Pieces(asked)
+        new: list[Chosen] = []
+        first = True
+
+        def say(text: str | None, **more: Any) -> None:
+            nonlocal new, first
+            logprobs, new = protocol.logprobs_of(new, words, asked) if new else None, []
+            emit(protocol.chunk(asked, self.model, index, text, role=first, logprobs=logprobs, **more))
+            first = False
+
+        def heard(text: str) -> None:
+            if given := pieces.add(text):
+                say(given)
+
+        stream = TextStream(words, heard)
+
+        def on_token(chosen: Chosen) -> bool:
+            new.append(chosen)
+            stream.add([chosen.id])
+            return pieces.is_stopped
+
+        written = self._chats.write(Task(prompt, asked.most, asked.sampling, nth), on_token, lambda: not gone.is_set())
+        stream.end()
+        if asked.streams:
+            self._end(asked, index, pieces, written, say)
+        return pieces.text, written
+
+    def _end(self, asked: Asked, index: int, pieces: Pieces, written: Written, say: Callable[..., None]) -> None:
+        left = pieces.end()
+        _, calls = protocol.calls_in(pieces.text, asked)
+        left = left or ("" if calls else pieces.withheld)
+        if left:
+            say(left)
+        say(None, calls=calls, reason="tool_calls" if calls else written.reason)
+
+    async def _embeddings(self, request: Request) -> Response:
+        body = await self._body(request)
+        if body.get("encoding_format") not in (None, "float", "base64"):
+            raise Refused("encoding_format: float or base64", param="encoding_format")
+        if body.get("dimensions") is not None:
+            raise Refused("dimensions: these have as many as the model's states", param="dimensions")
+        prompts = await self._off(protocol.prompts_of, body.get("input"), self._chats.words, "input")
+        gone = threading.Event()
+
+        def work() -> list[list[float]]:
+            return [self._chats.embed(prompt, lambda: not gone.is_set()) for prompt in prompts]
+
+        found = await self._waited(request, gone, work)
+        return JSONResponse(protocol.embeddings(self.model, found, sum(map(len, prompts)), body.get("encoding_format")))
+
+
+async def _well(request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+def _failed(error: Exception) -> Response:
+    refused = Refused.of(error)
+    return JSONResponse(refused.as_dict(), refused.status)

@@ -1,0 +1,327 @@
+"""Texts of a split language model for several at once: copies of the model that share its weights, each with a state.
+
+A copy (`_Seat`) answers one request at a time. It keeps the states of its last texts on both sides, so that the next
+turn of a chat reads what is new alone, and another chat with the same beginning continues from a fork of it.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import torch
+
+from edge_client.client import EdgeClient
+from edge_client.generation import SplitGenerator, Summary, Words
+from edge_client.generation.link import SessionLink
+from edge_client.serving.sampling import Choice, Chosen, Grammars, Sampling
+from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
+
+KEPT: Final = 4
+"""States of earlier texts that a copy of the model keeps."""
+WORTH_A_FORK: Final = 16
+"""Tokens of a common beginning; fewer are read again."""
+LEAST: Final = ("least",)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A text to be continued. ``most``: tokens to write; None: as the model's length allows. ``number``: of the choice,
+    of several for one prompt.
+    """
+
+    prompt: tuple[int, ...]
+    most: int | None
+    sampling: Sampling
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written. ``reason``: "stop" or "length". ``kept``: tokens of the prompt whose state was there."""
+
+    ids: tuple[int, ...]
+    chosen: tuple[Chosen, ...]
+    reason: str
+    kept: int
+    summary: Summary
+
+
+@dataclass(eq=False)
+class _State:
+    ids: list[int]
+    state: Any
+
+
+@dataclass(eq=False)
+class _Seat:
+    generator: SplitGenerator
+    states: list[_State] = field(default_factory=list)
+    """The one that was used last comes last."""
+
+    def known(self, prompt: Sequence[int]) -> int:
+        """How many of its first tokens some state has read."""
+        return max((_common(one.ids, prompt) for one in self.states), default=0)
+
+
+class _Ends:
+    """A stopping criterion: hears of each token, and ends where it is not wanted any more."""
+
+    def __init__(self, prompt: int, on_token: Callable[[int], bool], wanted: Callable[[], bool]) -> None:
+        self._read = prompt
+        self._on_token = on_token
+        self._wanted = wanted
+        self.is_stopped = False
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+        for token in input_ids[0, self._read :].tolist():
+            self._read += 1
+            if not self.is_stopped:
+                self.is_stopped = self._on_token(token)
+        ends = self.is_stopped or not self._wanted()
+        return torch.full((len(input_ids),), ends, dtype=torch.bool, device=input_ids.device)
+
+
+class Chats:
+    """Generates with the model of ``client``, cut after ``cut``, up to ``seats`` texts at a time. Any thread may call.
+
+    ``exact=False`` lets the server compute steps of several together. Raises SpecError for a model without a tokenizer
+    or of two texts, and what `SplitGenerator` raises.
+    """
+
+    def __init__(
+        self,
+        client: EdgeClient,
+        cut: str | Sequence[str],
+        *,
+        seats: int = 4,
+        waiting: int = 64,
+        exact: bool = True,
+        codec: str | None = None,
+    ) -> None:
+        self.client = client
+        self.words = Words.of(client.spec)
+        self.grammars = Grammars(self.words.tokenizer)
+        model: Any = client.wrapped.model
+        self.config = getattr(model, "config", None)
+        if getattr(self.config, "is_encoder_decoder", False):
+            raise SpecError("a model that encodes one text and decodes another holds no chat")
+        self._free: list[_Seat] = []
+        self._changed = threading.Condition()
+        self._waiting = 0
+        self._most_waiting = waiting
+        self._closed = False
+        self._seats: list[_Seat] = []
+        for _ in range(seats):
+            own = _with_shared_weights(model)
+            first = SplitGenerator(client, cut, model=own, answer=LEAST, codec=codec) if not self._seats else None
+            cuts = (first or self._seats[0].generator).cuts
+            link = SessionLink(client, cuts, exact=exact)
+            chosen = list(cuts) if len(cuts) > 1 else cuts[0]
+            made = SplitGenerator(client, chosen, model=own, answer=LEAST, codec=codec, link=link)
+            self._seats.append(_Seat(made.__enter__()))
+        self._free.extend(self._seats)
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Where the model is cut."""
+        return self._seats[0].generator.cuts
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens that a text may have, prompt and all; None where the model does not say."""
+        most = getattr(self.config, "max_position_embeddings", None)
+        return int(most) if most else None
+
+    @property
+    def ends(self) -> frozenset[int]:
+        """Ids that end a text."""
+        settings = getattr(self.client.wrapped.model, "generation_config", None)
+        found = getattr(settings, "eos_token_id", None)
+        own = getattr(self.words.tokenizer, "eos_token_id", None)
+        ids = found if isinstance(found, list) else [found]
+        return frozenset(one for one in (*ids, own) if isinstance(one, int))
+
+    @property
+    def top_k(self) -> int:
+        """What the model's own settings sample among, 0 for all: of requests that do not say."""
+        settings = getattr(self.client.wrapped.model, "generation_config", None)
+        return int(getattr(settings, "top_k", None) or 0)
+
+    def write(
+        self, task: Task, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool] = lambda: True
+    ) -> Written:
+        """The text that follows ``task.prompt``. ``on_token`` hears each token but those that end it, and ends the text
+        with True. ``wanted`` is asked at each token.
+
+        Raises InputMismatch for a prompt that is too long, Cancelled where it is not wanted any more, ServerUnavailable
+        where too many wait, and what generation raises.
+        """
+        most = self._room(task)
+        seat = self._taken(task.prompt, wanted)
+        try:
+            return self._written(seat, task, most, on_token, wanted)
+        finally:
+            with self._changed:
+                self._free.append(seat)
+                self._changed.notify()
+
+    def embed(self, ids: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> list[float]:
+        """The mean of the last hidden states of a text, of length 1. Raises SpecError where the model gives none."""
+        if self.most_tokens is not None and len(ids) > self.most_tokens:
+            raise InputMismatch(f"{len(ids)} tokens; the model reads {self.most_tokens} at most")
+        seat = self._taken((), wanted)
+        try:
+            given = torch.tensor([list(ids)], device=self.client.device)
+            with torch.no_grad():
+                output = seat.generator.model(
+                    input_ids=given,
+                    attention_mask=torch.ones_like(given),
+                    output_hidden_states=True,
+                    use_cache=False,
+                    return_dict=True,
+                )
+        finally:
+            with self._changed:
+                self._free.append(seat)
+                self._changed.notify()
+        states = getattr(output, "hidden_states", None)
+        if not states:
+            raise SpecError(f'model "{self.client.model_id}" gives no hidden states, and so no embeddings')
+        mean = states[-1][0].float().mean(0)
+        made: list[float] = torch.nn.functional.normalize(mean, dim=0).tolist()
+        return made
+
+    def close(self) -> None:
+        """No more texts; those under way are waited for."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: len(self._free) == len(self._seats), timeout=10)
+        for seat in self._seats:
+            seat.states.clear()
+            seat.generator.__exit__(None, None, None)
+
+    def _room(self, task: Task) -> int:
+        if not task.prompt:
+            raise InputMismatch("the prompt has no token")
+        room = None if self.most_tokens is None else self.most_tokens - len(task.prompt)
+        if room is not None and room < 1:
+            raise InputMismatch(f"the prompt has {len(task.prompt)} tokens; prompt and text have {self.most_tokens}")
+        if task.most is None:
+            return 1024 if room is None else room
+        return task.most if room is None else min(task.most, room)
+
+    def _taken(self, prompt: Sequence[int], wanted: Callable[[], bool]) -> _Seat:
+        """A free copy, that with the longest common beginning. Raises ServerUnavailable and Cancelled."""
+        with self._changed:
+            if self._waiting >= self._most_waiting:
+                raise ServerUnavailable(f"{self._waiting} requests wait for their turn: try again later")
+            self._waiting += 1
+            try:
+                while not self._free and not self._closed:
+                    self._changed.wait(0.2)
+                    if not wanted():
+                        raise Cancelled("the request is not wanted any more")
+                if self._closed:
+                    raise ServerUnavailable("the endpoint is closing")
+                best = max(
+                    self._free, key=lambda seat: max((_common(one.ids, prompt) for one in seat.states), default=0)
+                )
+                self._free.remove(best)
+                return best
+            finally:
+                self._waiting -= 1
+
+    def _written(
+        self, seat: _Seat, task: Task, most: int, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool]
+    ) -> Written:
+        sampling, prompt, ends = task.sampling, list(task.prompt), self.ends
+        state, kept = _continued(seat, prompt)
+        grammar = self.grammars.of(sampling.grammar) if sampling.grammar else None
+        choice = None if sampling.is_plain else Choice(sampling, grammar, len(prompt), task.number)
+        made: list[int] = []
+
+        def heard(token: int) -> bool:
+            made.append(token)
+            said = Chosen(token) if choice is None else choice.chosen[len(made) - 1]
+            return token not in ends and on_token(said)
+
+        stopping = _Ends(len(prompt), heard, wanted)
+        given = torch.tensor([prompt], device=self.client.device)
+        options: dict[str, Any] = {} if state is None else {"past_key_values": state}
+        if self.words.pad is not None:
+            options["pad_token_id"] = self.words.pad
+        if ends:
+            options["eos_token_id"] = sorted(ends)
+        output = seat.generator.generate(
+            given,
+            attention_mask=torch.ones_like(given),
+            return_dict_in_generate=True,
+            max_new_tokens=most,
+            do_sample=False,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            logits_processor=[] if choice is None else [choice],
+            stopping_criteria=[stopping],
+            **options,
+        )
+        if not wanted():
+            raise Cancelled("the request is not wanted any more")
+        _keep(seat, output.sequences[0].tolist(), getattr(output, "past_key_values", None))
+        ended = stopping.is_stopped or bool(made and made[-1] in ends) or (grammar is not None and grammar.is_over)
+        ids = tuple(made[:-1] if made and made[-1] in ends else made)
+        chosen = tuple(choice.chosen[: len(ids)]) if choice is not None else tuple(map(Chosen, ids))
+        summary = seat.generator.summary
+        assert summary is not None
+        return Written(ids, chosen, "stop" if ended else "length", kept, summary)
+
+
+def _with_shared_weights(model: Any) -> Any:
+    """A copy of the model's modules over the same tensors."""
+    return copy.deepcopy(model, {id(one): one for one in itertools.chain(model.parameters(), model.buffers())})
+
+
+def _common(one: Sequence[int], other: Sequence[int]) -> int:
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _continued(seat: _Seat, prompt: list[int]) -> tuple[Any, int]:
+    """A state that has read the longest beginning of the prompt that is known, and how much that is."""
+    found = max(seat.states, key=lambda one: _common(one.ids, prompt), default=None)
+    if found is None:
+        return None, 0
+    try:
+        read = int(found.state.get_seq_length())
+    except (AttributeError, ValueError, TypeError):  # a recurrent state does not know how much it has read
+        return None, 0
+    keep = min(_common(found.ids, prompt), read, len(prompt) - 1)
+    if keep < 1 or (keep < read and keep < WORTH_A_FORK):
+        return None, 0
+    if keep == read:  # the next turn of this text
+        seat.states.remove(found)
+        return found.state, keep
+    try:
+        state = copy.deepcopy(found.state)
+        state.crop(keep - read)  # below 0: so many less
+    except (
+        AttributeError,
+        ValueError,
+        NotImplementedError,
+        RuntimeError,
+        TypeError,
+    ):  # a window that has moved on, ...
+        return None, 0
+    return state, keep
+
+
+def _keep(seat: _Seat, ids: list[int], state: Any) -> None:
+    if state is None:
+        return
+    seat.states.append(_State(ids, state))
+    del seat.states[:-KEPT]
