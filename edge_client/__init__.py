@@ -29,6 +29,7 @@ survey        gathers what a plan needs: link, server's profile, our own
 planning      which cut is best, from numbers alone
 generation    generation cut in two: generate() of transformers, and sessions' way to the server
 adaptive      `AutoClient`: the cut chosen for every request
+serving       a split language model behind OpenAI's protocol
 live          a page in the browser, and sinks, while requests run
 sweeping      every cut measured: tables and a report
 pruning       channel selection, tested

@@ -4,10 +4,9 @@ command      the command: Ray started or joined, everything up, drained at the e
 application  what Ray Serve is given: models, fronts, how many of each
 passport     what a front tells a replica of a caller
 census       the replicas that a front knows of
-finder       where a session's replica is, asked of Ray Serve
 front        the process that clients connect to
 relay        a client's calls handed on to its replica, as they come
 replica      one replica of a model: a core behind a private port
 
-Only command, application and finder know Ray. May import what a server is made of: core, transport, telemetry.
+Only command and application know Ray. May import what a server is made of: core, transport, telemetry.
 """

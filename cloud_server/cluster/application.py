@@ -6,11 +6,13 @@ A Serve configuration file names `application` (docs/ray.md); ``cloud-server --o
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -18,17 +20,19 @@ from typing import Any, Final
 import ray
 import xxhash
 from ray import serve
+from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 
 from cloud_server.cluster import front, passport
-from cloud_server.cluster.finder import RayFinder
+from cloud_server.cluster.census import Place
 from cloud_server.cluster.front import Front
 from cloud_server.cluster.replica import PENDING, Replica
 from cloud_server.config import ServerConfig
 from cloud_server.fleet import ThisProcess
 from cloud_server.options import configure, parser
 from cloud_server.scheduling import few_heaps
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import set_threads
 
@@ -217,3 +221,45 @@ def group_names(config: ServerConfig) -> list[str]:
             name = f"{base}-{number}"
         names.append(name)
     return names
+
+
+# Where a session's replica is, asked of Ray Serve: its router for sessions (a consistent hash) picks the replica, which
+# says where it listens. One such question opens a stream; what flows on it afterwards does not pass Ray.
+
+log = logging.getLogger(__name__)
+
+SECONDS: Final = 1.5
+"""For a replica to say where it is: one on a machine that is gone says nothing, for as long as Ray Serve names it."""
+_FAILURES: Final = (RayError, RayServeException, TimeoutError, FutureTimeout)
+
+
+class RayFinder:
+    """``handles``: of Ray Serve's deployments (`ray.serve.handle.DeploymentHandle`), by group."""
+
+    def __init__(self, handles: Mapping[str, Any]) -> None:
+        self._handles = handles
+
+    @property
+    def groups(self) -> Sequence[str]:
+        return list(self._handles)
+
+    def find(self, group: str, session: str) -> Place:
+        """The replica where ``session`` belongs. Raises ServerUnavailable."""
+        try:
+            return Place.of(self._handles[group].options(session_id=session).place.remote().result(timeout_s=SECONDS))
+        except _FAILURES as error:
+            raise ServerUnavailable(f"no replica of {group} answers: {_line(error)}") from error
+
+    def all(self, group: str, metrics: bool) -> list[Place]:
+        """Every replica that answers."""
+        try:
+            asked = self._handles[group].broadcast("place", metrics)
+            said = asked.results(timeout_s=SECONDS, return_exceptions=True)
+        except _FAILURES as error:
+            log.debug("%s: %s", group, _line(error))
+            return []
+        return [Place.of(one) for one in said if not isinstance(one, BaseException)]
+
+
+def _line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -13,5 +13,5 @@ run_files        run with --journal, --output and --heat-maps
 auto             run with --split auto
 looking          run with --dashboard, --sink
 witnesses        run with --witness
-speaking         generate and chat: the model, and how it writes
+speaking         generate, chat and serve: the model, and how it writes
 """

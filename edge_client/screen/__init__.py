@@ -1,7 +1,6 @@
 """What people see: text, progress, tables.
 
 text               numbers as text; foreign text, made safe to show; rows as columns, `Tabular`
-flow               text that comes in pieces
 progress           progress on standard error
 observation_table  what observers found
 

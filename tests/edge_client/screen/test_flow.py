@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.screen.flow import Flow
+from edge_client.commands.speaking import Flow
 
 
 class Terminal(io.StringIO):
