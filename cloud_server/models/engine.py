@@ -161,7 +161,7 @@ class Computed:
     cut: tuple[str, bytes] | None = None
     """Digest and description of the later cut that its payload crosses; None: it is the model's answer."""
     rest: Callable[[], Computed] | None = None
-    """Of a step in the middle of a chain: asks the next server, and gives the answer. Called once, in any thread."""
+    """Asks the next server, of a step in the middle of a chain, and gives the answer. Called once, in any thread."""
 
     @property
     def is_part(self) -> bool:

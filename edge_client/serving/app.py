@@ -146,6 +146,8 @@ class Endpoint:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
     async def _answered(self, request: Request, asked: Asked) -> Response:
+        if (texts := len(asked.prompts) * asked.choices) > protocol.MOST_TEXTS:
+            raise Refused(f"{texts} texts are asked for; at most {protocol.MOST_TEXTS} are written", param="n")
         if asked.streams:
             return await self._streamed(asked)
         gone = threading.Event()

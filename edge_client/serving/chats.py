@@ -172,6 +172,7 @@ class Chats:
 
     def embed(self, ids: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> list[float]:
         """The mean of the last hidden states of a text, of length 1. Raises SpecError where the model gives none."""
+        self._check_ids(ids)
         if self.most_tokens is not None and len(ids) > self.most_tokens:
             raise InputMismatch(f"{len(ids)} tokens; the model reads {self.most_tokens} at most")
         seat = self._taken((), wanted)
@@ -206,9 +207,15 @@ class Chats:
             seat.states.clear()
             seat.generator.__exit__(None, None, None)
 
-    def _room(self, task: Task) -> int:
-        if not task.prompt:
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        if not ids:
             raise InputMismatch("the prompt has no token")
+        known = self.client.wrapped.model.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+        if max(ids) >= known:
+            raise InputMismatch(f"token id {max(ids)}; the model knows {known}")
+
+    def _room(self, task: Task) -> int:
+        self._check_ids(task.prompt)
         room = None if self.most_tokens is None else self.most_tokens - len(task.prompt)
         if room is not None and room < 1:
             raise InputMismatch(f"the prompt has {len(task.prompt)} tokens; prompt and text have {self.most_tokens}")
@@ -258,19 +265,23 @@ class Chats:
             options["pad_token_id"] = self.words.pad
         if ends:
             options["eos_token_id"] = sorted(ends)
-        output = seat.generator.generate(
-            given,
-            attention_mask=torch.ones_like(given),
-            return_dict_in_generate=True,
-            max_new_tokens=most,
-            do_sample=False,
-            temperature=None,
-            top_p=None,
-            top_k=None,
-            logits_processor=[] if choice is None else [choice],
-            stopping_criteria=[stopping],
-            **options,
-        )
+        try:
+            output = seat.generator.generate(
+                given,
+                attention_mask=torch.ones_like(given),
+                return_dict_in_generate=True,
+                max_new_tokens=most,
+                do_sample=False,
+                temperature=None,
+                top_p=None,
+                top_k=None,
+                logits_processor=[] if choice is None else [choice],
+                stopping_criteria=[stopping],
+                **options,
+            )
+        except BaseException:
+            seat.states.clear()  # the server may have none of them any more
+            raise
         if not wanted():
             raise Cancelled("the request is not wanted any more")
         _keep(seat, output.sequences[0].tolist(), getattr(output, "past_key_values", None))

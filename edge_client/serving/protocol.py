@@ -31,6 +31,8 @@ from shared_hooks.errors import (
 )
 
 MOST_CHOICES: Final = 16
+MOST_TEXTS: Final = 128
+"""Prompts times choices."""
 MOST_STOPS: Final = 16
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
 """How many models (Hermes, Qwen, SmolLM2) write a call: a JSON object between these."""
@@ -165,19 +167,17 @@ def text_request(body: Any, chats: Chats) -> Asked:
 
 def prompts_of(given: Any, words: Words, name: str) -> tuple[tuple[int, ...], ...]:
     """Token ids of a text, of several, or ids as they are. Raises `Refused`."""
-    if isinstance(given, str):
-        return (tuple(words.encode(given)),)
-    if isinstance(given, list) and given and all(isinstance(one, str) for one in given):
-        return tuple(tuple(words.encode(one)) for one in given)
-    if isinstance(given, list) and given and all(_is_id(one) for one in given):
-        return (tuple(given),)
-    if (
-        isinstance(given, list)
-        and given
-        and all(isinstance(one, list) and one and all(map(_is_id, one)) for one in given)
-    ):
-        return tuple(map(tuple, given))
-    raise Refused(f"{name}: expected a text, token ids, or a list of either", param=name)
+    several = given if isinstance(given, list) and not all(map(_is_id, given)) else [given]
+    if len(several) > MOST_TEXTS:
+        raise Refused(f"{name}: {len(several)} texts; at most {MOST_TEXTS} are taken", param=name)
+    found = []
+    for one in several:
+        if isinstance(one, str):
+            one = words.encode(_whole(one, name))
+        elif not (isinstance(one, list) and one and all(map(_is_id, one))):
+            raise Refused(f"{name}: expected a text, token ids, or a list of either", param=name)
+        found.append(tuple(one))
+    return tuple(found)
 
 
 def _is_id(one: Any) -> bool:
@@ -201,7 +201,11 @@ def _common(fields: _Fields) -> dict[str, Any]:
 def _sampling(fields: _Fields, chats: Chats, grammar: str, logprobs: int | None) -> Sampling:
     bias = {}
     for token, amount in fields.take("logit_bias", dict, {}).items():
-        if not str(token).isdigit() or type(amount) not in (int, float) or not -100 <= amount <= 100:
+        if (
+            not (str(token).isascii() and str(token).isdecimal())
+            or type(amount) not in (int, float)
+            or not -100 <= amount <= 100
+        ):
             raise Refused("logit_bias: token ids, and numbers between -100 and 100", param="logit_bias")
         bias[int(token)] = float(amount)
     return Sampling(
@@ -246,7 +250,10 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
             raise Refused(f"{where}: expected a role of system, developer, user, assistant or tool", param=where)
         message = {**one, "role": "system" if one["role"] == "developer" else one["role"]}
         message["content"] = _content(one.get("content"), where)
-        for call in message.get("tool_calls") or ():
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list):
+            raise Refused(f"{where}.tool_calls: expected a list", param=where)
+        for call in calls:
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict):
                 raise Refused(f"{where}.tool_calls: expected functions with arguments", param=where)
@@ -261,13 +268,22 @@ def _messages(given: list[Any]) -> list[dict[str, Any]]:
 
 def _content(given: Any, where: str) -> str:
     if given is None or isinstance(given, str):
-        return given or ""
+        return _whole(given or "", where)
     parts = []
     for part in given if isinstance(given, list) else [None]:
         if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise Refused(f"{where}.content: expected a text; this model takes no pictures or sounds", param=where)
-        parts.append(part["text"])
+        parts.append(_whole(part["text"], where))
     return "".join(parts)
+
+
+def _whole(text: str, where: str) -> str:
+    """The text. Raises `Refused` for one with half a character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(f"{where}: half a character ({error.reason})", param=where) from None
+    return text
 
 
 def _tools(fields: _Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -284,7 +300,8 @@ def _tools(fields: _Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]
     if choice == "required":
         named = found
     else:
-        wanted = choice.get("function", {}).get("name") if isinstance(choice, dict) else None
+        function = choice.get("function") if isinstance(choice, dict) else None
+        wanted = function.get("name") if isinstance(function, dict) else None
         named = [one for one in found if one["name"] == wanted]
     if not named:
         raise Refused("tool_choice: names no function of tools", param="tool_choice")
@@ -366,7 +383,7 @@ def usage_of(prompts: int, texts: Sequence[Written], chats: Chats) -> dict[str, 
 
 
 def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: Asked) -> dict[str, Any] | None:
-    """Of tokens, in the form of chats or of plain texts."""
+    """What is reported of tokens, in the form of chats or of plain texts."""
     if asked.sampling.logprobs is None:
         return None
 

@@ -16,6 +16,8 @@ from shared_hooks.errors import InputMismatch, SpecError
 
 MOST_LOGPROBS: Final = 20
 NOTHING: Final = float("-inf")
+COLDEST: Final = 1e-4
+"""A temperature below is as none: probabilities would not be numbers any more."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,7 @@ class Choice:
 
     def _drawn(self, row: torch.Tensor) -> int:
         asked = self._sampling
-        if not asked.temperature:
+        if asked.temperature < COLDEST:
             return int(row.argmax())
         row = row / asked.temperature
         if 0 < asked.top_k < len(row):

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -225,6 +226,8 @@ def _asking_count(words: Any) -> int:
 LEAST = ("least",)
 SAMPLE = ("sample",)
 _HOOKED = ("generate", "_get_logits_processor", "_get_candidate_generator")
+_BATCHES = ("generate_batch", "init_continuous_batching")
+"""They write to states of their own making in place, which two sides cannot do."""
 
 
 class _Call:
@@ -252,8 +255,10 @@ class Asking:
         self._take_off = _nothing
 
     def attach(self, model: nn.Module) -> None:
-        """From now on each ``generate()`` of the model says what it needs."""
+        """From now on each ``generate()`` of the model says what it needs, and ``generate_batch()`` is refused."""
+        refused: dict[str, Any] = {name: partial(_refused, name) for name in _BATCHES if hasattr(model, name)}
         if self.asked is None or not all(hasattr(model, name) for name in _HOOKED):
+            self._take_off = put_instead(model, refused)
             return
         generate: Any = model.generate
         prepare: Any = model._get_logits_processor
@@ -282,7 +287,7 @@ class Asking:
             return candidates(*args, **kwargs)
 
         found = (asking_generate, asking_prepare, asking_candidates)
-        self._take_off = put_instead(model, dict(zip(_HOOKED, found, strict=True)))
+        self._take_off = put_instead(model, {**dict(zip(_HOOKED, found, strict=True)), **refused})
 
     def detach(self) -> None:
         """The model is as it was."""
@@ -311,6 +316,13 @@ class Asking:
             least = f"the {need.answer[1]} likeliest words" if need.answer else f"all logits ({need.why})"
             raise CutRefused(f"answer={asked} is not enough for this generate(), which needs {least}")
         return asked
+
+
+def _refused(name: str, *_: Any, **__: Any) -> None:
+    raise CutRefused(
+        f"{name}() writes to one state of many texts in place, which cannot be in two halves: use generate(); of "
+        "several texts at once with SplitGenerator(..., exact=False)"
+    )
 
 
 def _nothing() -> None:

@@ -163,7 +163,7 @@ class SplitForward:
             handle.take_off()
 
     def _called(self, *args: Any, **kwargs: Any) -> Any:
-        kwargs = _counted(_named(self._signature, args, kwargs))
+        kwargs = _counted(_taken(self._signature, _named(self._signature, args, kwargs)))
         with self._lock, torch.inference_mode(False), torch.no_grad(), fast_path_off():
             return self._split(kwargs)
 
@@ -191,9 +191,7 @@ class SplitForward:
         head = Head(self.cut, self._paths, self._here, seek=handle.mirror is None, modules=self._modules)
         try:
             handle.busy = True
-            whole, output = self._run_head(head, kwargs, session)
-            if whole:
-                return output, handle
+            self._run_head(head, kwargs)
             if head.born is not None:
                 handle = self._adopted(handle, head.born)
                 session, marks = handle.session, handle.session.marks()
@@ -301,26 +299,27 @@ class SplitForward:
         self._handles.add(handle)
         self._sessions.append((weakref.ref(handle), handle.session))
 
-    def _run_head(self, head: Head, kwargs: dict[str, Any], session: EdgeSession) -> tuple[bool, Any]:
-        """(False, None) at the cut; (True, output) where the model came to its end without it."""
+    def _run_head(self, head: Head, kwargs: dict[str, Any]) -> None:
+        """Up to the cut. Raises CutRefused where the model comes to its end without it."""
         shim = self._shim
         assert shim is not None
         token = running.set(head)
         try:
             with head.watch:
-                output = shim(**kwargs)
+                shim(**kwargs)
         except HookExitException as leaving:
             if leaving is not head.exit:
                 raise
             head.exit.__traceback__ = None
             if head.failure is not None:
                 raise head.failure from None
-            return False, None
+            return
         finally:
             running.reset(token)
-        if session.number:
-            raise CutRefused(f"{self.cut.name} is not called in this step, and was in those before")
-        return True, output
+        raise CutRefused(
+            f"{self.cut.name} is not called in this step, and so all of it would run here: cut after a module that "
+            "every step calls (where a text is encoded first, one of the decoder's)"
+        )
 
     def _message(
         self, head: Head, kwargs: dict[str, Any], handle: Handle, opening: Any, *, born: bool
@@ -409,7 +408,12 @@ class SplitForward:
             del tensors[crossing:]
             with _reading():
                 self._add_crossing(head, session, header, tensors)
-        raise CutRefused(f"the tail after {self.cut.name} cannot go on: {reply.header.get('why')}")
+        head_of_words = getattr(self.model, "get_output_embeddings", lambda: None)()
+        if head_of_words is not None and self._paths.get(head_of_words) == self.cut.path:
+            raise CutRefused(
+                f"after {self.cut.name}, which gives the logits, nothing is left for a server: cut before it"
+            )
+        raise CutRefused(f"the tail after {self.cut.name} cannot be run: {reply.header.get('why')}")
 
     def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
         session: EdgeSession = handle.session
@@ -460,6 +464,16 @@ def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
             raise InputMismatch("a model that takes any number of positional arguments cannot be split step by step")
         found.update(value if kind is inspect.Parameter.VAR_KEYWORD else {name: value})
     return found
+
+
+def _taken(signature: inspect.Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Without tokenizers that the model has no parameter for: ``generate()`` passes on what it was given for itself."""
+    names = signature.parameters
+    return {name: value for name, value in kwargs.items() if name in names or not _is_tokenizer(value)}
+
+
+def _is_tokenizer(value: Any) -> bool:
+    return callable(getattr(value, "encode", None)) and callable(getattr(value, "convert_ids_to_tokens", None))
 
 
 def _counted(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from edge_client import EdgeClient, ModelChoice
-from edge_client.generation import SplitGenerator, split_model
+from edge_client.generation import SplitGenerator, Words, split_model
 from edge_client.generation.survey import best_generation_cut
 from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLayer
 from shared_hooks.generation import DecodingTail, InProcess
@@ -191,3 +191,19 @@ def test_a_codec_spares_bytes_and_says_so(client: EdgeClient, codec: str) -> Non
         assert torch.equal(model.generate(**asked), again)
     with pytest.raises(SpecError, match="int3"), client.generating(cut=CUT, codec="int3"):
         pass
+
+
+def test_stop_strings_with_a_tokenizer(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 24, "do_sample": False, "tokenizer": Words.of(client.spec).tokenizer}
+    expected = whole(client, **asked, stop_strings=["le"])
+    assert torch.equal(SplitGenerator(client, CUT).generate(**asked, stop_strings=["le"]), expected)
+
+
+def test_generate_batch_is_refused_before_it_begins(client: EdgeClient) -> None:
+    with client.generating(cut=CUT) as model, pytest.raises(CutRefused, match="generate_batch"):
+        model.generate_batch([[1, 2, 3]])
+
+
+def test_a_cut_behind_the_logits_is_refused_for_that(client: EdgeClient) -> None:
+    with pytest.raises(CutRefused, match="lm_head, which gives the logits"):
+        SplitGenerator(client, "lm_head").generate(**inputs(client), max_new_tokens=2, do_sample=False)

@@ -224,6 +224,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "objct"}}}}, ""),
     ({"messages": [{"role": "user", "content": "long " * 4000}]}, ""),
+    ({"messages": [{"role": "assistant", "content": "x", "tool_calls": 5}]}, "messages[0]"),
+    ({"tools": TOOLS, "tool_choice": {"function": "look"}}, "tool_choice"),
+    ({"logit_bias": {"\u00b2": 1}}, "logit_bias"),
+    ({"stream_options": 3}, "stream_options"),
 ]
 
 
@@ -247,9 +251,26 @@ def test_other_routes_models_and_bodies(endpoint: Endpoint, api: openai.OpenAI) 
         for body in (b"", b"[]", b"{", b"[" * 100_000, b"\xff", b'{"model": NaN}'):
             answer = web.post(f"{endpoint.url}/chat/completions", content=body)
             assert answer.status_code in (400, 404) and answer.json()["error"]["message"]
+        half = {"model": NAME, "prompt": "half \ud800", "messages": [{"role": "user", "content": "\ud800"}]}
+        for route in ("completions", "chat/completions"):
+            answer = web.post(f"{endpoint.url}/{route}", content=json.dumps(half).encode())
+            assert answer.status_code == 400 and "half a character" in answer.json()["error"]["message"]
         answer = web.post(f"{endpoint.url}/chat/completions", content=b'{"model": "' + b"x" * (9 << 20) + b'"}')
         assert answer.status_code == 413
         assert web.get(f"{endpoint.url.removesuffix('/v1')}/health").json() == {"status": "ok"}
+
+
+def test_prompts_of_a_text(api: openai.OpenAI) -> None:
+    several = api.completions.create(model=NAME, prompt=["the first", "here"], max_tokens=4, temperature=0, n=2)
+    assert [one.index for one in several.choices] == [0, 1, 2, 3]
+    assert several.choices[0].text == several.choices[1].text != several.choices[2].text
+    cold: Any = {"model": NAME, "prompt": "the first", "max_tokens": 4}
+    greedy = api.completions.create(**cold, temperature=0).choices[0].text
+    assert api.completions.create(**cold, temperature=1e-300).choices[0].text == greedy
+    bad: list[Any] = [[], [[]], [1, "x"], [[1], ["x"]], 5, {"a": 1}, [-1], [10**9], ["x"] * 200]
+    for prompt in bad:
+        with pytest.raises(openai.BadRequestError):
+            api.completions.create(model=NAME, prompt=prompt, max_tokens=2)
 
 
 def test_pages_of_other_sites_and_names_are_refused(endpoint: Endpoint) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from shared_hooks.errors import CutRefused
+from shared_hooks.generation import DecodingTail, InProcess, SplitForward
 from shared_hooks.tensors import identical
 from tests.shared_hooks.generation.small import MODELS, both, make, prompt
 
@@ -154,3 +156,18 @@ def test_the_model_is_afterwards_as_it_was() -> None:
     assert {path: set(vars(module)) for path, module in model.named_modules()} == before
     again = model.generate(**prompt(), max_new_tokens=4, do_sample=False)  # type: ignore[operator]
     assert torch.equal(both_ways, again)
+
+
+@pytest.mark.parametrize("cut", ["shared", "encoder.block.0", "encoder", "encoder.block.1.layer.0"])
+def test_a_cut_that_no_step_calls_is_refused(cut: str) -> None:
+    """``generate()`` runs the encoder outside of the model's forward: all would run here, and nobody would say so."""
+    model = make("t5")
+    with (
+        SplitForward(model, cut, InProcess(DecodingTail(make("t5"), cut))),
+        pytest.raises(CutRefused, match="is not called in this step"),
+    ):
+        model.generate(**prompt(), max_new_tokens=4, do_sample=False)
+    assert torch.equal(
+        model.generate(**prompt(), max_new_tokens=4, do_sample=False),
+        make("t5").generate(**prompt(), max_new_tokens=4, do_sample=False),
+    ), "it is whole again"
