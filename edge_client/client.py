@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from edge_client.adaptive import AutoClient, AutoOptions
+    from edge_client.adaptive.chain import ChainChooser
     from edge_client.intervention import Intervention
     from edge_client.planning.codecs import LossTable
 
@@ -156,6 +157,7 @@ class EdgeClient(ClientCore):
         self._labelled = self.spec if labels or self.spec is None else replace(self.spec, labels=())
         self._auto_options = auto
         self._auto: AutoClient | None = None
+        self._chain_chooser: ChainChooser | None = None
         self.least: tuple[str | tuple[str, ...], str] | None = None
         """With ``split="min"``: what was found, once it was measured, and why, in words."""
         self._beginning = threading.Lock()
@@ -176,6 +178,8 @@ class EdgeClient(ClientCore):
     @property
     def decisions(self) -> list[dict[str, Any]]:
         """What ``split="auto"`` decided and why, the oldest first (`edge_client.adaptive.monitor`)."""
+        if self._chain_chooser is not None:
+            return list(self._chain_chooser.decisions)
         return [] if self._auto is None else self._auto.decisions.all
 
     @property
@@ -199,6 +203,10 @@ class EdgeClient(ClientCore):
         """
         if self.split == EDGE_ONLY:
             self._edge_model.plan_example()
+        elif self.split == AUTO and len(self.chain) > 1:
+            self.prepare()
+            self._chained()
+            self.connect(seconds)
         elif self.split == AUTO:
             self.prepare()
             if (example := self._edge_model.example) is not None:
@@ -219,6 +227,8 @@ class EdgeClient(ClientCore):
         return self
 
     def _stop(self) -> None:
+        if self._chain_chooser is not None:
+            self._chain_chooser.close()
         if self._auto is not None:
             self._auto.close()
 
@@ -320,6 +330,20 @@ class EdgeClient(ClientCore):
                     raise
             return self._auto
 
+    def _chained(self) -> ChainChooser:
+        """Who chooses the cuts of a chain, measured the first time. Raises SpecError without an example input."""
+        with self._beginning:
+            if self._chain_chooser is None:
+                self._refuse_closed()
+                from edge_client.adaptive import AutoOptions
+                from edge_client.adaptive.chain import ChainChooser
+
+                self.prepare()
+                if (example := self._edge_model.example) is None:
+                    raise SpecError('split="auto" along a chain is measured on an example, and the model has none')
+                self._chain_chooser = ChainChooser(self, self._auto_options or AutoOptions(), Call(*example))
+            return self._chain_chooser
+
     def _least(self, call: Call) -> Cut:
         """What ``split="min"`` is, measured the first time on the example, or else on ``call``."""
         with self._beginning:
@@ -407,6 +431,7 @@ class EdgeClient(ClientCore):
         if failures not in FAILURES:
             raise SpecError(f'failures={failures!r:.60}: must be "raise" or "return".{near(str(failures), FAILURES)}')
         cut, route = self._cut(split)
+        moves = len(self.chain) > 1 and AUTO in (split, self._split if split is None else None)
         self.until(deadline)  # a wrong one is nobody's failure but the caller's
 
         named = isinstance(inputs, (str, Path))
@@ -419,7 +444,8 @@ class EdgeClient(ClientCore):
             else:
                 item = Call(*prepare(item)) if prepare is not None else self._reader.read(item)
                 stamps.prepared = now_ns()
-            pending = self._submit(item, cut, route, stamps, until, position, exact)
+            where = self._cut(split) if moves else (cut, route)
+            pending = self._submit(item, *where, stamps, until, position, exact)
             begun(pending)
             return pending
 
@@ -485,6 +511,8 @@ class EdgeClient(ClientCore):
     def _cut(self, split: Cut | Sequence[int | str] | None) -> tuple[Cut, Route]:
         """The edge's cut, and the parts behind the first server's."""
         cuts = self._split if split is None else self._checked(split)
+        if cuts == AUTO and len(self.chain) > 1:
+            cuts = self._chained().cuts
         if cuts == ():
             raise SpecError("a chain of servers has no cut of its own: give split=[...], one for each server")
         if not isinstance(cuts, tuple) or len(self.chain) < 2:
@@ -506,7 +534,8 @@ class EdgeClient(ClientCore):
             raise SpecError(f"split={split!r:.200}: expected a layer's name or id, or a list of such for a chain")
         words = (AUTO, LEAST, EDGE_ONLY, CLOUD_FILE)
         first: Cut = cuts[0]
-        if len(cuts) == 1 and (not several or first == EDGE_ONLY) and (len(self.chain) < 2 or first == EDGE_ONLY):
+        alone = len(self.chain) < 2 or first in (EDGE_ONLY, AUTO)
+        if len(cuts) == 1 and (not several or first in (EDGE_ONLY, AUTO)) and alone:
             return first
         if len(self.chain) < 2:
             if found := [cut for cut in cuts if cut in words]:

@@ -113,7 +113,7 @@ def begin(
     ``call``: what is planned and measured on; ``file``: an input file, to learn what reading one takes; ``prepare``: as
     of `AutoClient`. Raises SpecError, Disagreement, UnknownModel; without a server everything runs here until it comes.
     """
-    loaded = _loaded(client, call)
+    loaded = loaded_of(client, call)
     if (bound := options.constraints.leakage) is not None:
         bound.table.check(loaded.wrapped.weights_hash())
     wanted = Wanted(
@@ -149,7 +149,7 @@ def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | t
     """
     if set(options.goal.weights) != {"latency"} or client.codecs_chosen_from is not None:
         raise SpecError('split="min" makes the latency least, with one codec: objective="latency", and no codec="auto"')
-    loaded = _loaded(client, call)
+    loaded = loaded_of(client, call)
     wanted = Wanted(
         server=client.server,
         credentials=client.connection.credentials,
@@ -178,7 +178,7 @@ def _text(path: str | Path | None) -> str | None:
     return None if path is None else str(path)
 
 
-def _loaded(client: ClientCore, call: Call) -> Loaded:
+def loaded_of(client: ClientCore, call: Call) -> Loaded:
     """The client's own model, planned on ``call``. A module has no spec: one that says its name stands in."""
     spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
     args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)

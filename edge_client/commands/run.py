@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
     """Send every input, print what came of it; exit status."""
     common.check_effects(options)
     here = options.split == EDGE_ONLY
-    server = None if here else needed(options, chain=options.split != AUTO)
+    server = None if here else needed(options, chain=True)
     check_json_target(options.json)
     witnesses.check(options.witness, options.split, options.log_level)
     _check_only_head(options)
@@ -77,6 +77,7 @@ def _run(
         chain or server,
         choice.with_spec(spec),
         EDGE_ONLY if chain else "input",
+        auto=chooses.options if chooses else None,
         codec=options.codec,
         calibration=options.calibration,
         max_loss=options.max_loss,
@@ -101,7 +102,10 @@ def _run(
     try:
         looking.begin(client)
         client.prepare()
-        if chain:
+        if chain and chooses:
+            client.split, chooses = AUTO, None  # the client chooses, and logs its moves
+            client.open()
+        elif chain:
             client.split = [cut_for(client, cut, feed.samples) for cut in options.split.split(",")]
         else:
             client.split = "input" if chooses else cut_for(client, options.split, feed.samples)

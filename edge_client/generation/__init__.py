@@ -1,5 +1,6 @@
 """Generation cut in two: the first layers and their caches here, the rest and theirs in a session at the server.
 
+link          steps of decoding sessions over a client's connection
 generator     `SplitGenerator`, `split_model`: generate() of transformers, split
 summary       when tokens came, and what a generation took
 conversation  turns of a chat; text to token ids and back
@@ -8,7 +9,8 @@ survey        a few split steps, measured: what a plan of a generation is made o
 """
 
 from edge_client.generation.conversation import Conversation, TextStream, Turn, Words
-from edge_client.generation.generator import SessionLink, SplitGenerator, split_model
+from edge_client.generation.generator import SplitGenerator, split_model
+from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Summary
 
 __all__ = [

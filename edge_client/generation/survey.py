@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edge_client.core import ClientCore
-from edge_client.generation.generator import SessionLink
+from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Clock, criteria_with
 from edge_client.planning.generation.measured import Measured, StepSample, cloud_profile, head_profile, overhead_of
 from edge_client.planning.generation.predict import Workload, decide_generation

@@ -17,7 +17,7 @@ import torch
 
 from edge_client.client import EdgeClient
 from edge_client.generation import SplitGenerator, Summary, Words
-from edge_client.generation.generator import SessionLink
+from edge_client.generation.link import SessionLink
 from edge_client.serving.sampling import Choice, Chosen, Grammars, Sampling
 from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
 

@@ -1,58 +1,29 @@
 """`plan_chain`: where a model had better be cut along a chain of servers, and what a request then takes.
 
-Each machine's profile says what its part takes: the tail of one cut, less the tail of the next. Each link is measured
-between its two ends, by the server before it. The least sum of all is found by dynamic programming over the cuts; what
-requests take besides is learnt from a few real ones.
+What is measured, and how the least is found: `edge_client.adaptive.chain`. What requests take besides is learnt from a
+few real ones.
 """
 
 from __future__ import annotations
 
-import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from edge_client.adaptive.chain import Placed, Station, best_cuts, measured, parts_of
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
-from edge_client.planning.link import Link
-from edge_client.planning.predict import check_same_model
-from edge_client.probing import fetch_profile, probe
-from edge_client.screen.progress import counted
-from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, size, table
 from edge_client.settings import chain_of
-from edge_client.survey.gather import Say, Wanted, edge_profile, probe_sizes
+from edge_client.survey.gather import Say, Wanted
 from edge_client.tasks.subject import Model, subject_of
 from edge_client.transport import ConnectionOptions
-from shared_hooks.errors import CutRefused, SpecError
-from shared_hooks.profiling import profile_file
-from shared_hooks.profiling.profile import CutProfile, Profile
-from shared_hooks.profiling.profiler import identity
+from shared_hooks.errors import SpecError
 
 ASKED: Final = 5
 """Real requests at the chosen cuts, after one that does not count."""
-
-
-@dataclass(frozen=True)
-class Station:
-    """A machine of a chain: its name, its profile, and the link to it from the one before; None for the edge."""
-
-    name: str
-    profile: Profile
-    link: Link | None = None
-
-
-@dataclass(frozen=True)
-class Placed:
-    """What one machine does: the part that begins after ``cut``, empty for the edge's. Times in ns."""
-
-    name: str
-    cut: str
-    network_ns: float
-    compute_ns: float
-    bytes_up: int
 
 
 @dataclass(frozen=True, repr=False)
@@ -124,90 +95,6 @@ class PlannedChain(Tabular):
         )
 
 
-def best_cuts(stations: Sequence[Station]) -> tuple[str, ...]:
-    """The cuts of the chain that takes the least, by dynamic programming: of each cut the best way to it. Raises
-    CutRefused where there are not enough cuts that all machines know.
-    """
-    names = _names(stations)
-    if len(names) < len(stations) - 1:
-        raise CutRefused(f"{len(names)} cuts for a chain of {len(stations)} machines")
-    costs = [_edge_ns(stations, name) + _link_ns(stations, 1, name) for name in names]
-    came: list[list[int]] = []
-    for at in range(1, len(stations) - 1):
-        best, frm = [math.inf] * len(names), [-1] * len(names)
-        for later in range(at, len(names)):
-            for earlier in range(later):
-                ns = costs[earlier] + _middle_ns(stations, at, names[earlier], names[later])
-                if ns < best[later]:
-                    best[later], frm[later] = ns, earlier
-            best[later] += _link_ns(stations, at + 1, names[later])
-        costs = best
-        came.append(frm)
-    last = len(stations) - 1
-    totals = [cost + _tail_ns(stations, last, name) for cost, name in zip(costs, names, strict=True)]
-    at = min(range(len(names)), key=totals.__getitem__)
-    found = [at]
-    for frm in reversed(came):
-        at = frm[at]
-        found.append(at)
-    return tuple(names[one] for one in reversed(found))
-
-
-def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[Placed]:
-    """What each machine does with these cuts."""
-    parts = [Placed(stations[0].name, "", 0.0, _edge_ns(stations, cuts[0]), 0)]
-    for at, cut in enumerate(cuts, 1):
-        ends = _tail_ns(stations, at, cut) if at == len(cuts) else _middle_ns(stations, at, cut, cuts[at])
-        answers = _answer_ns(stations, at)
-        nbytes = _cut(stations[0].profile, cut).wire_bytes
-        parts.append(Placed(stations[at].name, cut, _link_ns(stations, at, cut) + answers, ends, nbytes))
-    return parts
-
-
-def _names(stations: Sequence[Station]) -> list[str]:
-    """Cuts that all machines know, in order."""
-    known = [{cut.name for cut in one.profile.cuts} for one in stations[1:]]
-    return [cut.name for cut in stations[0].profile.cuts if all(cut.name in one for one in known)]
-
-
-def _cut(profile: Profile, name: str) -> CutProfile:
-    found = profile.cut(name)
-    assert found is not None
-    return found
-
-
-def _edge_ns(stations: Sequence[Station], name: str) -> float:
-    profile = stations[0].profile
-    finish = profile.finish_ns.middle if profile.finish_ns else 0.0
-    return sum(one.middle for one in _cut(profile, name).stages.values()) + finish
-
-
-def _link_ns(stations: Sequence[Station], at: int, name: str) -> float:
-    link = stations[at].link
-    assert link is not None
-    return link.up.ns(_cut(stations[0].profile, name).wire_bytes)
-
-
-def _answer_ns(stations: Sequence[Station], at: int) -> float:
-    link = stations[at].link
-    assert link is not None
-    return link.down.ns(stations[at].profile.answer_bytes)
-
-
-def _tail_ns(stations: Sequence[Station], at: int, name: str) -> float:
-    return sum(one.middle for one in _cut(stations[at].profile, name).stages.values())
-
-
-def _middle_ns(stations: Sequence[Station], at: int, first: str, second: str) -> float:
-    """A server's part between two cuts: its tail of the first without that of the second, and packing what crosses."""
-    edge, here = stations[0].profile, stations[at].profile
-    begins, ends = _cut(here, first).stages, _cut(here, second).stages
-    own = max(0.0, begins["compute"].middle - ends["compute"].middle)
-    enters = sum(begins[name].middle for name in ("decode", "inject") if name in begins)
-    packs = _cut(edge, second).stages["encode"].middle * here.alone_ns.middle / max(1.0, edge.alone_ns.middle)
-    return enters + own + packs
-
-
 def plan_chain(
     server: Sequence[str],
     model: Model,
@@ -236,19 +123,10 @@ def plan_chain(
     subject = subject_of(model, None, chain[0], credentials)
     loaded = subject.load()
     with loaded.wrapped, ExitStack() as stack:
-        who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
         wanted = Wanted(server=chain[0], credentials=credentials, seconds=seconds)
-        edge = edge_profile(loaded, wanted, say, progress)
-        stations = [Station("edge", edge)]
-        for at, name in enumerate(chain):
-            with bar(f"profile of {name}", None, progress) as advance:
-                profile, link = _asked(chain, at, edge, wanted, counted(advance, seconds))
-            for text in profile_file.check(profile, who):
-                say(f"warning: {name}: {text}")
-            check_same_model(edge, profile)
-            stations.append(Station(name, profile, link))
+        stations = measured(chain, loaded, wanted, say, progress)
         cuts = best_cuts(stations)
-        found = PlannedChain(who.model_id, parts_of(stations, cuts), 0.0, tuple(stations))
+        found = PlannedChain(loaded.spec.model_id, parts_of(stations, cuts), 0.0, stations)
         if not correct:
             return found
         client = stack.enter_context(
@@ -262,19 +140,3 @@ def plan_chain(
         )
         took = [client.infer(*loaded.args, **loaded.kwargs).measured_ns for _ in range(1 + ASKED)][1:]
         return replace(found, besides_ns=statistics.median(took) - found.latency_ns)
-
-
-def _asked(
-    chain: Sequence[str], at: int, edge: Profile, wanted: Wanted, on_progress: Callable[[int, int, str], None]
-) -> tuple[Profile, Link]:
-    """The profile of a server, and the link to it from the one before."""
-    name, following = chain[at], list(chain[1 : at + 1])
-    how: dict[str, Any] = {"weights_hash": edge.model.weights_hash, "credentials": wanted.credentials}
-    settings = (wanted.warmup, wanted.repetitions, wanted.seconds)
-    data = fetch_profile(chain[0], edge.model.model_id, *settings, on_progress, following=following, **how)
-    if following:
-        profile = profile_file.from_json(data.get("profile"), "cloud", f"the profile of {name}")
-        return profile, Link.from_dict(data.get("link"), f"the server before {name}")
-    profile = profile_file.from_json(data, "cloud", f"the profile that {name} sent")
-    link, _ = probe(chain[0], probe_sizes(edge, None), (0, profile.answer_bytes), credentials=wanted.credentials)
-    return profile, link

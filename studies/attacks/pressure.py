@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from edge_client import EdgeClient
-from edge_client.generation.generator import SessionLink
+from edge_client.generation.link import SessionLink
 from edge_client.model_choice import ModelChoice
 from edge_client.transport import Stamps, wire
 from edge_client.transport.outbox import Area

@@ -17,7 +17,7 @@ from cloud_server.config import NextServer
 from edge_client import EdgeClient
 from edge_client.__main__ import main
 from edge_client.generation import SplitGenerator
-from edge_client.generation.generator import SessionLink
+from edge_client.generation.link import SessionLink
 from shared_hooks.errors import (
     AccessRefused,
     CutRefused,

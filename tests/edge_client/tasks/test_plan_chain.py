@@ -11,12 +11,14 @@ import torch
 
 import edge_client
 from cloud_server.config import NextServer
-from edge_client import EdgeClient, ModelChoice
+from edge_client import AutoOptions, EdgeClient, ModelChoice
 from edge_client.__main__ import main
+from edge_client.adaptive import chain
+from edge_client.adaptive.chain import Station, best_cuts, parts_of
 from edge_client.planning.link import Curve, Link
-from edge_client.tasks.plan_chain import Station, best_cuts, parts_of
 from shared_hooks import WrappedModel
 from shared_hooks.errors import AccessRefused, CutRefused, SpecError
+from shared_hooks.lifecycle import Event, Lifecycle
 from shared_hooks.models import ModelSpec
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
 from tests.edge_client.test_chain import Deep, image, same, spec, station, whole
@@ -75,6 +77,54 @@ def test_it_is_measured_from_hop_to_hop_and_holds(spec: ModelSpec, capsys: pytes
             edge_client.plan_chain([first.address, "other"], choice, seconds=0.5, progress=False)
     with pytest.raises(SpecError, match="two or more"):
         edge_client.plan_chain(["127.0.0.1:1"], choice)
+
+
+class Seen:
+    def __init__(self, changes: list[Any]) -> None:
+        self._changes = changes
+
+    def on_split_change(self, event: Event) -> None:
+        self._changes.append(event)
+
+
+def test_auto_moves_both_cuts_as_links_change(spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every answer is the model's own, wherever the cuts are; what moves them is what the plan says of the links."""
+    changes: list[Any] = []
+    lifecycle = Lifecycle("edge")
+    lifecycle.register(Seen(changes))
+    options = AutoOptions(profile_seconds=0.5, progress=False)
+    with station(spec) as last, station(spec, NextServer("gpu", (last.address,))) as first:
+        servers = [first.address, "gpu"]
+        with EdgeClient(servers, ModelChoice(spec, device="cpu"), "auto", auto=options, lifecycle=lifecycle) as client:
+            chooser = client._chained()
+            assert chooser.cuts == best_cuts(chooser.stations) and len(client.decisions) == 1
+
+            costs = {chooser.cuts: 100.0}
+            monkeypatch.setattr(chain, "latency_ns", lambda stations, cuts: costs[tuple(cuts)])
+            answers = client.infer_many([image()] * 12)
+            for cuts, cost, moves in (
+                (("stem", "two"), 50.0, True),
+                (("one", "three"), 48.0, False),  # 4 % are not worth it
+                (("one", "relu"), 40.0, True),
+                (("input", "stem"), 30.0, True),
+            ):
+                costs[cuts] = cost
+                monkeypatch.setattr(chain, "best_cuts", lambda stations, cuts=cuts: cuts)
+                before = chooser.cuts
+                chooser.look()  # it measures the links, too
+                assert chooser.cuts == (cuts if moves else before)
+                answer = client.infer(image())
+                assert same(answer.output, whole(image())) and same(next(answers).output, whole(image()))
+                assert (answer.split, answer.parts[0].split) == chooser.cuts
+            assert [one.new for one in changes] == [tuple(one["cuts"]) for one in client.decisions]
+            assert len(changes) == 4 and all(one.link is not None for one in chooser.stations[1:])
+            answers.close()
+            monkeypatch.undo()
+            chooser.look()  # the real links
+            assert same(client.infer(image(), split=["stem", "two"]).output, whole(image())), "one may still be said"
+        for wrong in (AutoOptions(objective="bytes"), AutoOptions(partitioner="regression")):
+            with pytest.raises(SpecError, match="latency"), EdgeClient(servers, spec, "auto", auto=wrong):
+                pass
 
 
 @pytest.mark.parametrize(

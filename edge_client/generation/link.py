@@ -1,0 +1,92 @@
+"""`SessionLink`: the way of decoding sessions to the server, over a client's standing connection."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+import torch
+
+from edge_client.core import ClientCore
+from edge_client.transport import Stamps, State, Times, wire
+from protos.isthmus.v1 import split_pb2
+from shared_hooks.errors import IsthmusError
+from shared_hooks.generation import StepReply
+
+CLOSE_SECONDS: Final = 0.5
+"""For the server to hear that a session is closed; else it finds out by itself, when it is idle for long."""
+
+
+class SessionLink:
+    """Decoding sessions of ``client``'s model, cut after the layer ``cut``: a `shared_hooks.generation.Link`. Along a
+    chain ``cut`` is a list, one cut for each server.
+
+    A step is a request like any other: it has a deadline (``deadline`` seconds; None: the client's), is sent again
+    after a lost connection, and is computed once. The server's refusals come as they are: SessionLost (the session can
+    be made again from its steps), StepOutOfOrder, UnknownLayer, CutRefused, TooLarge, ServerUnavailable. Any thread may
+    call; steps of one session come one after the other.
+
+    ``exact`` False: the server may compute steps together with those of other sessions, more of them a second. The last
+    bits may then differ, as `StepReply.company` says.
+    """
+
+    def __init__(
+        self, client: ClientCore, cut: str | Sequence[str], *, deadline: float | None = None, exact: bool = True
+    ) -> None:
+        self.cut, *rest = (cut,) if isinstance(cut, str) else cut
+        hops = zip(client.chain[1:], rest, strict=True)
+        self._route = tuple(split_pb2.Hop(server=server, cut=cut) for server, cut in hops)
+        self.exact = exact
+        self.deadline = deadline
+        self._client = client
+
+    def step(
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None = None,
+    ) -> StepReply:
+        """The ``number``-th step of a session of the caller's numbering, from 0; the first one opens it. ``header`` is
+        JSON-able. ``fork``: the session begins as a copy of that one, which has done so many steps.
+        """
+        of, steps = fork or (0, 0)
+        decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=not self.exact)
+        return self._ask(session, number, decoding, header, tensors, self.deadline)
+
+    def close(self, session: int) -> None:
+        """The server may forget it. Waits for half a second at most; without a connection it says nothing."""
+        if self._client.state is not State.READY:
+            return
+        try:
+            self._ask(session, 0, split_pb2.Decoding(cut=self.cut, close=True), {}, [], CLOSE_SECONDS)
+        except IsthmusError:
+            pass  # it is gone already, or will be when it has been idle for long
+
+    def _ask(
+        self,
+        session: int,
+        number: int,
+        decoding: split_pb2.Decoding,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        deadline: float | None,
+    ) -> StepReply:
+        stamps, until = Stamps(), self._client.until(deadline)
+        pack = partial(wire.outgoing_step, session, number, decoding, header, tensors, self._route)
+        answer = self._client.requests.ask(pack, self.cut, stamps, until)
+        said, results = answer.output
+        nbytes = answer.bytes_up, answer.bytes_down
+        return StepReply(said, results, *nbytes, _durations(answer.times), answer.company)
+
+
+def _durations(times: Times) -> dict[str, int]:
+    """The server's own (ns)."""
+    return {
+        "queue": times.server_queue,
+        "decode": times.server_decode,
+        "compute": times.server_compute,
+        "encode": times.server_encode,
+    }
