@@ -227,7 +227,7 @@ class EdgeModel:
 
     def check_cuts(self, cuts: Sequence[Cut]) -> None:
         """As `check_cut`, of a chain: each cut, and that each comes behind the one before it."""
-        for cut in cuts:
+        for cut in cuts if self.only_head is None else cuts[:1]:  # others have the weights behind that
             self.check_cut(cut)
         if self.example is not None:
             plan = self._planned(Call(*self.example))

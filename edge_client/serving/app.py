@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -149,7 +149,7 @@ class Endpoint:
         if (texts := len(asked.prompts) * asked.choices) > protocol.MOST_TEXTS:
             raise Refused(f"{texts} texts are asked for; at most {protocol.MOST_TEXTS} are written", param="n")
         if asked.streams:
-            return await self._streamed(asked)
+            return await self._streamed(request, asked)
         gone = threading.Event()
         return JSONResponse(await self._waited(request, gone, self._write, asked, lambda piece: None, gone))
 
@@ -157,22 +157,22 @@ class Endpoint:
         """What ``call`` gives in a thread; ``gone`` is set as soon as the application does not wait any more."""
         running = asyncio.ensure_future(self._off(call, *args))
         try:
-            while not (await asyncio.wait({running}, timeout=LOOK_SECONDS))[0]:
-                if await request.is_disconnected():
-                    gone.set()
+            await self._watched(request, running, gone)
             return running.result()
-        except ClientDisconnect:
-            raise Refused("the application has gone", 499) from None
         finally:
             gone.set()
 
-    async def _streamed(self, asked: Asked) -> Response:
+    @staticmethod
+    async def _watched(request: Request, coming: asyncio.Future[Any], gone: threading.Event) -> None:
+        """Waits; ``gone`` is set where the application leaves meanwhile."""
+        while not (await asyncio.wait({coming}, timeout=LOOK_SECONDS))[0]:
+            if await request.is_disconnected():
+                gone.set()
+
+    async def _streamed(self, request: Request, asked: Asked) -> Response:
         """Server-sent events; what goes wrong before the first has a status of its own."""
-        loop, queue, gone = (
-            asyncio.get_running_loop(),
-            asyncio.Queue[dict[str, Any] | Exception | None](),
-            threading.Event(),
-        )
+        loop, gone = asyncio.get_running_loop(), threading.Event()
+        queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
 
         def emit(piece: dict[str, Any] | Exception | None) -> None:
             loop.call_soon_threadsafe(queue.put_nowait, piece)
@@ -185,11 +185,13 @@ class Endpoint:
                 emit(error)
 
         loop.run_in_executor(self._threads, work)
+        coming = asyncio.ensure_future(queue.get())
         try:
-            first = await queue.get()
+            await self._watched(request, coming, gone)
         except BaseException:
             gone.set()
             raise
+        first = coming.result()
         if isinstance(first, Exception):
             raise first
 

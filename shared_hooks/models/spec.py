@@ -106,19 +106,26 @@ class ModelSpec:
             unfilled,
         )
 
-        if not self.weights:
+        files, build = self.weights, None
+        if not files:
+            files, build = _pretrained(self) or ((), None)
+        if not files:
             raise SpecError(f"{self.origin}: weights: there is no file to leave them in: the factory makes them")
         chosen = self._chosen()
         if chosen is not None and not chosen.is_mask:
             raise SpecError(f"{chosen.path}: a smaller model's weights cannot be left in their file; a mask's can")
-        model = self._built(unfilled)
-        weights = MappedWeights(model, self.weights, f"{self.origin}: weights")
+        model = self._built(unfilled, build)
+        weights = MappedWeights(model, files, f"{self.origin}: weights")
         if chosen is not None:
             model = chosen.apply(model)
         return model.eval(), weights
 
-    def _built(self, how: Callable[[Callable[[], object]], object] = lambda build: build()) -> nn.Module:
-        """What the factory returns, with the weights that it makes."""
+    def _built(
+        self,
+        how: Callable[[Callable[[], object]], object] = lambda build: build(),
+        instead: Callable[[], object] | None = None,
+    ) -> nn.Module:
+        """What the factory returns, with the weights that it makes; or what is built ``instead`` of it."""
         # importing the factory's module may draw numbers too; and there is one generator for all threads
         with _building, torch.random.fork_rng(devices=[]):
             build = resolve(self.factory, self.folder, f"{self.origin}: factory")
@@ -129,7 +136,7 @@ class ModelSpec:
             # The CPU's generator only: seeding CUDA would change the state of whoever uses the device.
             torch.default_generator.manual_seed(self.seed)
             try:
-                model = how(partial(build, **self.factory_kwargs))
+                model = how(instead or partial(build, **self.factory_kwargs))
             except Exception as error:
                 raise SpecError(
                     f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}{self._beside()}'
@@ -304,3 +311,28 @@ class ModelSpec:
         if not isinstance(result, Sequence) or not all(isinstance(entry, Prediction) for entry in result):
             raise SpecError(f"{where}: {self._postprocess} must return a list of Prediction, got {kind_of(result)}")
         return list(result)
+
+
+def _pretrained(spec: ModelSpec) -> tuple[tuple[Path, ...], Callable[[], object]] | None:
+    """The safetensors files of a folder that the factory, a ``from_pretrained`` of transformers, would read; and what
+    builds its model without them. None for any other factory.
+    """
+    kind, _, method = spec.factory.rpartition(".")
+    named = dict(spec.factory_kwargs)
+    folder = Path(str(named.pop("pretrained_model_name_or_path", "")))
+    files = tuple(sorted(folder.glob("*.safetensors"))) if method == "from_pretrained" else ()
+    if not files or not (folder / "config.json").is_file() or named:  # what else it is given may change the weights
+        return None
+
+    def build() -> object:
+        from transformers import AutoConfig, GenerationConfig
+
+        made_by: Any = resolve(kind, spec.folder, f"{spec.origin}: factory")
+        config = AutoConfig.from_pretrained(folder)
+        make = getattr(made_by, "from_config", None) or made_by._from_config
+        model = make(config, dtype=getattr(config, "dtype", None) or torch.float32)
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+        return model
+
+    return files, build

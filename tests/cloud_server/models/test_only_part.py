@@ -12,7 +12,7 @@ from safetensors.torch import save_model
 from cloud_server.config import ModelEntry, NextServer, read_config
 from cloud_server.models import ServedModel
 from cloud_server.options import configure, parser
-from edge_client import EdgeClient
+from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SplitGenerator
 from shared_hooks.errors import CutRefused, IsthmusError, SpecError, UnknownLayer
 from shared_hooks.models import ModelSpec, load_spec
@@ -89,6 +89,8 @@ def test_a_chain_of_parts_gives_the_models_own_answer(tmp_path: Path) -> None:
     with torch.no_grad():
         whole = Deep().eval()(image)
     with Parts(spec, "stem", "two") as gateway, EdgeClient([gateway.address, "next"], spec) as client:
+        with EdgeClient([gateway.address, "next"], ModelChoice(spec, only_head="stem"), ["stem", "two"]) as head:
+            assert torch.equal(head.infer(image).output["logits"], whole["logits"])
         for split in (["stem", "two"], ["one", "two"]):
             assert torch.equal(client.infer(image, split=split).output["logits"], whole["logits"]), split
         for split, says in (
@@ -167,3 +169,35 @@ def test_options_and_configuration(tmp_path: Path) -> None:
             configure(parser().parse_args([*model, *words]))
     (tmp_path / "server.toml").write_text('[models.deep]\nmodel = "deep.toml"\nonly = ["stem", "two"]\n')
     assert read_config(tmp_path / "server.toml").models[0].only == ("stem", "two")
+
+
+@pytest.mark.parametrize("kind", ["AutoModelForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_of_transformers_is_left_in_its_files(tmp_path: Path, kind: str, dtype: str) -> None:
+    """As the documented recipe has it, in several files; the model is the one that from_pretrained gives."""
+    made = make("llama").to(getattr(torch, dtype))
+    made.generation_config.update(do_sample=True, top_k=7)
+    made.save_pretrained(tmp_path / "folder", max_shard_size="40KB")
+    assert len(list((tmp_path / "folder").glob("*.safetensors"))) >= 2
+    (tmp_path / "m.toml").write_text(
+        f'id = "m"\nfactory = "transformers:{kind}.from_pretrained"\ndtype = "{dtype}"\n'
+        '[factory_kwargs]\npretrained_model_name_or_path = "./folder"\n'
+        '[example]\nkwargs = {input_ids = {shape = [1, 8], dtype = "int64", high = 100}}\n'
+        "[call_kwargs]\nuse_cache = false\n"
+    )
+    spec = load_spec(tmp_path / "m.toml")
+    whole = ServedModel(ModelEntry(spec), CPU)
+    part = ServedModel(ModelEntry(spec, only=("model.layers.0", "model.layers.2")), CPU)
+    for name in ("weights_hash", "structure_digest", "plan_digest"):
+        assert getattr(part.identity, name) == getattr(whole.identity, name)
+    assert {name.partition("layers.")[2][:1] for name in loaded(part)} == {"1", "2"}
+    assert part.only is not None and part.only.model.generation_config.top_k == 7  # type: ignore[union-attr]
+    ids = torch.randint(5, 100, (1, 6))
+    asked: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 8}
+    expected = spec.load_model().generate(**asked, do_sample=False)  # type: ignore[operator]
+    cuts = ["model.layers.0", "model.layers.2"]
+    with (
+        Parts(spec, *cuts) as gateway,
+        EdgeClient([gateway.address, "next"], ModelChoice(spec, only_head=cuts[0], device="cpu"), cuts) as client,
+    ):
+        assert torch.equal(SplitGenerator(client, cuts).generate(**asked, do_sample=False), expected)
