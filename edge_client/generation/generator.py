@@ -253,7 +253,7 @@ def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
         model = own
     elif not isinstance(model, nn.Module):
         raise SpecError(f"model: expected a module or None, found {type(model).__name__}")
-    elif model is not own and weights_hash(model) != client.wrapped.weights_hash():
+    elif not _shares(model, own) and weights_hash(model) != client.wrapped.weights_hash():
         raise Disagreement(f'the model given has other weights than "{client.model_id}", which the client agreed on')
     if not callable(getattr(model, "generate", None)):
         raise SpecError(
@@ -261,6 +261,12 @@ def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
             "text have one"
         )
     return model
+
+
+def _shares(model: nn.Module, other: nn.Module) -> bool:
+    """Whether both have the same tensors in memory under the same names, so that no hash has to be made."""
+    mine, theirs = ({name: id(one) for name, one in each.state_dict(keep_vars=True).items()} for each in (model, other))
+    return mine == theirs
 
 
 def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:

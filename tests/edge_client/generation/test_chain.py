@@ -22,6 +22,7 @@ from shared_hooks.errors import (
     AccessRefused,
     CutRefused,
     DeadlineExceeded,
+    Disagreement,
     IsthmusError,
     ServerUnavailable,
     SpecError,
@@ -62,6 +63,20 @@ def spec() -> ModelSpec:
     return load_spec(SPEC)
 
 
+@pytest.fixture(scope="module")
+def servers(spec: ModelSpec) -> Iterator[list[Station]]:
+    """Three in a row; the last two are a chain, too."""
+    with chained(spec, 3) as made:
+        yield made
+
+
+@contextmanager
+def along(servers: list[Station], spec: ModelSpec, parts: int) -> Iterator[tuple[list[Station], EdgeClient]]:
+    found = servers[-parts:]
+    with EdgeClient([found[0].address, *["next"] * (parts - 1)], spec, metrics=False) as client:
+        yield found, client
+
+
 def ids(rows: int = 1, seed: int = 0) -> dict[str, torch.Tensor]:
     made = torch.randint(5, 60, (rows, 7), generator=torch.Generator().manual_seed(seed))
     return {"input_ids": made, "attention_mask": torch.ones_like(made)}
@@ -87,16 +102,18 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("cuts", [CUTS, THREE], ids=len)
-def test_the_tokens_are_those_without_a_cut(spec: ModelSpec, cuts: list[str], way: str) -> None:
+def test_the_tokens_are_those_without_a_cut(servers: list[Station], spec: ModelSpec, cuts: list[str], way: str) -> None:
     asked: dict[str, Any] = {**ids(), "do_sample": False, "max_new_tokens": 12, **WAYS[way]}
-    with speaking(spec, len(cuts)) as (stations, client):
+    with along(servers, spec, len(cuts)) as (stations, client):
+        before = [one.core.decoding.steps for one in stations]
         expected, generator = whole(client, **asked), SplitGenerator(client, cuts)
         for _ in range(2):
             torch.manual_seed(0)
             assert torch.equal(generator.generate(**asked), expected)
         assert generator.cuts == tuple(cuts)
         closed(stations)
-        assert len({one.core.decoding.steps for one in stations}) == 1, "each has its part of every step"
+        made = {one.core.decoding.steps - count for one, count in zip(stations, before, strict=True)}
+        assert len(made) == 1, "each has its part of every step"
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if name != "llama"])
@@ -106,9 +123,9 @@ def test_other_architectures(name: str, tmp_path: Path) -> None:
         assert torch.equal(SplitGenerator(client, cuts_of(name, 2)).generate(**asked), whole(client, **asked))
 
 
-def test_many_at_once_with_one_worker_on_each_server(spec: ModelSpec) -> None:
+def test_many_at_once_with_one_worker_on_each_server(servers: list[Station], spec: ModelSpec) -> None:
     """A worker does not wait for the next server: else two that hand on to each other would stand still."""
-    with speaking(spec, 3) as (_, client), ExitStack() as stack:
+    with along(servers, spec, 3) as (_, client), ExitStack() as stack:
         prompts = [ids(seed=seed) for seed in range(6)]
         expected = [whole(client, **one, max_new_tokens=10, do_sample=False) for one in prompts]
         models = [copy.deepcopy(client.wrapped.model) for _ in prompts]
@@ -139,6 +156,14 @@ class Troubled(SessionLink):
         return super().step(*step)
 
 
+def test_a_session_keeps_to_its_chain(servers: list[Station], spec: ModelSpec) -> None:
+    """A step of another route is refused by name."""
+    with along(servers, spec, 2) as (_, client):
+        link = Troubled(client, CUTS, {3}, lambda: setattr(link, "_route", ()))
+        with pytest.raises(Disagreement, match='and at "next" after "model.layers.3"; the request'):
+            SplitGenerator(client, CUTS, link=link).generate(**ids(), max_new_tokens=6, do_sample=False)
+
+
 def lose(station: Station) -> None:
     """It forgets its sessions, as after a restart."""
     station.core.decoding.close()
@@ -152,9 +177,11 @@ def drop(station: Station) -> None:
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 @pytest.mark.parametrize("fault", [lose, drop])
-def test_faults_between_two_steps(spec: ModelSpec, number: int, fault: Callable[[Station], None]) -> None:
+def test_faults_between_two_steps(
+    servers: list[Station], spec: ModelSpec, number: int, fault: Callable[[Station], None]
+) -> None:
     asked: dict[str, Any] = {**ids(rows=2), "max_new_tokens": 12, "do_sample": False}
-    with speaking(spec, 3) as (stations, client):
+    with along(servers, spec, 3) as (stations, client):
         link = Troubled(client, THREE, {3, 7}, lambda: fault(stations[number]))
         found = SplitGenerator(client, THREE, link=link).generate(**asked)
         assert torch.equal(found, whole(client, **asked))
@@ -216,17 +243,17 @@ def test_a_broken_way_between_two_servers(spec: ModelSpec) -> None:
         (["model.layers.3", "model.layers.1"], CutRefused, "model.layers.1 is not called behind model.layers.3"),
     ],
 )
-def test_what_is_no_chain_is_refused_by_name(spec: ModelSpec, cuts: Any, error: type[IsthmusError], says: str) -> None:
-    with speaking(spec, 2) as (_, client), pytest.raises(error, match=says):
+def test_what_is_no_chain_is_refused_by_name(
+    servers: list[Station], spec: ModelSpec, cuts: Any, error: type[IsthmusError], says: str
+) -> None:
+    with along(servers, spec, 2) as (_, client), pytest.raises(error, match=says):
         SplitGenerator(client, cuts).generate(**ids(), max_new_tokens=3, do_sample=False)
 
 
-def test_a_server_hands_steps_on_to_its_own_next_ones_alone(spec: ModelSpec) -> None:
-    for servers, says in ((["next", "elsewhere"], "elsewhere"), (["next"], "--next")):
-        with chained(spec, len(servers)) as stations:
-            chain = [stations[0].address, servers[-1] if len(servers) > 1 else "next"]
-            with EdgeClient(chain, spec) as client, pytest.raises(AccessRefused, match=says):
-                SplitGenerator(client, CUTS).generate(**ids(), max_new_tokens=3, do_sample=False)
+def test_a_server_hands_steps_on_to_its_own_next_ones_alone(servers: list[Station], spec: ModelSpec) -> None:
+    for first, second, says in ((servers[0], "elsewhere", "elsewhere"), (servers[2], "next", "--next")):
+        with EdgeClient([first.address, second], spec) as client, pytest.raises(AccessRefused, match=says):
+            SplitGenerator(client, CUTS).generate(**ids(), max_new_tokens=3, do_sample=False)
 
 
 def test_what_a_session_keeps_for_the_next_server_counts(spec: ModelSpec) -> None:
@@ -240,10 +267,9 @@ def test_what_a_session_keeps_for_the_next_server_counts(spec: ModelSpec) -> Non
         SplitGenerator(edge, CUTS).generate(**ids(), max_new_tokens=200, do_sample=False)
 
 
-def test_on_the_command_line(spec: ModelSpec, capsys: pytest.CaptureFixture[str]) -> None:
-    with chained(spec, 2) as stations:
-        asked = ["generate", "--model", SPEC, "--prompt", "the first layers", "--max-new-tokens", "8"]
-        assert main([*asked, "--server", f"{stations[0].address},next", "--cut", ",".join(CUTS)]) == 0
-        along = capsys.readouterr().out
-        assert main([*asked, "--server", stations[1].address, "--cut", CUTS[0]]) == 0
-        assert capsys.readouterr().out == along
+def test_on_the_command_line(servers: list[Station], capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["generate", "--model", SPEC, "--prompt", "the first layers", "--max-new-tokens", "8"]
+    assert main([*asked, "--server", f"{servers[1].address},next", "--cut", ",".join(CUTS)]) == 0
+    text = capsys.readouterr().out
+    assert main([*asked, "--server", servers[2].address, "--cut", CUTS[0]]) == 0
+    assert capsys.readouterr().out == text

@@ -87,11 +87,11 @@ def test_addresses_beyond_loopback_only_where_that_is_listened_on() -> None:
 @pytest.mark.parametrize("words", ["", "x", "-1", "65536", "8050:", "::1:8050", "1.5", "٣", "host:"])
 def test_what_is_no_port_is_told(words: str) -> None:
     with pytest.raises(SpecError, match=r"dashboard: expected \[HOST:\]PORT"):
-        address_of(words)
+        address_of(words, "dashboard")
 
 
 def test_addresses_that_are_taken_or_not_ours_are_told(server: PageServer) -> None:
-    assert address_of("[::1]:80") == ("::1", 80) and address_of(":80") == ("127.0.0.1", 80)
+    assert address_of("[::1]:80", "dashboard") == ("::1", 80) and address_of(":80", "dashboard") == ("127.0.0.1", 80)
     for listen in (str(server.port), "192.0.2.1:80"):
         with pytest.raises(SpecError, match="cannot be listened on"):
             PageServer(Board({}), listen)
