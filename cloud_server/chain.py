@@ -225,6 +225,21 @@ class Chain:
         identity = engine.identity
         return _Key(address, identity.model_id, identity.weights_hash, caller.account)
 
+    def exchange(
+        self, way: _Way, outgoing: Outgoing, until: float, on_settled: Callable[[], None] | None = None, **more: Any
+    ) -> Exchange:
+        """A request for ``way``, which it leaves as soon as it is settled; ``on_settled``: what does that instead."""
+        most = self._limits.max_answer_bytes
+        return Exchange(
+            next(_numbers),
+            outgoing,
+            until=until,
+            stamps=Stamps(),
+            check_header=lambda header, size: wire.check_answer(header, size, most),
+            on_settled=on_settled or partial(self.left, way),
+            **more,
+        )
+
     def left(self, way: _Way) -> None:
         """One request less waits on it."""
         with self._lock:
@@ -312,17 +327,15 @@ class _Handed:
         request, chain, outgoing = self._request, self._chain, self._outgoing
         assert outgoing is not None
         way = chain.way(self._server, address, request.engine, request.caller)
-        exchange = Exchange(
-            next(_numbers),
+        exchange = chain.exchange(
+            way,
             outgoing,
-            until=self._until,
-            stamps=Stamps(),
-            check_header=lambda header, size: wire.check_answer(header, size, chain.limits.max_answer_bytes),
+            self._until,
+            lambda: self._settled(way, exchange),
             want_metrics=request.want_metrics,
             together=request.together,
             observers=request.observers,
             about=request.about,
-            on_settled=lambda: self._settled(way, exchange),
         )
         with self._lock:
             self._asked = way, exchange
@@ -393,7 +406,6 @@ class _Step:
         self._rest = rest
         self._own = own
         self._finish = finish
-        self._limits = limits
         self._began = now_ns()
         self._until = time.monotonic() + request.seconds_left(limits.deadline_seconds)
         self._lock = threading.Lock()
@@ -426,17 +438,7 @@ class _Step:
 
     def ask(self, chain: Chain, way: _Way, outgoing: Outgoing) -> StepReply:
         """One step on one connection. Raises what it is answered with, and DeadlineExceeded."""
-        most, request = self._limits.max_answer_bytes, self._request
-        exchange = Exchange(
-            next(_numbers),
-            outgoing,
-            until=self._until,
-            stamps=Stamps(),
-            check_header=lambda header, size: wire.check_answer(header, size, most),
-            want_metrics=False,
-            about=request.about,
-            on_settled=lambda: chain.left(way),
-        )
+        exchange = chain.exchange(way, outgoing, self._until, want_metrics=False, about=self._request.about)
         with self._lock:
             self._asked = way, exchange
             over = self._over
@@ -514,15 +516,8 @@ class _Link:
         if way is None:
             return
         decoding = split_pb2.Decoding(cut=self._cut, close=True)
-        exchange = Exchange(
-            next(_numbers),
-            wire.outgoing_step(session, 0, decoding, {}, [], self._route),
-            until=time.monotonic() + PATIENCE,
-            stamps=Stamps(),
-            check_header=lambda header, size: wire.check_answer(header, size, chain.limits.max_answer_bytes),
-            want_metrics=False,
-            on_settled=lambda: chain.left(way),
-        )
+        outgoing = wire.outgoing_step(session, 0, decoding, {}, [], self._route)
+        exchange = chain.exchange(way, outgoing, time.monotonic() + PATIENCE, want_metrics=False)
         try:
             way.connection.submit(exchange)
         except IsthmusError:

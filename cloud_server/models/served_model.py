@@ -245,7 +245,7 @@ def _part_of(entry: ModelEntry, device: torch.device) -> OnlyPart | None:
     if not devices.is_host(device):
         raise SpecError(f"{where}: the other weights stay in their files, for the CPU; this model is for {device}")
     if entry.spec.example() is None:
-        raise SpecError(f"{where}: without an example nobody knows which weights a part reads")
+        raise SpecError(f"{where}: needs an example input in the spec, to find the weights that a part reads")
     return OnlyPart(*entry.spec.load_mapped(), entry.only[0], entry.only[1] if len(entry.only) > 1 else None)
 
 
@@ -300,7 +300,8 @@ class ServedModel:
         )
         self.nbytes = bytes_of(model) if self.only is None else self.only.weights.loaded
         """Bytes of its parameters and buffers in memory."""
-        load = partial(entry.spec.load_model, device)
+        # of a part the weights are left in their files again
+        load = partial(entry.spec.load_model, device) if self.only is None else lambda: entry.spec.load_mapped()[0]
         self._guard = WeightsGuard(entry.spec.model_id, model, load, self._wrapped.renew)
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most)
@@ -584,5 +585,9 @@ class ServedModel:
         if example is None:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
         options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
-        made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
+        try:
+            made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
+        finally:
+            if self.only is not None:  # it has read the weights of other parts
+                self.only.release()
         return to_json(made)

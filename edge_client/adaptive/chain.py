@@ -11,6 +11,7 @@ import math
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -19,6 +20,7 @@ from edge_client.adaptive.beginning import AutoOptions, loaded_of
 from edge_client.call import Call
 from edge_client.core import ClientCore
 from edge_client.planning.link import Link
+from edge_client.planning.objective import Constraints
 from edge_client.planning.predict import check_same_model
 from edge_client.probing import fetch_profile, probe
 from edge_client.screen.progress import counted, in_notebook
@@ -36,6 +38,8 @@ log = logging.getLogger("edge_client")
 
 EVERY_SECONDS: Final = 20.0
 """Links are measured again so often, while requests are made."""
+DECISIONS: Final = 1000
+"""The last ones are kept."""
 BETTER: Final = 0.95
 """Cuts are moved where others take less than this share of the time, by the same measurements."""
 
@@ -169,16 +173,17 @@ class ChainChooser:
     def __init__(self, client: ClientCore, options: AutoOptions, call: Call) -> None:
         if set(options.goal.weights) != {"latency"} or options.decider is not None:
             raise SpecError('split="auto" along a chain makes the latency least: objective="latency", no partitioner')
+        if options.constraints != Constraints() or options.edge_profile or options.cloud_profile:
+            raise SpecError('split="auto" along a chain keeps to no constraints, and measures every profile itself')
         self._client = client
-        self._say = options.say or log.warning
         self._on_decision = options.on_decision
         self._wanted = Wanted(
             server=client.chain[0], credentials=client.connection.credentials, seconds=options.profile_seconds
         )
         shown = in_notebook() or sys.stderr.isatty() if options.progress is None else options.progress
-        self.stations = measured(client.chain, loaded_of(client, call), self._wanted, self._say, shown)
+        self.stations = measured(client.chain, loaded_of(client, call), self._wanted, options.say or log.warning, shown)
         self._cuts = best_cuts(self.stations)
-        self.decisions: list[dict[str, Any]] = []
+        self.decisions: deque[dict[str, Any]] = deque(maxlen=DECISIONS)
         self._used = 0.0
         self._closed = threading.Event()
         self._noted(AUTO, "measured")

@@ -599,7 +599,7 @@ TOPICS = {
         "where to cut": "--split --cut --cuts --every --side",
         "server": "--server --deadline --patience --fallback --in-flight --warmup",
         "what crosses": "--codec --codec-plugin --codecs --calibration --max-loss --exact --no-exact",
-        "applications": "--listen --key-file --seats --together",
+        "what is served here": "--listen --key-file --seats --together",
         "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
         "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
         "--min-accuracy --max-leakage --leakage --power-active --power-idle --uplink --downlink --rtt "

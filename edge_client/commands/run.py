@@ -103,6 +103,8 @@ def _run(
         looking.begin(client)
         client.prepare()
         if chain and chooses:
+            if chooses.log is not None:
+                raise SpecError("--log-decisions: not along a chain, whose moves are on standard error")
             client.split, chooses = AUTO, None  # the client chooses, and logs its moves
             client.open()
         elif chain:

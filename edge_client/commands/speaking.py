@@ -298,6 +298,8 @@ def serve(options: argparse.Namespace) -> int:
         raise SpecError(f'serve needs {error.name}: pip install "isthmus[serve]"') from error
     from edge_client.serving.chats import Chats
 
+    if options.json:
+        raise SpecError("--json: serve writes no results; each answer has its figures (usage.isthmus)")
     key = ""
     if options.key_file is not None:
         key = Path(options.key_file).read_text(encoding="utf-8").strip()
@@ -310,7 +312,7 @@ def serve(options: argparse.Namespace) -> int:
         _tell_loaded(client, options)
         chats = Chats(client, cut, seats=options.seats, exact=not options.together, codec=options.codec)
         try:
-            with Endpoint(chats, options.listen, key, open_to_all=options.insecure) as endpoint:
+            with Endpoint(chats, options.listen, key) as endpoint:
                 print(f"listening on {endpoint.url}, model {endpoint.model}", file=options.stdout, flush=True)
                 while not ended.wait(0.5):
                     pass

@@ -61,8 +61,8 @@ def check_cut(model: nn.Module, cut: object) -> str:
 
 
 def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
-    """One cut for each of so many servers (one without any), as `check_cut` gives it. Raises CutRefused for cuts that
-    are no parts of a chain, too.
+    """The cuts, checked by `check_cut`: as many as servers, and one without a server. Raises SpecError for another
+    number, and CutRefused where a part cannot follow the one before it.
     """
     cuts = tuple(cut) if isinstance(cut, (list, tuple)) else (cut,)
     if len(cuts) != max(1, servers):
@@ -155,6 +155,8 @@ class SplitGenerator:
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)
+        if cut == AUTO and len(client.chain) > 1:
+            raise SpecError('cut="auto" is for one server; a chain wants a list of blocks, one for each')
         self.cuts = check_cuts(self.model, _best(client, self.model, answer) if cut == AUTO else cut, len(client.chain))
         """Where each part of the model begins: the first server's, and of a chain those behind it."""
         self.cut = self.cuts[0]

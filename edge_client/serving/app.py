@@ -37,16 +37,14 @@ class Endpoint:
     """Serves ``chats`` at ``listen``, [HOST:]PORT, of loopback where no host is given. Use as a context manager.
 
     With a ``key`` each request has to bring it ("Authorization: Bearer KEY"). Without one only this machine is served,
-    and no page of another site in its browser. Raises SpecError for another address without a key (``open_to_all``
-    allows it), and for a port that cannot be had.
+    and no page of another site in its browser. Raises SpecError for another address without a key, and for a port that
+    cannot be had.
     """
 
-    def __init__(self, chats: Chats, listen: str = "8080", key: str = "", open_to_all: bool = False) -> None:
+    def __init__(self, chats: Chats, listen: str = "8080", key: str = "") -> None:
         host = listen.rpartition(":")[0].strip("[]") or "127.0.0.1"
-        if not (is_loopback(host) or key or open_to_all):
-            raise SpecError(
-                f"serve: whoever reaches {listen} could use the model: give a key (--key-file), or --insecure"
-            )
+        if not (is_loopback(host) or key):
+            raise SpecError(f"serve: whoever reaches {listen} could use the model: give a key (--key-file)")
         self._chats = chats
         self._key = key.encode()
         self._threads = ThreadPoolExecutor(THREADS, "isthmus-serve")

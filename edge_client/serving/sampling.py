@@ -173,6 +173,8 @@ class Grammar:
             raise InputMismatch(f"the schema cannot be followed: {self._matcher.get_error()!s:.300}")
         bits = (allowed.unsqueeze(1) >> torch.arange(8, dtype=torch.uint8)) & 1
         known = bits.reshape(-1)[: len(row)].bool()
+        if not known.any():
+            raise InputMismatch("the schema cannot be followed with the words of this model")
         row[: len(known)][~known] = NOTHING
         row[len(known) :] = NOTHING
 

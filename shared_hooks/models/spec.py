@@ -5,6 +5,7 @@ One spec serves both sides. Nothing of it crosses the wire but the model's id an
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -318,10 +319,17 @@ def _pretrained(spec: ModelSpec) -> tuple[tuple[Path, ...], Callable[[], object]
     builds its model without them. None for any other factory.
     """
     kind, _, method = spec.factory.rpartition(".")
-    named = dict(spec.factory_kwargs)
-    folder = Path(str(named.pop("pretrained_model_name_or_path", "")))
-    files = tuple(sorted(folder.glob("*.safetensors"))) if method == "from_pretrained" else ()
-    if not files or not (folder / "config.json").is_file() or named:  # what else it is given may change the weights
+    if method != "from_pretrained" or set(spec.factory_kwargs) != {"pretrained_model_name_or_path"}:
+        return None  # what else it is given may change the weights
+    folder = Path(str(spec.factory_kwargs["pretrained_model_name_or_path"]))
+    try:
+        described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        index = folder / "model.safetensors.index.json"
+        names = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
+    except (OSError, ValueError, KeyError):
+        return None
+    files = tuple(sorted(folder / name for name in names))
+    if "quantization_config" in described or not all(file.is_file() for file in files):
         return None
 
     def build() -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ def test_what_is_no_part_is_refused(tmp_path: Path) -> None:
             ServedModel(ModelEntry(spec, only=only), CPU)
     path = tmp_path / "deep.toml"
     text = path.read_text()
-    for without, says in ((("weights",), "no file to leave them in"), (("[example", "args"), "without an example")):
+    for without, says in ((("weights",), "no file to leave them in"), (("[example", "args"), "needs an example input")):
         path.write_text("\n".join(line for line in text.splitlines() if not line.startswith(without)) + "\n")
         with pytest.raises(SpecError, match=says):
             ServedModel(ModelEntry(load_spec(path), only=("stem",)), CPU)
@@ -169,6 +170,35 @@ def test_options_and_configuration(tmp_path: Path) -> None:
             configure(parser().parse_args([*model, *words]))
     (tmp_path / "server.toml").write_text('[models.deep]\nmodel = "deep.toml"\nonly = ["stem", "two"]\n')
     assert read_config(tmp_path / "server.toml").models[0].only == ("stem", "two")
+
+
+def test_a_part_that_changed_in_memory_is_put_right_and_stays_a_part(tmp_path: Path) -> None:
+    served = ServedModel(ModelEntry(deep(tmp_path), only=("stem", "two")), CPU)
+    assert served.only is not None
+    with torch.no_grad():
+        served.only.model.get_submodule("one").weight += 1  # type: ignore[operator, union-attr]
+    assert served._guard.mend() and served._guard.mended == 1
+    expected = Deep().state_dict()
+    assert all(torch.equal(value, expected[name]) for name, value in served.only.model.state_dict().items())
+
+
+def test_other_files_of_a_folder_are_not_the_models(tmp_path: Path) -> None:
+    """As from_pretrained reads it: by the index, or model.safetensors; none of a quantised one."""
+    folder = tmp_path / "folder"
+    make("llama").save_pretrained(folder)
+    (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    path = tmp_path / "m.toml"
+    text = 'id = "m"\nfactory = "transformers:AutoModelForCausalLM.from_pretrained"\n[factory_kwargs]\n'
+    path.write_text(text + 'pretrained_model_name_or_path = "./folder"\n')
+    model, weights = load_spec(path).load_mapped()
+    assert weights.total == sum(one.nbytes for one in model.parameters())
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": {"quant_method": "gptq"}}))
+    with pytest.raises(SpecError, match="no file to leave them in"):
+        load_spec(path).load_mapped()
+    path.write_text(text + 'pretrained_model_name_or_path = "./folder"\nrevision = "main"\n')
+    with pytest.raises(SpecError, match="no file to leave them in"):
+        load_spec(path).load_mapped()
 
 
 @pytest.mark.parametrize("kind", ["AutoModelForCausalLM", "LlamaForCausalLM"])

@@ -237,6 +237,7 @@ def test_a_broken_way_between_two_servers(spec: ModelSpec) -> None:
     [
         (["model.layers.1"], SpecError, "1 for 2 servers"),
         ("model.layers.1", SpecError, "1 for 2 servers"),
+        ("auto", SpecError, "is for one server"),
         (["model.layers.1", "model.layers.99"], UnknownLayer, "model.layers.99"),
         (["model.layers.1", "model.layers.1"], CutRefused, "two parts of a chain begin after model.layers.1"),
         (["model.layers.1", "lm_head"], CutRefused, "same list of blocks"),

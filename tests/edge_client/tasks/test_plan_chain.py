@@ -16,6 +16,7 @@ from edge_client.__main__ import main
 from edge_client.adaptive import chain
 from edge_client.adaptive.chain import Station, best_cuts, parts_of
 from edge_client.planning.link import Curve, Link
+from edge_client.planning.objective import Constraints
 from shared_hooks import WrappedModel
 from shared_hooks.errors import AccessRefused, CutRefused, SpecError
 from shared_hooks.lifecycle import Event, Lifecycle
@@ -122,8 +123,9 @@ def test_auto_moves_both_cuts_as_links_change(spec: ModelSpec, monkeypatch: pyte
             monkeypatch.undo()
             chooser.look()  # the real links
             assert same(client.infer(image(), split=["stem", "two"]).output, whole(image())), "one may still be said"
-        for wrong in (AutoOptions(objective="bytes"), AutoOptions(partitioner="regression")):
-            with pytest.raises(SpecError, match="latency"), EdgeClient(servers, spec, "auto", auto=wrong):
+        bounded = AutoOptions(constraints=Constraints(max_edge_memory=1e6))
+        for wrong in (AutoOptions(objective="bytes"), AutoOptions(partitioner="regression"), bounded):
+            with pytest.raises(SpecError, match="along a chain"), EdgeClient(servers, spec, "auto", auto=wrong):
                 pass
 
 
