@@ -25,9 +25,17 @@ SIZE = re.compile(rf"{NUMBER} (?:[KMG]i)?B\b")
 RULE = re.compile(r"\s*-{2,}(\s+-{2,})+\s*")
 
 
+PROGRESS = re.compile(r"\w[\w ]*: \d+ of \d+, .+ left")
+"""Comes on standard error where work takes more than a second, and so on a busy machine alone."""
+
+
+def _lines(text: str) -> list[str]:
+    return [line for line in text.splitlines() if not PROGRESS.fullmatch(line.strip())]
+
+
 def plain(text: str, varies: str) -> list[str]:
     """Lines to be compared: what varies is ``#``; so are widths, which follow from it."""
-    lines = text.splitlines()
+    lines = _lines(text)
     if varies == "names":
         lines = [SIZE.sub("#", CUT.sub("@", line.replace("* ", ""))) for line in lines]
     if varies in ("names", "numbers"):
@@ -57,7 +65,7 @@ def match(shown: Sequence[str], found: Sequence[str]) -> list[tuple[int, int]] |
 def refreshed(shown: str, found: str, varies: str) -> str:
     """What a page is to show now: with the same lines left out, where these still stand for something; else all."""
     places = match(plain(shown, varies), plain(found, varies))
-    lines = found.splitlines()
+    lines = _lines(found)
     if places is None:
         return found.rstrip("\n")
     gaps = iter([line for line in shown.splitlines() if _gap(line)])

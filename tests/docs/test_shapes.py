@@ -52,3 +52,9 @@ def test_numbers_are_refreshed_and_what_is_left_out_stays_left_out() -> None:
         "a 3 ms\n...  (two more)\nd 4 ms"
     )
     assert refreshed("a\n...\nd", "a\nb\nnew\n", "") == "a\nb\nnew"
+
+
+def test_progress_of_a_busy_machine_is_no_difference() -> None:
+    shown, found = "$ do it\nof 6 cuts 6 exact: ok", "$ do it\ncuts: 1 of 6, 5.2 s left\nof 6 cuts 6 exact: ok"
+    assert plain(found, "") == plain(shown, "")
+    assert plain("$ do it\ncuts: 5 of 6 exact", "") != plain("$ do it", "")
