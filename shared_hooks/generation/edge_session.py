@@ -16,9 +16,9 @@ import torch
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost, StepOutOfOrder
 from shared_hooks.generation.cut import USUAL
-from shared_hooks.generation.hidden import is_state
-from shared_hooks.generation.inputs import Said, version_of
-from shared_hooks.generation.mirror import Changes, Mirror, put_more
+from shared_hooks.generation.hidden import is_state_class
+from shared_hooks.generation.inputs import LITERALS, Said, version_of
+from shared_hooks.generation.mirror import LastSaid, Mirror, put_more
 from shared_hooks.generation.session import DecodingSession, DecodingTail
 from shared_hooks.state import Dice
 from shared_hooks.tensors import tensors_in
@@ -155,9 +155,17 @@ class Calls:
 
     def add(self, kwargs: dict[str, Any], done: list[Any]) -> None:
         """Keep one."""
-        values = {name: _kept(value) for name, value in kwargs.items() if not is_state(value)}
-        state = next((name for name, value in kwargs.items() if is_state(value)), None)
-        versions = [(tensor, version_of(tensor)) for tensor in tensors_in(values)]
+        values, state, versions = {}, None, []
+        for name, value in kwargs.items():
+            if is_state_class(type(value)):
+                state = name
+                continue
+            if isinstance(value, torch.Tensor):
+                value = value.clone() if value.numel() <= SMALL else value
+                versions.append((value, 0 if value.is_inference() else value._version))
+            elif type(value) not in LITERALS:
+                versions += [(tensor, version_of(tensor)) for tensor in tensors_in(value)]
+            values[name] = value
         self.entries.append(Call(values, versions, state, list(done)))
 
     def copied(self) -> Calls:
@@ -167,13 +175,8 @@ class Calls:
         return made
 
 
-def _kept(value: Any) -> Any:
-    is_small = isinstance(value, torch.Tensor) and value.numel() <= SMALL
-    return value.clone() if is_small else value
-
-
 _ids = itertools.count(1)
-_SAID = ("around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
+_SAID = ("up", "down", "around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 
 
@@ -192,7 +195,8 @@ class History:
 
     def add(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
         """Keep one. Whoever owns the tensors may go on writing to them."""
-        self._bytes += sum(tensor.nbytes for tensor in tensors)
+        for tensor in tensors:
+            self._bytes += tensor.nbytes
         if self.steps is None or self._bytes > self._most:
             self.steps = None
             return
@@ -213,9 +217,9 @@ class EdgeSession:
         self.id = next(_ids)
         self.number = 0
         self.inputs = Said(private)
-        self.up = Changes()
-        self.down = Changes()
-        self.downs: list[Changes] = []
+        self.up: LastSaid = None
+        self.down: LastSaid = None
+        self.downs: list[LastSaid] = []
         """What each server behind the next one has said, in a chain."""
         self.reports: dict[tuple[str, int], Any] = {}
         self.crossing: Any = None
@@ -245,8 +249,7 @@ class EdgeSession:
         made = EdgeSession.__new__(EdgeSession)
         made.__dict__.update(self.__dict__)
         made.id, made.number, made._asked = next(_ids), 0, False
-        made.inputs, made.up, made.down = self.inputs.copied(), self.up.copied(), self.down.copied()
-        made.downs = [one.copied() for one in self.downs]
+        made.inputs, made.downs = self.inputs.copied(), list(self.downs)
         made.reports, made.extras = dict(self.reports), list(self.extras)
         made.history, made.calls = self.history.copied(), self.calls.copied()
         made._copies = []
@@ -264,18 +267,18 @@ class EdgeSession:
 
     def marks(self) -> dict[str, Any]:
         """What was said until now, to come `back` to when a step fails."""
-        copies: dict[str, Any] = {"inputs": self.inputs.copied(), "up": self.up.copied(), "down": self.down.copied()}
-        copies["downs"] = [one.copied() for one in self.downs]
+        own = self.__dict__
         return {
-            **{name: getattr(self, name) for name in _SAID},
-            **copies,
+            **dict(zip(_SAID, map(own.__getitem__, _SAID), strict=True)),
+            "inputs": self.inputs.copied(),
+            "downs": list(self.downs),
             "reports": dict(self.reports),
-            "extras": [*self.extras],
+            "extras": list(self.extras),
         }
 
     def heard(self, mirror: Mirror, header: dict[str, Any]) -> None:
         """What the other side, and the servers behind it in a chain, changed on the state."""
-        mirror.put(self.down.heard(mirror.form, header.get("d", [])))
+        self.down = mirror.put(self.down, header.get("d", []))
         put_more(mirror, self.downs, header)
 
     def back(self, marks: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ form of what it gave. Inside it only modules with hooks are looked at: what they
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,22 +16,23 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation.bank import Watch
 from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.hidden import is_state
-from shared_hooks.generation.inputs import version_of
+from shared_hooks.generation.hidden import is_state, is_state_class
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
-from shared_hooks.tensors import UnknownHolder, dtype_name, flatten
+from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, flatten
 
 
-@dataclass
 class Call:
-    """A call before the cut. ``inner``: calls in it that have hooks, in order."""
+    """A call before the cut. ``tensors``: those that it is given; ``inner``: calls in it that have hooks, in order."""
 
-    path: str
-    count: int
-    given: tuple[Any, ...]
-    output: Any
-    inner: list[Call]
+    __slots__ = ("count", "inner", "output", "path", "tensors")
+
+    def __init__(self, path: str, count: int, tensors: list[torch.Tensor]) -> None:
+        self.path = path
+        self.count = count
+        self.tensors = tensors
+        self.output: Any = None
+        self.inner: list[Call] = []
 
 
 class Head:
@@ -85,7 +85,7 @@ class Head:
         if path is None:
             return forward(*args, **kwargs)
         if self._frames[-1] is None:
-            return self._inside(path, module, forward, args, kwargs)
+            return forward(*args, **kwargs) if not module._forward_hooks else self._inside(path, forward, args, kwargs)
         if path in self._cut.above:
             self._frames.append(path)
             try:
@@ -95,57 +95,63 @@ class Head:
         return self._outermost(path, forward, args, kwargs)
 
     def _outermost(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What a module of the prefix does by itself is not watched, nor is our own look at its tensors."""
-        if not torch._C._len_torch_function_stack():
-            return self._noted(path, forward, args, kwargs)
-        mode = torch._C._pop_torch_function_stack()
+        # what a module of the prefix does by itself is not watched, nor is our own look at its tensors
+        mode = torch._C._pop_torch_function_stack() if torch._C._len_torch_function_stack() else None
         try:
-            return self._noted(path, forward, args, kwargs)
+            count = self._counts[path] = self._counts.get(path, 0) + 1
+            call = Call(path, count, arguments(args, kwargs))
+            if self._seek and self.born is None:
+                self.born = born(args, kwargs, self._here)
+            versions = [0 if one.is_inference() else one._version for one in call.tensors]
+            contents = _contents(args, kwargs)
+            self._frames.append(None)
+            self._open.append(call)
+            try:
+                call.output = forward(*args, **kwargs)
+            finally:
+                self._open.pop()
+                self._frames.pop()
+            if versions != [0 if one.is_inference() else one._version for one in call.tensors]:
+                raise _changed(path, "writes in place to a tensor that it is given, which is part of no state")
+            if contents and _contents(args, kwargs) != contents:
+                raise _changed(path, "changes a list or dictionary that it is given")
+            self.calls.append(call)
+            if path == self._cut.path and count == self._cut.number:
+                self._leave(call)
+            return call.output
         finally:
-            torch._C._push_on_torch_function_stack(mode)
+            if mode is not None:
+                torch._C._push_on_torch_function_stack(mode)
 
-    def _noted(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        call = self._begun(path, args, kwargs)
-        if self._seek and self.born is None:
-            self.born = born(args, kwargs, self._here)
-        before = [(one, version_of(one)) for one in arguments(args, kwargs)], _contents(args, kwargs)
-        self._frames.append(None)
-        self._open.append(call)
-        try:
-            call.output = forward(*args, **kwargs)
-        finally:
-            self._open.pop()
-            self._frames.pop()
-        _check_unchanged(path, before, args, kwargs)
-        self.calls.append(call)
-        if path == self._cut.path and call.count == self._cut.number:
-            self._leave(call)
-        return call.output
-
-    def _begun(self, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    def _inside(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         count = self._counts[path] = self._counts.get(path, 0) + 1
-        return Call(path, count, (args, kwargs), None, [])
-
-    def _inside(
-        self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        if not module._forward_hooks:
-            return forward(*args, **kwargs)
-        call = self._begun(path, args, kwargs)
+        call = Call(path, count, [])
         call.output = forward(*args, **kwargs)
         self._open[-1].inner.append(call)
         return call.output
 
     def _leave(self, call: Call) -> None:
         self.structure, self.leaves = flatten(call.output)
-        given_tensors = arguments(*call.given)
-        given = {id(tensor): number for number, tensor in enumerate(given_tensors)}
+        given = {id(tensor): number for number, tensor in enumerate(call.tensors)}
         self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
-        before = [*given_tensors, *(leaf for one in self.calls[:-1] for leaf in _leaves(one.output))]
-        memory = {one.untyped_storage()._cdata for one in before if type(one) is not RemoteTensor}
-        here = [leaf for leaf in self.leaves if type(leaf) is not RemoteTensor]
-        self.is_shared = any(leaf.untyped_storage()._cdata in memory for leaf in here)
+        memory = set()
+        for leaf in self.leaves:
+            if type(leaf) is not RemoteTensor:
+                memory.add(leaf.untyped_storage()._cdata)
+        for one in (*call.tensors, *self._given_before()):
+            if type(one) is not RemoteTensor and one.untyped_storage()._cdata in memory:
+                self.is_shared = True
         raise self.exit
+
+    def _given_before(self) -> list[torch.Tensor]:
+        """What calls before the cut's gave."""
+        found: list[torch.Tensor] = []
+        for call in self.calls[:-1]:
+            if isinstance(call.output, torch.Tensor):
+                found.append(call.output)
+            else:
+                found += _leaves(call.output)
+        return found
 
     # What is reported of it
 
@@ -154,7 +160,12 @@ class Head:
         the number of the argument that it is. Of the cut's own call only what hooks in it have seen counts.
         """
         calls = self.calls if self.calls[-1].inner else self.calls[:-1]
-        return [one for one in (_told(call, arguments(*call.given)) for call in calls) if one is not None]
+        found = []
+        for call in calls:
+            told = _told(call, call.tensors)
+            if told is not None:
+                found.append(told)
+        return found
 
     def value(self, origin: Origin) -> torch.Tensor | None:
         """A tensor that a call before the cut gave; None if there is none."""
@@ -183,50 +194,51 @@ def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> M
 
 
 def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
-    given = {id(tensor): number for number, tensor in enumerate(arguments)}
-    try:
-        structure, leaves = flatten(call.output)
-    except UnknownHolder:
-        return None  # the tail has to find out by itself, or refuses
-    forms = [given.get(id(one), [list(one.shape), list(one.stride()), dtype_name(one.dtype)]) for one in leaves]
-    inner = [_told(one, []) for one in call.inner]  # hooks there are not shown the arguments
-    return [call.path, call.count, structure, forms, [one for one in inner if one is not None]]
+    structure: Any = ["t", 0]
+    leaves = [call.output]
+    if type(call.output) is not torch.Tensor:
+        try:
+            structure, leaves = flatten(call.output)
+        except UnknownHolder:
+            return None  # the tail has to find out by itself, or refuses
+    forms: list[Any] = []
+    for leaf in leaves:
+        for number, one in enumerate(arguments):
+            if one is leaf:
+                forms.append(number)
+                break
+        else:
+            forms.append([list(leaf.shape), list(leaf.stride()), DTYPE_NAMES[leaf.dtype]])
+    inner = [] if not call.inner else [_told(one, []) for one in call.inner]  # hooks there are not shown the arguments
+    return [call.path, call.count, structure, forms, [one for one in inner if one is not None] if inner else inner]
 
 
-def _check_unchanged(path: str, before: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises CutRefused for what a tail could not repeat."""
-    tensors, contents = before
-    if tensors and [version_of(one) for one, _ in tensors] != [version for _, version in tensors]:
-        what = "writes in place to a tensor that it is given, which is part of no state"
-    elif _contents(args, kwargs) != contents:
-        what = "changes a list or dictionary that it is given"
-    else:
-        return
-    raise CutRefused(f"{path}, before the cut, {what}: the other side would not see that")
+def _changed(path: str, what: str) -> CutRefused:
+    """What a tail could not repeat."""
+    return CutRefused(f"{path}, before the cut, {what}: the other side would not see that")
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
     """The tensors that a module is given, nested ones too; not those in states."""
     found: list[torch.Tensor] = []
-    _gather((*args, *kwargs.values()), found)
-    return found
-
-
-def _gather(values: Any, found: list[torch.Tensor]) -> None:
-    for value in values:
+    waiting = [*args, *kwargs.values()]
+    waiting.reverse()
+    while waiting:
+        value = waiting.pop()
         if isinstance(value, torch.Tensor):
             found.append(value)
         elif isinstance(value, (list, tuple)):
-            _gather(value, found)
+            waiting += reversed(value)
         elif type(value) is dict:
-            _gather(value.values(), found)
+            waiting += reversed(value.values())
+    return found
 
 
 def _contents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """What is in lists and dictionaries that a module is given, by identity."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()):
-        if isinstance(value, (dict, list)) and not is_state(value):
+        if isinstance(value, (dict, list)) and not is_state_class(type(value)):
             items = value.items() if isinstance(value, dict) else enumerate(value)
             found.append([(key, id(item)) for key, item in items])
     return found

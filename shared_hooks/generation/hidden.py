@@ -61,9 +61,13 @@ def _is_state(cls: Hashable) -> bool:
     return isinstance(cls, type) and issubclass(cls, _caches())  # one of transformers' is there once its caches are
 
 
+is_state_class: Callable[[type], bool] = _is_state
+"""Whether objects of a class are states."""
+
+
 def is_state(value: Any) -> bool:
     """Whether a value is an object that keeps tensors for the next call."""
-    return _is_state(type(value))  # type: ignore[arg-type]
+    return is_state_class(type(value))
 
 
 def is_part(cls: type) -> bool:

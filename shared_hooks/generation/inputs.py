@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import re
 import weakref
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from inspect import getattr_static
 from types import MemberDescriptorType
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from shared_hooks.errors import MALFORMED, BadFrame, InputMismatch, TooLarge
-from shared_hooks.generation.hidden import is_part, is_state, part_class
+from shared_hooks.generation.hidden import is_part, is_state, is_state_class, part_class
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor, magnitude, shadow, weight
 from shared_hooks.tensors import (
     ClassFinder,
@@ -49,7 +49,7 @@ MAX_DEPTH = 16
 OWN = "_isthmus"
 """What a session keeps on a state; no part of its form."""
 
-_INTEGERS = (torch.int64, torch.int32, torch.bool)
+INTEGERS = (torch.int64, torch.int32, torch.bool)
 LITERALS = frozenset({bool, int, float, str, type(None)})
 
 Form = Any
@@ -78,11 +78,28 @@ class Node:
             return enumerate(holder)
         if self.kind == "d":
             return iter(holder.items())
-        own: dict[str, Any] = vars(holder)
+        return iter(self.attributes().items())
+
+    def attributes(self) -> dict[str, Any]:
+        """Those of an object, but for what a session has left there."""
+        own: dict[str, Any] = vars(self.holder)
         if OWN in own:
             hidden = own[OWN].hidden
-            return iter([(key, value) for key, value in own.items() if key not in hidden])
-        return iter(own.items())
+            return {key: value for key, value in own.items() if key not in hidden}
+        return own
+
+    def fill(self, values: dict[Any, Any]) -> None:
+        """Put these there, and nothing else."""
+        if self.kind == "l":
+            self.holder[:] = list(values.values())
+        elif self.kind == "d":
+            self.holder.clear()
+            self.holder.update(values)
+        else:
+            own = vars(self.holder)
+            for key in [key for key, _ in self.items() if key not in values]:
+                del own[key]
+            own.update(values)
 
     def write(self, key: Any, value: Any) -> None:
         """Put a value where the holder keeps it."""
@@ -128,7 +145,7 @@ def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
     if kind in LITERALS:
         return "v", value
     if isinstance(value, torch.Tensor):
-        if value.dtype in _INTEGERS and value.numel() <= FEW and kind is not RemoteTensor:
+        if value.dtype in INTEGERS and value.numel() <= FEW and kind is not RemoteTensor:
             return "i", dtype_name(value.dtype), value.tolist()
         return "m", tuple(value.shape), tuple(value.stride()), dtype_name(value.dtype)
     if isinstance(value, torch.dtype):
@@ -217,17 +234,7 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
             raise BadFrame("malformed form of a state: a key")
         made[key], found = build(item, here, before.get(key), values.get(key), depth + 1)
         node.note(key, made[key], found)
-    if kind == "o":
-        own = vars(holder)
-        hidden = own[OWN].hidden if OWN in own else ()
-        for key in [key for key in own if key not in made and key not in hidden]:
-            del own[key]
-        own.update(made)
-    elif kind == "l":
-        holder[:] = list(made.values())
-    else:
-        holder.clear()
-        holder.update(made)
+    node.fill(made)
     return holder, node
 
 
@@ -252,13 +259,7 @@ def _leaf_form(form: Any) -> Form:
     """From JSON, checked."""
     kind = form[0]
     if kind == "m":
-        shape, stride = tuple(form[1]), tuple(form[2])
-        # anything else than numbers ends in `check_sizes`, also what is equal to one
-        if {*map(type, shape), *map(type, stride)} <= {int}:
-            _known_sizes(shape, stride)
-        else:
-            check_sizes(shape, stride)
-        return kind, shape, stride, str(form[3])
+        return tensor_form(tuple(form[1]), tuple(form[2]), form[3])
     if kind == "v":
         if type(form[1]) not in LITERALS or (type(form[1]) is int and abs(form[1]) > MAX_NUMBER):
             raise BadFrame("malformed form of a state: a literal")
@@ -268,6 +269,16 @@ def _leaf_form(form: Any) -> Form:
     if kind not in ("i", "x", "c"):
         raise BadFrame(f"malformed form of a state: {kind!r:.20}")
     return tuple(form)
+
+
+def tensor_form(shape: tuple[Any, ...], stride: tuple[Any, ...], dtype: Any) -> Form:
+    """That of a tensor, from JSON. Raises as `check_sizes`."""
+    # anything else than numbers ends in `check_sizes`, also what is equal to one
+    if {*map(type, shape), *map(type, stride)} <= {int}:
+        _known_sizes(shape, stride)
+    else:
+        check_sizes(shape, stride)
+    return "m", shape, stride, str(dtype)
 
 
 def check_sizes(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
@@ -293,7 +304,7 @@ def _leaf(form: Form, here: torch.device) -> Any:
         return shadow(form[1], form[2], form[3], here)
     if kind == "i":
         made = torch.tensor(form[2], dtype=dtype_named(form[1]), device=here)
-        if made.dtype not in _INTEGERS or made.numel() > FEW:
+        if made.dtype not in INTEGERS or made.numel() > FEW:
             raise BadFrame("malformed form of a state: integers")
         return made
     if kind == "t":
@@ -312,6 +323,7 @@ _PRIVATE = re.compile(r"input_ids|embeds|pixel|feature|input_values|image|audio|
 _SHARED = re.compile(r"mask|position|grid|sizes|lengths|token_type|_idx$|cache")
 
 
+@functools.lru_cache(4096)
 def is_private(name: str) -> bool:
     """Whether an input of that name never leaves this side, if nobody says otherwise."""
     return _PRIVATE.search(name) is not None and _SHARED.search(name) is None
@@ -322,6 +334,7 @@ class Said:
 
     def __init__(self, private: frozenset[str] | None = None) -> None:
         self._private = private
+        self._is_private: Callable[[str], bool] = is_private if private is None else private.__contains__
         self._structure: Any = None
         self._forms: Any = None
         self._last: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = {}
@@ -332,6 +345,14 @@ class Said:
         """Add a step's inputs to a message. Raises `UnknownHolder`."""
         structure, leaves, names = [], [], []
         for name, value in kwargs.items():
+            if type(value) in LITERALS:
+                structure.append([name, ["v", value], 0])
+                continue
+            if type(value) is torch.Tensor:
+                structure.append([name, ["t", 0], 1])
+                leaves.append(value)
+                names.append(name)
+                continue
             if is_state(value):
                 structure.append([name, 0])
                 continue
@@ -339,24 +360,27 @@ class Said:
             structure.append([name, part, len(found)])
             leaves += found
             names += [name] * len(found)
-        forms = [
-            self._form(number, leaf, name, tensors)
-            for number, (leaf, name) in enumerate(zip(leaves, names, strict=True))
-        ]
+        forms, sent = [], len(tensors)
+        for number, (leaf, name) in enumerate(zip(leaves, names, strict=True)):
+            forms.append(self._form(number, leaf, name, tensors))
         self.leaves = leaves
         if structure != self._structure:
             header["in"] = self._structure = structure
-        if forms != self._forms or any(form[0] == "s" for form in forms):
+        if forms != self._forms or len(tensors) > sent:
             header["f"] = forms
         self._forms = forms
 
     def shared(self, kwargs: dict[str, Any]) -> list[torch.Tensor]:
         """The tensors among a step's inputs that the other side gets."""
-        values = {name: value for name, value in kwargs.items() if not is_state(value) and not self._is_private(name)}
-        return list(tensors_in(values))
-
-    def _is_private(self, name: str) -> bool:
-        return is_private(name) if self._private is None else name in self._private
+        found: list[torch.Tensor] = []
+        for name, value in kwargs.items():
+            if type(value) in LITERALS or is_state_class(type(value)) or self._is_private(name):
+                continue
+            if isinstance(value, torch.Tensor):
+                found.append(value)
+            else:
+                found += tensors_in(value)
+        return found
 
     def _form(self, number: int, leaf: torch.Tensor, name: str, tensors: list[torch.Tensor]) -> Any:
         if type(leaf) not in (torch.Tensor, torch.nn.Parameter):
@@ -420,8 +444,8 @@ class Heard:
         self._structure: Any = None
         self._forms: Any = None
         self._last: dict[int, torch.Tensor] = {}
-        self._told: Any = None
-        self._structures: Any = None
+        self._told: tuple[Any, Any] = None, None
+        self._magnitudes: Any = None
         self.leaves: list[torch.Tensor] = []
 
     def hear(self, header: dict[str, Any], tensors: list[torch.Tensor], state: Any) -> tuple[dict[str, Any], int]:
@@ -433,7 +457,8 @@ class Heard:
         used = 0
         try:
             self.leaves = []
-            self._last = {number: leaf for number, leaf in self._last.items() if number < len(self._forms)}
+            for number in [number for number in self._last if number >= len(self._forms)]:
+                del self._last[number]
             for number, form in enumerate(self._forms):
                 leaf = self._leaf(number, form, tensors)
                 used += form[0] == "s"
@@ -445,7 +470,12 @@ class Heard:
                 if part == 0:
                     kwargs[str(name)] = state
                     continue
-                kwargs[str(name)] = unflatten(part, self.leaves[at : at + count[0]], self._find)
+                leaves = self.leaves[at : at + count[0]]
+                kind = part[0]
+                plain = kind == "t" or kind == "v"
+                kwargs[str(name)] = (
+                    (leaves[part[1]] if kind == "t" else part[1]) if plain else unflatten(part, leaves, self._find)
+                )
                 at += count[0]
         except (*MALFORMED, RuntimeError) as error:
             raise BadFrame(f"malformed inputs of a step: {error!s:.120}") from error
@@ -453,9 +483,13 @@ class Heard:
 
     def magnitude(self) -> Any:
         """See `allowance.magnitude`: of what was reported, and of the tensors' sizes."""
-        if self._told is not self._structure:
-            self._told, self._structures = self._structure, magnitude(self._structure)
-        return self._structures, magnitude(self._forms), [[*map(int.bit_length, leaf.shape)] for leaf in self.leaves]
+        if self._told[0] is not self._structure or self._told[1] is not self._forms:
+            self._told = self._structure, self._forms
+            self._magnitudes = magnitude(self._structure), magnitude(self._forms)
+        sizes: list[int] = []
+        for leaf in self.leaves:
+            sizes += (-1, *map(int.bit_length, leaf.shape))
+        return self._magnitudes, sizes
 
     def tensors(self) -> list[torch.Tensor]:
         """Those that are kept for the next step."""
@@ -469,11 +503,8 @@ class Heard:
     def _leaf(self, number: int, form: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
         kind = form[0]
         if kind == "p":
-            shape, stride = tuple(form[1]), tuple(form[2])
-            check_sizes(shape, stride)
-            return RemoteTensor(
-                shape, stride, dtype_named(form[3]), self._here, Origin("input", str(form[4]), 0, number)
-            )
+            _, shape, stride, dtype = tensor_form(tuple(form[1]), tuple(form[2]), form[3])
+            return RemoteTensor(shape, stride, dtype_named(dtype), self._here, Origin("input", str(form[4]), 0, number))
         if kind == "=":
             return self._last[number]
         if kind == "+":
@@ -488,8 +519,5 @@ class Heard:
         """For a fork."""
         made = Heard(self._here, self._find)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
+        made._told, made._magnitudes = self._told, self._magnitudes
         return made
-
-    def names_of_state(self) -> int:
-        """How many inputs are states."""
-        return sum(part[1] == 0 for part in self._structure or ())

@@ -19,7 +19,7 @@ from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
-from shared_hooks.generation.mirror import Changes
+from shared_hooks.generation.mirror import LastSaid, differences
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.generation.session import (
     CALLS,
@@ -60,12 +60,12 @@ class MiddleSession(DecodingSession):
         self._second = Cut.of(tail.model, second)
         check_order(tail.cut, self._second)
         self._onward = EdgeSession(link, None, HISTORY_BYTES) if onward is None else onward
-        self._up = Changes()
+        self._up: LastSaid = None
 
     def fork(self) -> DecodingSession:
         """A copy: both continue from here, each by itself."""
         made = MiddleSession(self._tail, self._second.name, self._link, self._onward.copied())
-        made._known, made._spoilt, made._up = self._known.copied(), self._spoilt, self._up.copied()
+        made._known, made._spoilt, made._up = self._known.copied(), self._spoilt, self._up
         made._mirror = None if self._mirror is None else self._mirror.copied()
         return made
 
@@ -90,10 +90,10 @@ class MiddleSession(DecodingSession):
     @torch.no_grad()
     def _continued(self, known: Known, answer: _Left, undone: Callable[[BaseException], Said]) -> Said:
         """The step at the next server, and the answer to it."""
-        onward, up = self._onward, self._up.copied()
+        onward = self._onward
         marks = onward.marks()
         try:
-            header, tensors = self._message(answer, up)
+            header, tensors, up = self._message(answer)
             reply = self._sent(answer, header, tensors)
             answered = self._answered(known, answer, reply.header, reply.tensors)
         except BaseException as error:
@@ -105,11 +105,13 @@ class MiddleSession(DecodingSession):
         self._up = up
         return self._done(known, answered)
 
-    def _message(self, answer: _Left, up: Changes) -> tuple[Header, list[torch.Tensor]]:
+    def _message(self, answer: _Left) -> tuple[Header, list[torch.Tensor], LastSaid]:
+        up = self._up
         given, head, onward = answer.header, answer.runner.head, self._onward
         header = {name: given[name] for name in _PASSED_ON if name in given}
         if answer.mirror is not None:
-            header["more"] = [*given.get("more", []), up.said(answer.changes)]
+            said, up = differences(answer.changes, up)
+            header["more"] = [*given.get("more", []), said]
         entries = [*given.get("b", []), *head.watch.entries]
         if entries:
             header["b"] = entries
@@ -120,7 +122,7 @@ class MiddleSession(DecodingSession):
         onward.reports = reported
         tensors = list(answer.inputs)
         self._add_crossing(answer, header, tensors)
-        return header, tensors
+        return header, tensors, up
 
     def _add_crossing(self, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> None:
         onward, head = self._onward, answer.runner.head
@@ -185,7 +187,7 @@ class MiddleSession(DecodingSession):
         reply: Header = {"o": leaves, **{name: header[name] for name in ("r", "rng") if name in header}}
         if answer.mirror is not None:
             self._onward.heard(answer.mirror, header)
-            reply["d"] = known.down.said(answer.changes)
+            reply["d"], known.down = differences(answer.changes, known.down)
             reply["more"] = [header.get("d", []), *header.get("more", [])]
         return StepAnswer(reply, tensors, answer.mirror)
 

@@ -6,11 +6,11 @@ A look costs a comparison of identities: only what is another object, or was wri
 from __future__ import annotations
 
 import copy
+import itertools
 import operator
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.generation.inputs import (
+    INTEGERS,
     LITERALS,
     OWN,
     Form,
@@ -29,10 +30,10 @@ from shared_hooks.generation.inputs import (
     form_of,
     plain,
     same,
-    version_of,
+    tensor_form,
 )
-from shared_hooks.generation.remote_tensor import Part, RemoteTensor, StepAllowance, magnitude, shadow, weight
-from shared_hooks.tensors import UnknownHolder
+from shared_hooks.generation.remote_tensor import Part, RemoteTensor, StepAllowance, magnitude, shadow
+from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder
 
 NUMBERS = (int, float)
 NODE_BYTES, ENTRY_BYTES = 1024, 2560
@@ -47,6 +48,7 @@ class Snapshot:
     """A state as it was: of each container what it held. See `Mirror.snapshot`."""
 
     root: Node
+    nodes_changed: int
     contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
 
     def restore(self) -> bool:
@@ -55,7 +57,7 @@ class Snapshot:
         """
         for _, forms, seen in self.contents:
             for key, (value, version) in seen.items():
-                if version_of(value) != version:
+                if version >= 0 and version != (0 if value.is_inference() else value._version):
                     form = forms[key]
                     if isinstance(form, Node) or form[0] != "i":
                         return False
@@ -63,17 +65,14 @@ class Snapshot:
                     seen[key] = old, old._version
         for node, forms, seen in self.contents:
             node.forms, node.seen = dict(forms), dict(seen)
-            values = {key: value for key, (value, _) in seen.items()}
-            if node.kind == "l":
-                node.holder[:] = list(values.values())
-            elif node.kind == "d":
-                node.holder.clear()
-                node.holder.update(values)
-            else:
-                own = vars(node.holder)
-                for key in [key for key, _ in node.items() if key not in values]:
-                    del own[key]
-                own.update(values)
+            held = node.attributes() if node.kind == "o" else node.holder
+            if len(held) == len(seen) and (node.kind == "l" or list(held) == list(seen)):
+                for value, known in zip(held if node.kind == "l" else held.values(), seen.values(), strict=True):
+                    if value is not known[0]:
+                        break
+                else:
+                    continue
+            node.fill({key: value for key, (value, _) in seen.items()})
         return True
 
 
@@ -81,9 +80,7 @@ class Mirror:
     """The form of ``state`` as both sides know it. ``here``: the device of this side's part. Raises `UnknownHolder`."""
 
     def __init__(self, state: Any, here: torch.device) -> None:
-        self.here = here
-        self.moved: list[Path] = []
-        """Places where the last look has found another shadow than before."""
+        self._begin(here)
         with torch._C.DisableTorchFunction():  # our own look is no operation of the model's
             self.root = form_of(state, here)
         if not isinstance(self.root, Node):
@@ -94,12 +91,20 @@ class Mirror:
     def built(cls, form: Any, here: torch.device) -> Mirror:
         """A mirror with a state rebuilt from its form; its tensors are shadows. Raises BadFrame."""
         made = cls.__new__(cls)
-        made.here, made.moved = here, []
+        made._begin(here)
         state, made.root = build(form, here)
         if not isinstance(made.root, Node) or made.root.kind != "o":
             raise BadFrame("a state is an object")
         del state
         return made
+
+    def _begin(self, here: torch.device) -> None:
+        self.here = here
+        self.moved: list[Path] = []
+        """Places where the last look has found another shadow than before."""
+        self._nodes_changed = 0
+        """Another number whenever a node came or went."""
+        self._places: dict[int, _Places] = {}
 
     @property
     def state(self) -> Any:
@@ -111,16 +116,21 @@ class Mirror:
         loose = Loose(self.root.kind, self.root.cls, self.root.holder)
         loose.forms, loose.seen = self.root.forms, self.root.seen
         self.root = loose
+        self._renumber()
 
     def look(self) -> list[Change]:
         """What has changed here since the last look or `put`; from now on both sides know it."""
         found: list[Change] = []
         self.moved = []
         with torch._C.DisableTorchFunction():
-            self._look(self.root, (), found)
-        if any(isinstance(form, Node) for _, form, _ in found):
+            has_new_nodes = self._look(found)
+        if has_new_nodes:
+            self._renumber()
             self._check_single()
         return found
+
+    def _renumber(self) -> None:
+        self._nodes_changed = next(_numbers)
 
     def _check_single(self) -> None:
         """Raises UnknownHolder: the other side would make two of one."""
@@ -130,48 +140,125 @@ class Mirror:
                 raise UnknownHolder(f"a state holds one {node.cls or type(node.holder).__name__} in two places")
             known.add(id(node.holder))
 
-    def _look(self, node: Node, path: Path, found: list[Change]) -> None:
-        forms, seen = node.forms, node.seen
-        left = len(seen)
-        for key, value in node.items():
-            known = seen.get(key)
-            if known is not None:
-                left -= 1
-                if known[0] is value:
-                    if known[1] < 0:
-                        if type(value) not in LITERALS and isinstance(forms[key], Node):
-                            self._look(forms[key], (*path, key), found)
+    def _look(self, found: list[Change]) -> bool:
+        """Whether nodes came or went. No call for what is as it was: a state of many layers is looked at in each step."""
+        waiting: list[tuple[Node, Path, list[Change]]] = [(self.root, (), found)]
+        has_new_nodes = False
+        while waiting:
+            node, path, changes = waiting.pop()
+            forms, seen = node.forms, node.seen
+            left, inner = len(seen), len(waiting)
+            for key, value in node.items() if node.kind != "o" else node.attributes().items():
+                known = seen.get(key)
+                if known is not None:
+                    left -= 1
+                    if known[0] is value:
+                        if known[1] < 0:
+                            if type(value) not in LITERALS and isinstance(forms[key], Node):
+                                waiting.append((forms[key], (*path, key), changes))
+                            continue
+                        if known[1] == (0 if value.is_inference() else value._version):
+                            continue
+                before = forms.get(key)
+                if type(value) is torch.Tensor and type(before) is tuple and before[0] == "m":
+                    dtype = value.dtype
+                    if DTYPE_NAMES[dtype] == before[3] and dtype not in INTEGERS:  # as a cache grows
+                        form = "m", tuple(value.shape), tuple(value.stride()), before[3]
+                        if form != before:
+                            changes.append(((*path, key), form, before))
+                        forms[key] = form
+                        seen[key] = value, 0 if value.is_inference() else value._version
                         continue
-                    if known[1] == version_of(value):
-                        continue
-            if type(value) is RemoteTensor:
-                self.moved.append((*path, key))
-            form = form_of(value, self.here)
-            if known is None or not same(form, forms[key]):
-                found.append(((*path, key), form, forms.get(key)))
-            node.note(key, value, form)
-        if left:  # something was taken away: the whole is sent
-            gone = seen.keys() - {key for key, _ in node.items()}
-            for key in gone:
-                del forms[key], seen[key]
-            found[:] = [change for change in found if change[0][: len(path)] != path]
-            found.append((path, node, None))
+                if type(value) is RemoteTensor:
+                    self.moved.append((*path, key))
+                form = form_of(value, self.here)
+                has_new_nodes = has_new_nodes or isinstance(form, Node) or isinstance(before, Node)
+                if known is None or not same(form, before):
+                    changes.append(((*path, key), form, before))
+                node.note(key, value, form)
+            if left:  # something was taken away: the whole is sent
+                has_new_nodes = True
+                gone = seen.keys() - {key for key, _ in node.items()}
+                for key in gone:
+                    del forms[key], seen[key]
+                changes[:] = [change for change in changes if change[0][: len(path)] != path]
+                changes.append((path, node, None))
+                # what is found within it is part of the whole
+                waiting[inner:] = [(one, where, []) for one, where, _ in waiting[inner:]]
+        return has_new_nodes
 
-    def put(self, changes: list[tuple[Path, Any]]) -> None:
-        """What the other side changed, applied here; tensors whose form is left as it is stay. Raises BadFrame."""
-        for path, form in changes:
-            if not path:
-                _, self.root = build(form, self.here, self.root, self.state)
-                continue
-            node = self._at(path[:-1])
-            key = path[-1]
-            check_key(node.kind, key, node.holder)
-            before = node.seen.get(key, (None, -1))[0]
-            value, found = build(form, self.here, node.forms.get(key), before)
-            if node.kind == "l" and not 0 <= key <= len(node.holder):
-                raise BadFrame(f"a state has no place {key}")
-            node.write(key, value)
-            node.note(key, value, found)
+    def put(self, known: LastSaid, reported: Any) -> LastSaid:
+        """What the other side says that it changed, applied here; tensors whose form is left as it is stay. ``known``:
+        what it said before. Gives what is to be known at the next call. Raises BadFrame.
+        """
+        if type(reported) is not int or reported != AGAIN:
+            known = reported
+        elif known is None:
+            raise BadFrame("the changes of a state are those of the step before, and there is none")
+        places = self._places.get(id(known))
+        try:
+            if places is None or places.said is not known or places.nodes_changed != self._nodes_changed:
+                self._put_new(known)
+            else:
+                for difference, found in places.all:
+                    self._grow(difference, found)
+        except MALFORMED as error:
+            raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
+        return known
+
+    def _put_new(self, said: LastSaid) -> None:
+        """Changes that were not said before; where they are differences alone, the places are found for good."""
+        places: list[tuple[Any, list[tuple[Node, Any]]]] = []
+        for form, paths in said:
+            found = []
+            for path in paths:
+                if not path:
+                    _, self.root = build(form, self.here, self.root, self.state)
+                    self._renumber()
+                    continue
+                node, key = self._at(tuple(path[:-1])), path[-1]
+                check_key(node.kind, key, node.holder)
+                if form[0] in DIFFERENCES:
+                    found.append((node, key))
+                else:
+                    self._put_one(node, key, form)
+            if found:
+                self._grow(form, found)
+            places.append((form, found))
+        if places and all(form[0] in DIFFERENCES for form, _ in places):
+            if len(self._places) > MOST_MORE:
+                self._places.clear()
+            self._places[id(said)] = _Places(said, self._nodes_changed, places)
+
+    def _put_one(self, node: Node, key: Any, form: Any) -> None:
+        before = node.forms.get(key)
+        value, found = build(form, self.here, before, node.seen.get(key, (None, -1))[0])
+        if node.kind == "l" and not 0 <= key <= len(node.holder):
+            raise BadFrame(f"a state has no place {key}")
+        node.write(key, value)
+        node.note(key, value, found)
+        if isinstance(found, Node) or isinstance(before, Node):
+            self._renumber()
+
+    def _grow(self, difference: Any, places: list[tuple[Node, Any]]) -> None:
+        """Tensors whose sizes and strides differ by so much from what they were; numbers that do."""
+        if difference[0] != "+m":
+            for node, key in places:
+                self._put_one(node, key, _sum(node.forms.get(key), difference))
+            return
+        grown: dict[Form, Form] = {}
+        for node, key in places:
+            before = node.forms.get(key)
+            form = grown.get(before)
+            if form is None:
+                form = grown[before] = _grown(before, difference)
+            if form != before:
+                value = shadow(form[1], form[2], form[3], self.here)
+                if node.kind == "o":
+                    vars(node.holder)[key] = value
+                else:
+                    node.write(key, value)
+                node.forms[key], node.seen[key] = form, (value, value._version)
 
     def _at(self, path: Path) -> Node:
         node: Any = self.root
@@ -184,13 +271,6 @@ class Mirror:
                 raise BadFrame(f"{key!r:.40} of a state has no parts")
         assert isinstance(node, Node)
         return node
-
-    def form(self, path: Path) -> Form:
-        """What is known of one place; None where there is nothing."""
-        try:
-            return self._at(path[:-1]).forms.get(path[-1]) if path else self.root
-        except BadFrame:
-            return None
 
     def renew(self) -> None:
         """Both sides have called the same method of the state: whatever it changed is known to both."""
@@ -206,11 +286,12 @@ class Mirror:
 
     def snapshot(self) -> Snapshot:
         """To come back to when a step fails; cheap, no tensor is copied."""
-        return Snapshot(self.root, [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)])
+        contents = [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)]
+        return Snapshot(self.root, self._nodes_changed, contents)
 
     def back_to(self, snapshot: Snapshot) -> bool:
         """The state is as it was, and so is what is known of it. False where that cannot be done."""
-        self.root = snapshot.root
+        self.root, self._nodes_changed = snapshot.root, snapshot.nodes_changed
         return snapshot.restore()
 
     def _nodes(self, node: Node) -> list[Node]:
@@ -222,13 +303,15 @@ class Mirror:
                     found.append(form)
         return found
 
-    def real(self) -> Iterator[torch.Tensor]:
+    def real(self) -> list[torch.Tensor]:
         """The tensors of the state that are here."""
+        found: list[torch.Tensor] = []
         for node in self._nodes(self.root):
             for value, _ in node.seen.values():
                 for tensor in value if type(value) is tuple else (value,):
                     if isinstance(tensor, torch.Tensor) and type(tensor) is not RemoteTensor:
-                        yield tensor
+                        found.append(tensor)
+        return found
 
     @property
     def has_shadows(self) -> bool:
@@ -242,11 +325,23 @@ class Mirror:
 
     def magnitude(self) -> Any:
         """See `allowance.magnitude`: of every size and number in the state."""
-        return _magnitude(self.root)
+        found: list[Any] = []
+        for node in self._nodes(self.root):
+            found.append(node.cls)
+            for key, one in node.forms.items():
+                if type(one) is not tuple:  # a node, which comes later
+                    found.append(key)
+                elif one[0] == "m":
+                    found += (key, "m", *map(int.bit_length, one[1]), *map(int.bit_length, one[2]), one[3])
+                elif one[0] in ("c", "x") or (one[0] == "v" and type(one[1]) not in NUMBERS):
+                    found += (key, one)
+                else:
+                    found += (key, magnitude(one))
+        return tuple(found)
 
     def _twins(self) -> dict[int, torch.Tensor]:
         """Copies of the tensors that are here, by id; what was one memory is one."""
-        real = list(self.real())
+        real = self.real()
         memory = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in real}.values())
         twins: dict[int, torch.Tensor] = {}
         memo: dict[int, Any] = {}
@@ -259,22 +354,12 @@ class Mirror:
     def copied(self) -> Mirror:
         """A mirror of a copy of the state that shares no real tensor with it."""
         made = Mirror.__new__(Mirror)
-        made.here, made.moved, made.root = self.here, [], _copied(self.root, self._twins())
+        made._begin(self.here)
+        made.root = _copied(self.root, self._twins())
         return made
 
 
-def _magnitude(form: Form) -> Any:
-    if isinstance(form, Node):
-        found: list[Any] = [form.cls]
-        for key, one in form.forms.items():
-            if isinstance(one, tuple) and one[0] == "m":  # which most are, or the next
-                found.append((key, "m", *map(int.bit_length, one[1]), *map(int.bit_length, one[2]), one[3]))
-            elif isinstance(one, tuple) and (one[0] in ("c", "x") or (one[0] == "v" and type(one[1]) not in NUMBERS)):
-                found.append((key, one))
-            else:
-                found.append((key, _magnitude(one)))
-        return tuple(found)
-    return magnitude(form)
+_numbers = itertools.count(1)
 
 
 def _copied(node: Node, twins: dict[int, torch.Tensor]) -> Node:
@@ -305,79 +390,56 @@ def _twin(value: Any, twins: dict[int, torch.Tensor]) -> Any:
 #     ["+m", shape difference, stride difference]    ["+v", difference] of a number    ["+i", difference] of one integer
 
 
-Known = Callable[[Path], Form]
 AGAIN = 1
-
-
-class Changes:
-    """One direction of one session."""
-
-    def __init__(self) -> None:
-        self._said: Any = None
-
-    def said(self, changes: list[Change]) -> Any:
-        """For JSON."""
-        groups: dict[Any, tuple[Any, list[Any]]] = {}
-        for path, form, before in changes:
-            difference = _difference(before, form)
-            try:
-                groups.setdefault(difference, (difference, []))[1].append(path)
-            except TypeError:  # a whole object: lists cannot be looked up
-                groups[path] = difference, [path]
-        said = list(groups.values())
-        if said == self._said:
-            return AGAIN
-        self._said = said
-        return said
-
-    def heard(self, known: Known, reported: Any) -> list[tuple[Path, Any]]:
-        """The changes: path and form. Raises BadFrame."""
-        if reported == AGAIN and type(reported) is int:
-            if self._said is None:
-                raise BadFrame("the changes of a state are those of the step before, and there is none")
-        else:
-            self._said = reported
-        found = []
-        try:
-            for form, paths in self._said:
-                found += [(tuple(path), _sum(known(tuple(path)), form)) for path in paths]
-        except MALFORMED as error:
-            raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
-        return found
-
-    @property
-    def nbytes(self) -> int:
-        """About what it takes in memory."""
-        return weight(self._said)
-
-    def copied(self) -> Changes:
-        """For a session that continues from here on its own."""
-        made = Changes()
-        made._said = self._said
-        return made
-
-
+DIFFERENCES = ("+m", "+v", "+i")
 MOST_MORE = 16
+LastSaid = Any
+"""What one side of a session said last; the other keeps it, too. None before the first step."""
 
 
-def put_more(mirror: Mirror, known: list[Changes], header: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class _Places:
+    """Where the values are of which one `LastSaid` says how much they grow."""
+
+    said: LastSaid
+    nodes_changed: int
+    all: list[tuple[Any, list[tuple[Node, Any]]]]
+
+
+def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
+    """For JSON, and what is known of it after that. ``known``: what was said before."""
+    groups: dict[Any, tuple[Any, list[Any]]] = {}
+    for path, form, before in changes:
+        if type(form) is tuple and type(before) is tuple and form[0] == before[0] == "m" and form[3] == before[3]:
+            shape, stride = tuple(map(operator.sub, form[1], before[1])), tuple(map(operator.sub, form[2], before[2]))
+            same_rank = len(form[1]) == len(before[1]) and len(form[2]) == len(before[2])
+            difference: Any = ("+m", shape, stride) if same_rank else form
+        else:
+            difference = _difference(before, form)
+        try:
+            groups.setdefault(difference, (difference, []))[1].append(path)
+        except TypeError:  # a whole object: lists cannot be looked up
+            groups[path] = difference, [path]
+    said = list(groups.values())
+    return (AGAIN, known) if said == known else (said, said)
+
+
+def put_more(mirror: Mirror, known: list[LastSaid], header: dict[str, Any]) -> None:
     """What further machines of a chain changed, in their order. ``known``: of each, what it said before. Raises
     BadFrame.
     """
     more = header.get("more", [])
     if not isinstance(more, list) or len(more) > MOST_MORE:
         raise BadFrame("malformed changes of a state by a chain")
-    known += [Changes() for _ in more[len(known) :]]
-    for one, changes in zip(known, more, strict=False):
-        mirror.put(one.heard(mirror.form, changes))
+    known += [None] * (len(more) - len(known))
+    for number, reported in enumerate(more):
+        known[number] = mirror.put(known[number], reported)
 
 
 def _difference(before: Form, form: Form) -> Any:
     if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
         return plain(form)
     kind = form[0]
-    if kind == "m" and len(before[1]) == len(form[1]) and len(before[2]) == len(form[2]) and before[3] == form[3]:
-        return "+m", _less(form[1], before[1]), _less(form[2], before[2])
     if kind == "v" and type(form[1]) is int and type(before[1]) is int:
         return "+v", form[1] - before[1]
     if kind == "i" and type(form[2]) is int and type(before[2]) is int and before[1] == form[1]:
@@ -385,27 +447,22 @@ def _difference(before: Form, form: Form) -> Any:
     return plain(form)
 
 
+def _grown(before: Form, difference: Any) -> Form:
+    if type(before) is not tuple or before[0] != "m":
+        raise ValueError("a difference to something else")
+    _, more, further = difference
+    if len(more) != len(before[1]) or len(further) != len(before[2]):
+        raise ValueError("a difference of another length")
+    return tensor_form(tuple(map(operator.add, before[1], more)), tuple(map(operator.add, before[2], further)), before[3])
+
+
 def _sum(before: Form, form: Any) -> Any:
     kind = form[0]
-    if not kind.startswith("+"):
-        return form
     if before is None or isinstance(before, Node) or before[0] != kind[1:]:
         raise ValueError("a difference to something else")
-    if kind == "+m":
-        return "m", _more(before[1], form[1]), _more(before[2], form[2]), before[3]
     if kind == "+v":
         return "v", before[1] + form[1]
     return "i", before[1], before[2] + form[1]
-
-
-def _less(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(map(operator.sub, one, other))
-
-
-def _more(one: tuple[int, ...], other: list[int]) -> tuple[int, ...]:
-    if len(one) != len(other):
-        raise ValueError("a difference of another length")
-    return tuple(map(operator.add, one, other))
 
 
 # Methods of a state that others than the model call between steps: rollback, reordering of beams, copies of rows.
@@ -439,7 +496,7 @@ def apply(mirror: Mirror, calls: Any, most: int) -> None:
     try:
         for name, arguments in calls:
             if name == "=":
-                mirror.put(Changes().heard(mirror.form, arguments))
+                mirror.put(None, arguments)
                 continue
             # of the class: what a sender calls an attribute is no method
             method = getattr(type(mirror.state), name, None) if name in MUTATORS else None
@@ -504,7 +561,7 @@ class Handle:
 
     def take_off(self) -> None:
         """The state is as it was without."""
-        if self.mirror is not None:
+        if self.mirror is not None and self.mirror.state is not None:
             own = vars(self.mirror.state)
             for name in self.hidden:
                 if name == OWN or isinstance(own.get(name), Called):
@@ -521,14 +578,14 @@ class Handle:
                 f"methods of the state ({', '.join(MUTATORS)})"
             )
         if changes:
-            self.done.append(["=", Changes().said(changes)])
+            self.done.append(["=", differences(changes, None)[0]])
 
     def repeat(self, done: list[Any]) -> None:
         """Do to the state what was done to another one."""
         for name, arguments in done:
             assert self.mirror is not None
             if name == "=":
-                self.mirror.put(Changes().heard(self.mirror.form, arguments))
+                self.mirror.put(None, arguments)
                 self.done.append([name, arguments])
             else:
                 method = getattr(self.mirror.state, name)

@@ -81,10 +81,7 @@ class Part:
 class Memory:
     """What a remote tensor and its views share. ``writes``: how often one of them was written to."""
 
-    __slots__ = ("writes",)
-
-    def __init__(self) -> None:
-        self.writes = 0
+    writes = 0
 
 
 class Supply(Protocol):
@@ -210,11 +207,16 @@ def _need(remote: RemoteTensor) -> Origin | None:
 
 
 _STATE = Origin("state")
+_make: Any = torch.Tensor._make_wrapper_subclass
+_never_pointed_to: Any = torch._C._set_throw_on_mutable_data_ptr
 
 
 def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> RemoteTensor:
     """A tensor of a state that is on the other side. Every place has its own: one that turns up elsewhere was moved."""
-    return RemoteTensor(shape, stride, dtype_named(dtype), device, _STATE)
+    made: RemoteTensor = _make(RemoteTensor, shape, strides=stride, dtype=dtype_named(dtype), device=device)
+    _never_pointed_to(made)
+    made.origin, made.memory = _STATE, Memory()
+    return made
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:

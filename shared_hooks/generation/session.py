@@ -40,7 +40,7 @@ from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, fin
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import Unchanged, is_state
 from shared_hooks.generation.inputs import Heard
-from shared_hooks.generation.mirror import Changes, Mirror, apply, put_more
+from shared_hooks.generation.mirror import LastSaid, Mirror, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
     STEP_BYTES,
     Extents,
@@ -157,38 +157,36 @@ class Known:
     """What a session has heard and said; a step works on a copy, and leaves it where it succeeds."""
 
     inputs: Heard
-    up: Changes
-    down: Changes
     reports: CallReports
     sampler: Sampler
+    up: LastSaid = None
+    down: LastSaid = None
     crossing: Any = None
     coded: Any = ()
     around: Any = field(default_factory=lambda: USUAL)
     structure: Any = None
     wanted: Any = None
-    ups: list[Changes] = field(default_factory=list)
+    ups: list[LastSaid] = field(default_factory=list)
     """What each server before this one has said, in a chain."""
 
     def copied(self) -> Known:
         return replace(
             self,
             inputs=self.inputs.copied(),
-            up=self.up.copied(),
-            down=self.down.copied(),
             reports=self.reports.copied(),
             sampler=self.sampler.copied(),
-            ups=[one.copied() for one in self.ups],
+            ups=list(self.ups),
         )
 
     def nbytes(self, mirror: Mirror | None) -> int:
         """Memory of all that is kept for the session: tensors, each once, and what was reported."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
         real = [one.untyped_storage() for one in tensors if type(one) is not RemoteTensor]
-        reported = (self.crossing, self.coded, self.around, self.structure, self.wanted)
+        reported = (self.crossing, self.coded, self.around, self.structure, self.wanted, self.up, self.down, self.ups)
         return int(
             sum({one._cdata: one.nbytes() for one in real}.values())
-            + sum([part.nbytes for part in (self.inputs, self.up, self.down, self.reports)])
-            + sum([one.nbytes for one in self.ups])
+            + self.inputs.nbytes
+            + self.reports.nbytes
             + weight(reported)
             + (0 if mirror is None else mirror.told_bytes)
         )
@@ -200,7 +198,7 @@ class DecodingSession:
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
         heard = Heard(tail.here, tail.find)
-        self._known = Known(heard, Changes(), Changes(), CallReports(tail.here), Sampler())
+        self._known = Known(heard, CallReports(tail.here), Sampler())
         self._mirror: Mirror | None = None
         self._spoilt = ""
 
@@ -372,7 +370,7 @@ class Step:
         if structure != known.structure:
             reply["r"] = known.structure = structure
         if self._mirror is not None:
-            reply["d"] = known.down.said(self._mirror.look())
+            reply["d"], known.down = differences(self._mirror.look(), known.down)
         if header.get("b") and not running_tail.replay.answered:
             reply["nb"] = 1
         self._extents.passed()
@@ -468,7 +466,7 @@ class Step:
         else:
             self._back()
         if self._mirror is not None and "d" in self._header:
-            self._mirror.put(self._known.up.heard(self._mirror.form, self._header["d"]))
+            self._known.up = self._mirror.put(self._known.up, self._header["d"])
             put_more(self._mirror, self._known.ups, self._header)
         rest = magnitude([one.shape for one in self._tensors[self._used :]])
         self._around.enter_context(self._extents.around(rest, self._state_magnitude()))

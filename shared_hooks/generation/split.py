@@ -28,9 +28,9 @@ from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, around, device_of, finder_of
 from shared_hooks.generation.edge_session import EdgeSession, History, Link, StepReply
 from shared_hooks.generation.head import Head
-from shared_hooks.generation.hidden import Settled, is_state
-from shared_hooks.generation.inputs import version_of
-from shared_hooks.generation.mirror import Handle, Mirror, handle_of
+from shared_hooks.generation.hidden import Settled, is_state, is_state_class
+from shared_hooks.generation.inputs import LITERALS
+from shared_hooks.generation.mirror import Handle, Mirror, differences, handle_of
 from shared_hooks.generation.remote_tensor import Origin
 from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
@@ -171,7 +171,7 @@ class SplitForward:
 
     def _split(self, kwargs: dict[str, Any]) -> Any:
         began = time.perf_counter_ns()
-        states = [(name, value) for name, value in kwargs.items() if is_state(value)]
+        states = [(name, value) for name, value in kwargs.items() if is_state_class(type(value))]
         if len(states) > 1:
             raise CutRefused(f"the model is given two states: {', '.join(name for name, _ in states)}")
         output, _ = self._stepped(kwargs, self._handle(states[0][1]) if states else self._stateless(), began)
@@ -187,22 +187,25 @@ class SplitForward:
         opening = handle.opening()
         session: EdgeSession = handle.session
         marks = session.marks()
-        shared = [(one, version_of(one)) for one in session.inputs.shared(kwargs)]
+        shared = [(one, 0 if one.is_inference() else one._version) for one in session.inputs.shared(kwargs)]
         head = Head(self.cut, self._paths, self._here, seek=handle.mirror is None, modules=self._modules)
         try:
             handle.busy = True
             self._run_head(head, kwargs)
+            made = None if head.born is None else head.born.state  # kept until the output has it
             if head.born is not None:
                 handle = self._adopted(handle, head.born)
                 session, marks = handle.session, handle.session.marks()
-            if any(version_of(one) != version for one, version in shared):
-                raise CutRefused("the model writes in place to an input that both sides have: each would do it")
+            for one, version in shared:
+                if version != (0 if one.is_inference() else one._version):
+                    raise CutRefused("the model writes in place to an input that both sides have: each would do it")
             headed = time.perf_counter_ns()
             message = self._message(head, kwargs, handle, opening, born=head.born is not None)
             reply, up, down = self._sent(session, head, *message)
             answered = time.perf_counter_ns()
             with _reading():
                 output = self._output(reply, head, kwargs, handle)
+            del made
         except BaseException:
             if handle.mirror is not None and snapshot is not None and not handle.mirror.back_to(snapshot):
                 handle.spoilt = True
@@ -333,7 +336,7 @@ class SplitForward:
         if handle.done:
             header["do"] = list(handle.done)
         if handle.mirror is not None:
-            header["d"] = session.up.said(handle.mirror.look())
+            header["d"], session.up = differences(handle.mirror.look(), session.up)
         if born:
             header["born"] = 1
         run = {call.path for call in head.calls[:-1]}
@@ -478,10 +481,14 @@ def _is_tokenizer(value: Any) -> bool:
 
 def _counted(kwargs: dict[str, Any]) -> dict[str, Any]:
     """Tensors of `torch.inference_mode` do not count what is written to them: ordinary ones in their place."""
-    return {
-        name: value if is_state(value) else tree_map_only(torch.Tensor, _ordinary, value)
-        for name, value in kwargs.items()
-    }
+    found = {}
+    for name, value in kwargs.items():
+        if isinstance(value, torch.Tensor):
+            value = _ordinary(value) if value.is_inference() else value
+        elif type(value) not in LITERALS and not is_state(value):
+            value = tree_map_only(torch.Tensor, _ordinary, value)
+        found[name] = value
+    return found
 
 
 def _ordinary(tensor: torch.Tensor) -> torch.Tensor:

@@ -192,5 +192,7 @@ class Middle(Tail):
     def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         output = super()._at_the_cut(path, count, args, kwargs)
         self.is_bare = False
-        self.head.calls.append(Call(path, count, (args, kwargs), output, []))
+        call = Call(path, count, arguments(args, kwargs))
+        call.output = output
+        self.head.calls.append(call)
         return output

@@ -43,7 +43,7 @@ def _device() -> torch.device | None:
 
 
 def _autocast() -> tuple[Any, ...]:
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
+    return tuple(zip(map(torch.is_autocast_enabled, _DEVICES), map(torch.get_autocast_dtype, _DEVICES), strict=True))
 
 
 def _set_autocast(value: tuple[Any, ...]) -> None:
@@ -52,13 +52,15 @@ def _set_autocast(value: tuple[Any, ...]) -> None:
         torch.set_autocast_dtype(device, dtype)
 
 
+# What `torch.backends` asks is asked without the modules in between: each run of a model asks, and its caches are cold.
+
+
 def _deterministic() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return torch._C._get_deterministic_algorithms(), torch._C._get_deterministic_algorithms_warn_only()
 
 
 def _attention() -> tuple[bool, ...]:
-    cuda = torch.backends.cuda
-    return cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()
+    return torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_math_sdp_enabled()
 
 
 def _set_attention(value: tuple[bool, ...]) -> None:
@@ -68,13 +70,13 @@ def _set_attention(value: tuple[bool, ...]) -> None:
 
 
 def _flags() -> tuple[Any, ...]:
-    backends = torch.backends
+    own = torch._C
     return (
-        backends.mkldnn.enabled,
-        backends.cudnn.enabled,
-        backends.cudnn.benchmark,
-        backends.cuda.matmul.allow_tf32,
-        backends.cudnn.allow_tf32,
+        own._get_mkldnn_enabled(),
+        own._get_cudnn_enabled(),
+        own._get_cudnn_benchmark(),
+        own._get_cublas_allow_tf32(),
+        own._get_cudnn_allow_tf32(),
     )
 
 
@@ -91,6 +93,7 @@ def _flushes_denormals() -> bool:
 
 
 _OWN = {name: value for name, value in vars(torch.nn.functional).items() if callable(value)}
+_OWN_VALUES = list(_OWN.values())
 
 
 def _functional() -> dict[str, Any]:
@@ -98,6 +101,8 @@ def _functional() -> dict[str, Any]:
     compiler does): what was there before a run and is not torch's is nobody's to put back.
     """
     space = vars(torch.nn.functional)
+    if all(map(operator.is_, map(space.get, _OWN), _OWN_VALUES)):
+        return {}
     return {name: space.get(name) for name, value in _OWN.items() if space.get(name) is not value}
 
 
@@ -117,7 +122,7 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
         _deterministic,
         lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
     ),
-    "torch's float32 matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "torch's float32 matmul precision": (torch._C._get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "torch's number of threads": (torch.get_num_threads, torch.set_num_threads),
     "torch's attention kernels": (_attention, _set_attention),
     "torch's backend flags": (_flags, _set_flags),
@@ -127,29 +132,40 @@ SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
-def _differs(now: Any, kept: Any) -> bool:
-    try:
-        return bool(now != kept)
-    except Exception:  # something else has been put there: a tensor, in place of a function
-        return True
+_GETTERS = [get for get, _ in SETTINGS.values()]
 
 
 class Settings:
     """All of them as they are now."""
 
     def __init__(self) -> None:
-        self._kept = {name: get() for name, (get, _) in SETTINGS.items()}
+        self._kept = [get() for get in _GETTERS]
 
     def changed(self) -> list[str]:
         """Names of those that differ now."""
-        return [name for name, value in self._kept.items() if _differs(SETTINGS[name][0](), value)]
+        now = [get() for get in _GETTERS]
+        with contextlib.suppress(Exception):  # something else has been put there: a tensor, in place of a function
+            if now == self._kept:
+                return []
+        return [name for name, one, kept in zip(SETTINGS, now, self._kept, strict=True) if _differs(one, kept)]
 
     def restore(self) -> list[str]:
         """Put back what differs; names of what could not be."""
-        for name in self.changed():
-            with contextlib.suppress(Exception):
-                SETTINGS[name][1](self._kept[name])
+        differ = self.changed()
+        if not differ:
+            return []
+        for name, kept in zip(SETTINGS, self._kept, strict=True):
+            if name in differ:
+                with contextlib.suppress(Exception):
+                    SETTINGS[name][1](kept)
         return self.changed()
+
+
+def _differs(now: Any, kept: Any) -> bool:
+    try:
+        return bool(now != kept)
+    except Exception:
+        return True
 
 
 _MUTABLE = (dict, list, set, collections.deque)

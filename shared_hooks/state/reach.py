@@ -43,32 +43,30 @@ class Dice:
     """All of them as they are now, to be put back: runs for planning's sake are nobody's draws."""
 
     def __init__(self) -> None:
-        self._torch = torch.get_rng_state()
-        self._python = random.getstate()
-        numpy = sys.modules.get("numpy.random")
-        self._numpy = None if numpy is None else numpy.get_state()
-        self._comparable = _python_and_numpy()
+        self._torch = torch.default_generator.get_state()
+        self._others = _python_and_numpy()
 
     @property
     def rolled(self) -> bool:
         """Whether any of them stands elsewhere now."""
-        others = _python_and_numpy()
-        return not torch.equal(self._torch, torch.get_rng_state()) or any(
-            others[name] != state for name, state in self._comparable.items()
-        )
+        return not torch.equal(self._torch, torch.default_generator.get_state()) or bool(self.others)
 
     @property
     def others(self) -> list[str]:
         """Those of them that stand elsewhere now and are not torch's: "python", "numpy"."""
         now = _python_and_numpy()
-        return [name for name, state in self._comparable.items() if now[name] != state]
+        if now == self._others:
+            return []
+        return [name for name, state in self._others.items() if now[name] != state]
 
     def restore(self) -> None:
         """As they were."""
-        torch.set_rng_state(self._torch)
-        random.setstate(self._python)
-        if self._numpy is not None:
-            importlib.import_module("numpy.random").set_state(self._numpy)
+        torch.default_generator.set_state(self._torch)
+        random.setstate(self._others["python"])
+        if "numpy" in self._others:
+            kind, key, *rest = self._others["numpy"]
+            numpy = importlib.import_module("numpy")
+            numpy.random.set_state((kind, numpy.frombuffer(key, numpy.uint32), *rest))
 
 
 class DiceWatch:

@@ -9,6 +9,7 @@ May import errors.
 
 from shared_hooks.tensors.staging import Buffers, bytes_of, copied, identical, own_class
 from shared_hooks.tensors.trees import (
+    DTYPE_NAMES,
     PLAIN,
     ClassFinder,
     Structure,
@@ -29,6 +30,7 @@ from shared_hooks.tensors.trees import (
 from shared_hooks.tensors.views import LiveSet, View
 
 __all__ = [
+    "DTYPE_NAMES",
     "PLAIN",
     "Buffers",
     "ClassFinder",

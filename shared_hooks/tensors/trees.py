@@ -36,8 +36,8 @@ Structure = list[Any]
 MAX_DEPTH = 64
 MAX_FLAGS = 16
 
-_DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in _DTYPES.values()}
+DTYPES = {str(value).removeprefix("torch."): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in DTYPES.values()}
 
 
 class UnknownHolder(InputMismatch):
@@ -51,20 +51,20 @@ def class_name(cls: type) -> str:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """``torch.float32`` -> ``"float32"``."""
-    return _DTYPE_NAMES[dtype]
+    return DTYPE_NAMES[dtype]
 
 
 def dtype_named(name: Any) -> torch.dtype:
     """``"float32"`` -> ``torch.float32``; `BadFrame` for anything else."""
-    if not isinstance(name, str) or name not in _DTYPES:
+    if not isinstance(name, str) or name not in DTYPES:
         raise BadFrame(f"unknown dtype {name!r:.40}")
-    return _DTYPES[name]
+    return DTYPES[name]
 
 
 # what memory of any content is a valid tensor of, which quantised types are not
 PLAIN = frozenset(
     value
-    for name, value in _DTYPES.items()
+    for name, value in DTYPES.items()
     if name.startswith(("float", "bfloat", "complex", "int", "uint", "bool"))
     and name not in {f"{kind}{bits}" for kind in ("int", "uint") for bits in range(1, 8)}
     and not name.endswith("x2")

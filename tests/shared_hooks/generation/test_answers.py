@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import DynamicCache
 
 from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import SplitForward
 from shared_hooks.generation.asking import CallReports
-from shared_hooks.generation.mirror import Changes
+from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.results import Sampler, shortened, widened
+from shared_hooks.tensors import class_name
 from tests.shared_hooks.generation.small import WORDS, cut_of, in_process, make, prompt
 from tests.shared_hooks.generation.test_sessions import Flaky
 
@@ -341,8 +343,10 @@ def test_numbers_that_are_none_are_bad_frames(number: Any) -> None:
     for call in (["a", number, ["t", 0], [], []], ["a", 1, ["t", 0], [[[number], [1], "float32"]], []]):
         with contextlib.suppress(BadFrame, TooLarge):
             reports.hear([call])
+    form = ["o", class_name(DynamicCache), [["a", ["m", [1], [1], "float32"]], ["b", ["v", 1]]]]
+    mirror = Mirror.built(form, torch.device("cpu"))
     for difference in (["+m", [number], [1]], ["+i", number], ["+v", number]):
         with contextlib.suppress(BadFrame, TooLarge):
-            Changes().heard(lambda path: ("m", (1,), (1,), "float32"), [[difference, [["a"]]]])
+            mirror.put(None, [[difference, [["a"]]]])
     with pytest.raises(BadFrame):
         reports.hear([["a", math.inf, ["t", 0], [], []]])
