@@ -64,7 +64,7 @@ class Runs:
         """Middle parts by the cut's digest and their end, and how many plans there were then."""
         self._making = threading.Lock()
         self._own = threading.local()
-        self._attached = True
+        self._attached = self._detached = False
 
     @property
     def device(self) -> torch.device:
@@ -75,6 +75,7 @@ class Runs:
     @property
     def recipes(self) -> RecipeBook:
         """The recipes of its tails."""
+        self._check_attached()
         with self._making:
             if self._recipes is None:
                 from shared_hooks.tail import RecipeBook, RehearsalLimits
@@ -90,8 +91,16 @@ class Runs:
         return self._planner.plan(args, kwargs)
 
     def _check_attached(self) -> None:
-        if not self._attached:
+        """Shims are put on the modules before the first run: a model that nobody runs by this stays bare."""
+        if self._attached:
+            return
+        if self._detached:
             raise PlanMismatch("this WrappedModel is detached; make a new one")
+        with self._turns.alone(), attach.lock:  # between runs of others
+            if not self._attached and not self._detached:
+                for module in self._modules:
+                    attach.attach(module)
+                self._attached = True
 
     def _without_cut(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._check_attached()

@@ -67,14 +67,12 @@ class WrappedModel(Runs):
         self._tables = tables.tables(model)
         self._loads = loads
         super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
-        for module in self._modules:
-            attach.attach(module)
 
     def __repr__(self) -> str:
         modules, made = len(self._modules), self._planner.made
         plans = f"{made} plan{'' if made == 1 else 's'} made"
         return summary_of(
-            self, type(self.model).__name__, f"{modules} modules", plans, "" if self._attached else "detached"
+            self, type(self.model).__name__, f"{modules} modules", plans, "detached" if self._detached else ""
         )
 
     def __enter__(self) -> WrappedModel:
@@ -87,9 +85,10 @@ class WrappedModel(Runs):
 
     def detach(self) -> None:
         """Remove what was attached; the model is as before. A second call does nothing."""
-        if self._attached:
-            self._attached = False
-            for module in self._modules:
+        with attach.lock:
+            modules = self._modules if self._attached else ()
+            self._attached, self._detached = False, True
+            for module in modules:
                 attach.detach(module)
 
     def beside(self) -> WrappedModel:
@@ -144,6 +143,7 @@ class WrappedModel(Runs):
         """Whether inputs such as these can be cut there; they are planned if none such was. Raises UnknownLayer and
         CutRefused. A module that these do not run passes: others may run it.
         """
+        self._check_attached()
         wrong: UnknownLayer | CutRefused | None = None
         for plan in self._planner.plans_for(args, kwargs):
             try:

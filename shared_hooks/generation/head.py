@@ -19,6 +19,7 @@ from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.hidden import is_state, is_state_class
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
+from shared_hooks.modules.attach import Needed
 from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, flatten
 
 
@@ -45,9 +46,17 @@ class Head:
     is_shown = True
 
     def __init__(
-        self, cut: Cut, paths: dict[nn.Module, str], here: torch.device, *, seek: bool = False, modules: object = None
+        self,
+        cut: Cut,
+        paths: dict[nn.Module, str],
+        here: torch.device,
+        needed: Needed,
+        *,
+        seek: bool = False,
+        modules: object = None,
     ) -> None:
         self.modules = modules
+        self._needed = needed
         self._cut = cut
         self._paths = paths
         self._here = here
@@ -86,15 +95,18 @@ class Head:
             return forward(*args, **kwargs)
         if self._frames[-1] is None:
             return forward(*args, **kwargs) if not module._forward_hooks else self._inside(path, forward, args, kwargs)
+        self._needed.used.add(module)
         if path in self._cut.above:
             self._frames.append(path)
             try:
                 return forward(*args, **kwargs)
             finally:
                 self._frames.pop()
-        return self._outermost(path, forward, args, kwargs)
+        return self._outermost(path, module, forward, args, kwargs)
 
-    def _outermost(self, path: str, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _outermost(
+        self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         # what a module of the prefix does by itself is not watched, nor is our own look at its tensors
         mode = torch._C._pop_torch_function_stack() if torch._C._len_torch_function_stack() else None
         try:
@@ -104,6 +116,8 @@ class Head:
                 self.born = born(args, kwargs, self._here)
             versions = [0 if one.is_inference() else one._version for one in call.tensors]
             contents = _contents(args, kwargs)
+            if self._needed.settled and self._needed.has_hooks_within(module):
+                self._needed.need_all()
             self._frames.append(None)
             self._open.append(call)
             try:
@@ -115,6 +129,8 @@ class Head:
                 raise _changed(path, "writes in place to a tensor that it is given, which is part of no state")
             if contents and _contents(args, kwargs) != contents:
                 raise _changed(path, "changes a list or dictionary that it is given")
+            if self._needed.settled and self._needed.has_hooks_within(module):
+                raise _changed(path, "has put hooks on modules in it")
             self.calls.append(call)
             if path == self._cut.path and count == self._cut.number:
                 self._leave(call)

@@ -196,6 +196,7 @@ class _MiddleStep(Step):
     def __init__(self, second: Cut, *step: Any) -> None:
         super().__init__(*step)
         self._second = second
+        self.needed = self._tail.needed_up_to(second.path)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
         return super()._runner(partial(Middle, self._second))
@@ -225,5 +226,6 @@ class _MiddleStep(Step):
             raise CutRefused(f"no module up to {self._tail.cut.name} is given the state that the model makes itself")
         changes = None if self._mirror is None else self._mirror.look()
         self._extents.passed()
+        self.needed.end_run()
         inputs = self._tensors[: self._used]
         return _Left(self._header, [], self._mirror, running_tail, inputs, changes)

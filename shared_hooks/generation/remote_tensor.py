@@ -327,22 +327,31 @@ def _digest(key: Any) -> bytes:
     return hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
 
 
-def magnitude(value: Any) -> Any:
-    """What is the same for values of one structure whose numbers are of the same sign and less than twice as large."""
-    kind = type(value)
-    if kind is int:
-        return value.bit_length() if value >= 0 else -value.bit_length()
-    if kind is str or value is None:
-        return value
-    if kind is bool:
-        return str(value)
-    if kind is float:
-        return "f", math.copysign(1.0, value), *(math.frexp(value)[1:] if math.isfinite(value) else (str(value),))
-    if isinstance(value, (list, tuple)):
-        return tuple(map(magnitude, value))
-    if isinstance(value, dict):
-        return tuple([(key, magnitude(one)) for key, one in value.items()])
-    return value
+def magnitude(value: Any) -> tuple[Any, ...]:
+    """What is the same for values of one structure whose numbers are of the same sign and less than twice as large:
+    the leaves in one row, and where each list or dictionary begins.
+    """
+    found: list[Any] = []
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        kind = type(one)
+        if kind is int:
+            found.append(one.bit_length() if one >= 0 else -one.bit_length())
+        elif kind is list or kind is tuple or kind is torch.Size:
+            found.append(("list", len(one)))
+            waiting += one
+        elif kind is bool:
+            found.append(str(one))
+        elif kind is float:
+            exponent = math.frexp(one)[1] if math.isfinite(one) else str(one)
+            found.append(("f", math.copysign(1.0, one), exponent))
+        elif isinstance(one, dict):
+            found.append(("dict", *one))
+            waiting += one.values()
+        else:
+            found.append(one)
+    return tuple(found)
 
 
 def weight(value: Any) -> int:

@@ -139,8 +139,17 @@ class DecodingTail:
         self.unchanged = Unchanged(turns or Turns(model))
         self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
-        for module in self.paths:
-            attach.attach(module)
+        self._needed: dict[str, attach.Needed] = {}
+        self.needed_up_to("")
+
+    def needed_up_to(self, second: str) -> attach.Needed:
+        """The modules that steps have to see which leave at ``second``, a module's path; empty: that run to the end."""
+        with attach.lock:
+            found = self._needed.get(second)
+            if found is None:
+                found = self._needed[second] = attach.Needed(self.paths)
+                found.attach()
+            return found
 
     def open(self) -> DecodingSession:
         """A new session, whose first step brings the form of its state."""
@@ -148,8 +157,8 @@ class DecodingTail:
 
     def close(self) -> None:
         """No session is used afterwards."""
-        for module in self.paths:
-            attach.detach(module)
+        for needed in self._needed.values():
+            needed.detach()
 
 
 @dataclass
@@ -316,6 +325,7 @@ class Step:
         self._header = header
         self._tensors = [tensor.to(tail.here) for tensor in tensors]
         self._used = 0
+        self.needed = tail.needed_up_to("")
         self._extents = Extents(tail.step_bytes, tail.seen)
         self._start: Any = None
         self._apart: list[tuple[torch.Tensor, int]] = []
@@ -374,6 +384,7 @@ class Step:
         if header.get("b") and not running_tail.replay.answered:
             reply["nb"] = 1
         self._extents.passed()
+        self.needed.end_run()
         return StepAnswer(reply, tensors, self._mirror)
 
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
@@ -415,6 +426,7 @@ class Step:
             self._arrive,
             tail.find,
             tail.here,
+            self.needed,
             seek=bool(header.get("born")),
             modules=tail.modules,
         )

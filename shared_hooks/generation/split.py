@@ -113,6 +113,7 @@ class SplitForward:
         # whatever it tells apart, some weight of it is as wide
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
         self._paths = {module: path for path, module in model.named_modules() if path}
+        self._needed = attach.Needed(self._paths)
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self._sessions: list[tuple[weakref.ref[Handle], EdgeSession]] = []
@@ -140,8 +141,7 @@ class SplitForward:
             raise CutRefused("the model is split already")
         self._shim, shim.entry = shim, self._called
         self._signature = inspect.signature(shim.forward)
-        for module in self._paths:
-            attach.attach(module)
+        self._needed.attach()
         self._asking.attach(self.model)
 
     def detach(self) -> None:
@@ -152,8 +152,8 @@ class SplitForward:
         self._asking.detach()
         self._shim.entry = None
         self._shim = None
-        for module in (self.model, *self._paths):
-            attach.detach(module)
+        attach.detach(self.model)
+        self._needed.detach()
         for _, session in self._sessions:
             session.close()
         if self._plain is not None:
@@ -188,7 +188,9 @@ class SplitForward:
         session: EdgeSession = handle.session
         marks = session.marks()
         shared = [(one, 0 if one.is_inference() else one._version) for one in session.inputs.shared(kwargs)]
-        head = Head(self.cut, self._paths, self._here, seek=handle.mirror is None, modules=self._modules)
+        head = Head(
+            self.cut, self._paths, self._here, self._needed, seek=handle.mirror is None, modules=self._modules
+        )
         try:
             handle.busy = True
             self._run_head(head, kwargs)
@@ -217,6 +219,7 @@ class SplitForward:
         session.random = reply.header.get("rng")
         self._settled.check()
         session.done(*message)
+        self._needed.end_run()
         if opening is not None:
             session.calls.opening = opening
         session.calls.add(kwargs, handle.done)

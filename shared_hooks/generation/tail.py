@@ -16,6 +16,7 @@ from shared_hooks.generation.head import Call, Head, arguments, born
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.generation.results import Kind, Template
+from shared_hooks.modules.attach import Needed
 from shared_hooks.state import Dice
 from shared_hooks.tensors import ClassFinder, flatten
 
@@ -48,6 +49,7 @@ class Tail:
         arrive: Callable[[Tail, tuple[Any, ...], dict[str, Any]], Any],
         find: ClassFinder,
         here: torch.device,
+        needed: Needed,
         *,
         seek: bool = False,
         modules: object = None,
@@ -60,6 +62,7 @@ class Tail:
         self._arrive = arrive
         self._find = find
         self._here = here
+        self._needed = needed
         self._seek = seek
         self._learned = False
         self._counts: dict[str, int] = {}
@@ -84,6 +87,7 @@ class Tail:
         path = self._paths.get(module)
         if path is None or self._frames[-1] is None:
             return forward(*args, **kwargs)
+        self._needed.used.add(module)
         count = self._counts[path] = self._counts.get(path, 0) + 1
         if path == self._cut.path and count == self._cut.number:
             self.replay.off()
@@ -178,7 +182,7 @@ class Middle(Tail):
 
     def __init__(self, second: Cut, *tail: Any, **options: Any) -> None:
         super().__init__(*tail, **options)
-        self.head = Head(second, self._paths, self._here, modules=self.modules)
+        self.head = Head(second, self._paths, self._here, self._needed, modules=self.modules)
         self.head.share(self._frames, self._counts)
 
     def call(

@@ -15,7 +15,7 @@ import copy
 import functools
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -214,3 +214,66 @@ def detach(module: nn.Module) -> None:
                 del module.__dict__[slot]
             else:
                 module.__dict__[slot] = shim.before
+
+
+QUIET_RUNS = 4
+
+
+class Needed:
+    """Shims on the modules that runs of one kind have to see. At first they are on all modules; when `QUIET_RUNS` runs
+    in a row have needed no others than those before, the rest runs without. Any thread may call.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = list(modules)
+        self._attached: list[nn.Module] = []
+        self._hooks: dict[nn.Module, list[Any]] = {}
+        self._quiet = 0
+        self._count = 0
+        self.settled = False
+        self.used: set[nn.Module] = set()
+        """Those that runs have needed; they add what they need, and call `end_run`."""
+
+    def attach(self) -> None:
+        with lock:
+            self._attach(self._modules if not self.settled else [one for one in self._modules if one in self.used])
+
+    def _attach(self, modules: list[nn.Module]) -> None:
+        for module in modules:
+            attach(module)
+        self._attached += modules
+
+    def detach(self) -> None:
+        with lock:
+            for module in self._attached:
+                detach(module)
+            self._attached = []
+
+    def end_run(self) -> None:
+        """A run has ended as it should."""
+        if self.settled:
+            return
+        with lock:
+            self._quiet = self._quiet + 1 if len(self.used) == self._count else 0
+            self._count = len(self.used)
+            if self._quiet < QUIET_RUNS or not self._attached:
+                return
+            self.settled = True
+            for module in self._attached:
+                if module not in self.used:
+                    detach(module)
+            self._attached = [module for module in self._attached if module in self.used]
+
+    def has_hooks_within(self, module: nn.Module) -> bool:
+        """Whether any module in this one has forward hooks."""
+        hooks = self._hooks.get(module)
+        if hooks is None:
+            hooks = self._hooks[module] = [one._forward_hooks for one in module.modules() if one is not module]
+        return any(hooks)
+
+    def need_all(self) -> None:
+        """From now on runs have to see all modules."""
+        with lock:
+            attached = set(self._attached)
+            self._attach([module for module in self._modules if module not in attached])
+            self.settled, self.used = False, set(self._modules)

@@ -259,6 +259,8 @@ def test_sessions_count_their_own_layers(model: Counting) -> None:
     """A session of a wrapped model measures the layers of its own call, inside of a block, too."""
     given = inputs((1, 1), (1, 1))
     with WrappedModel(model) as one, WrappedModel(model) as other, Together(model) as together:
+        for wrapped in (one, other):
+            wrapped.forward(given[0])  # its first run puts shims on the modules
         outcomes = together.run([lambda w=w, r=r: w.forward(r) for w, r in zip((one, other), given, strict=True)])
         counted = [[(layer.name, layer.outputs) for layer in w.get_layer_metrics()] for w in (one, other)]
         one.forward(given[0])
