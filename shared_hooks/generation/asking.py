@@ -6,6 +6,7 @@ in a ``generate()`` that has not come so far gets all logits.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Iterable
 from contextvars import ContextVar
@@ -41,6 +42,12 @@ class CallReport:
     structure: Any
     sources: tuple[RemoteTensor | int, ...]
     inner: tuple[CallReport, ...]
+
+    @functools.cached_property
+    def alone(self) -> RemoteTensor | None:
+        """The result, where it is one tensor that is no argument."""
+        is_one = self.structure == ["t", 0] and len(self.sources) == 1 and isinstance(self.sources[0], RemoteTensor)
+        return self.sources[0] if is_one else None  # type: ignore[return-value]
 
     def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
         """As the module would give it. Raises BadFrame."""

@@ -114,10 +114,19 @@ class Head:
             call = Call(path, count, arguments(args, kwargs))
             if self._seek and self.born is None:
                 self.born = born(args, kwargs, self._here)
-            versions = [0 if one.is_inference() else one._version for one in call.tensors]
-            contents = _contents(args, kwargs)
-            if self._needed.settled and self._needed.has_hooks_within(module):
+            versions = []
+            for one in call.tensors:
+                versions.append(0 if one.is_inference() else one._version)
+            contents: list[Any] = []
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, (dict, list)):
+                    contents = _contents(args, kwargs)
+                    break
+            bare = self._needed.settled
+            hooks = self._needed.hooks.get(module) or self._needed.hooks_within(module) if bare else ()
+            if any(hooks):
                 self._needed.need_all()
+                bare = False
             self._frames.append(None)
             self._open.append(call)
             try:
@@ -125,11 +134,12 @@ class Head:
             finally:
                 self._open.pop()
                 self._frames.pop()
-            if versions != [0 if one.is_inference() else one._version for one in call.tensors]:
-                raise _changed(path, "writes in place to a tensor that it is given, which is part of no state")
+            for one, version in zip(call.tensors, versions, strict=True):
+                if version != (0 if one.is_inference() else one._version):
+                    raise _changed(path, "writes in place to a tensor that it is given, which is part of no state")
             if contents and _contents(args, kwargs) != contents:
                 raise _changed(path, "changes a list or dictionary that it is given")
-            if self._needed.settled and self._needed.has_hooks_within(module):
+            if bare and any(hooks):
                 raise _changed(path, "has put hooks on modules in it")
             self.calls.append(call)
             if path == self._cut.path and count == self._cut.number:

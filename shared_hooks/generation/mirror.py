@@ -65,7 +65,9 @@ class Snapshot:
                     seen[key] = old, old._version
         for node, forms, seen in self.contents:
             node.forms, node.seen = dict(forms), dict(seen)
-            held = node.attributes() if node.kind == "o" else node.holder
+            held = node.holder if node.kind != "o" else vars(node.holder)
+            if node.kind == "o" and OWN in held:
+                held = node.attributes()
             if len(held) == len(seen) and (node.kind == "l" or list(held) == list(seen)):
                 for value, known in zip(held if node.kind == "l" else held.values(), seen.values(), strict=True):
                     if value is not known[0]:
@@ -148,7 +150,10 @@ class Mirror:
             node, path, changes = waiting.pop()
             forms, seen = node.forms, node.seen
             left, inner = len(seen), len(waiting)
-            for key, value in node.items() if node.kind != "o" else node.attributes().items():
+            entries: Any = node.items() if node.kind != "o" else vars(node.holder)
+            if node.kind == "o":
+                entries = (node.attributes() if OWN in entries else entries).items()
+            for key, value in entries:
                 known = seen.get(key)
                 if known is not None:
                     left -= 1
@@ -453,7 +458,9 @@ def _grown(before: Form, difference: Any) -> Form:
     _, more, further = difference
     if len(more) != len(before[1]) or len(further) != len(before[2]):
         raise ValueError("a difference of another length")
-    return tensor_form(tuple(map(operator.add, before[1], more)), tuple(map(operator.add, before[2], further)), before[3])
+    return tensor_form(
+        tuple(map(operator.add, before[1], more)), tuple(map(operator.add, before[2], further)), before[3]
+    )
 
 
 def _sum(before: Form, form: Any) -> Any:

@@ -30,7 +30,7 @@ from shared_hooks.forward import (
     uninitialised,
 )
 from shared_hooks.modules import running
-from shared_hooks.tensors import dtype_named
+from shared_hooks.tensors import DTYPES, dtype_named
 
 
 class RemoteRead(PlaceholderRead):
@@ -213,7 +213,8 @@ _never_pointed_to: Any = torch._C._set_throw_on_mutable_data_ptr
 
 def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> RemoteTensor:
     """A tensor of a state that is on the other side. Every place has its own: one that turns up elsewhere was moved."""
-    made: RemoteTensor = _make(RemoteTensor, shape, strides=stride, dtype=dtype_named(dtype), device=device)
+    named = DTYPES.get(dtype) or dtype_named(dtype)
+    made: RemoteTensor = _make(RemoteTensor, shape, strides=stride, dtype=named, device=device)
     _never_pointed_to(made)
     made.origin, made.memory = _STATE, Memory()
     return made

@@ -327,15 +327,12 @@ class Template:
     """How the modules before a cut are replayed; shared by all sessions."""
 
     def __init__(self) -> None:
-        self._kinds: dict[tuple[str, int], Kind] = {}
+        self.kinds: dict[tuple[str, int], Kind] = {}
+        """By path and count, of the calls that were tried."""
         self._lock = Lock()
-
-    def kind(self, path: str, count: int) -> Kind | None:
-        """None for a call that was never tried."""
-        return self._kinds.get((path, count))
 
     def learn(self, path: str, count: int, kind: Kind) -> None:
         """What is skipped once is skipped always: the edge tells what it gives."""
         with self._lock:
-            if self._kinds.get((path, count)) is not Kind.SKIPPED:
-                self._kinds[path, count] = kind
+            if self.kinds.get((path, count)) is not Kind.SKIPPED:
+                self.kinds[path, count] = kind

@@ -188,9 +188,7 @@ class SplitForward:
         session: EdgeSession = handle.session
         marks = session.marks()
         shared = [(one, 0 if one.is_inference() else one._version) for one in session.inputs.shared(kwargs)]
-        head = Head(
-            self.cut, self._paths, self._here, self._needed, seek=handle.mirror is None, modules=self._modules
-        )
+        head = Head(self.cut, self._paths, self._here, self._needed, seek=handle.mirror is None, modules=self._modules)
         try:
             handle.busy = True
             self._run_head(head, kwargs)

@@ -103,9 +103,16 @@ class Tail:
         if self._seek and self.born is None:
             self.born = born(args, kwargs, self._here)
         given = arguments(args, kwargs)
-        if not any(type(one) is RemoteTensor for one in given):
+        for one in given:
+            if type(one) is RemoteTensor:
+                break
+        else:
             return self._entered(forward, args, kwargs)
-        return self._before_the_cut(path, count, forward, args, kwargs, given)
+        reported = self._reports.calls.get((path, count))
+        if reported is not None and reported.alone is not None and not reported.inner:
+            if self._template.kinds.get((path, count)) is Kind.SKIPPED:
+                return reported.alone
+        return self._before_the_cut(path, count, forward, args, kwargs, given, reported)
 
     def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self._seek and self.born is None:
@@ -126,15 +133,15 @@ class Tail:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         given: list[torch.Tensor],
+        reported: CallReport | None,
     ) -> Any:
-        kind = self._template.kind(path, count)
+        kind = self._template.kinds.get((path, count))
         if kind is None:
             kind, output = self._tried(forward, args, kwargs, given)
             self._learned = True
             self._template.learn(path, count, kind)
         elif kind is Kind.ENTERED:
             output = self._entered(forward, args, kwargs)
-        reported = self._reports.calls.get((path, count))
         if kind is Kind.ENTERED:
             return output if reported is None else reported.completed(output, self._find)
         if reported is None:

@@ -227,7 +227,8 @@ class Needed:
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = list(modules)
         self._attached: list[nn.Module] = []
-        self._hooks: dict[nn.Module, list[Any]] = {}
+        self.hooks: dict[nn.Module, list[Any]] = {}
+        """See `hooks_within`, of modules that were asked for."""
         self._quiet = 0
         self._count = 0
         self.settled = False
@@ -264,12 +265,11 @@ class Needed:
                     detach(module)
             self._attached = [module for module in self._attached if module in self.used]
 
-    def has_hooks_within(self, module: nn.Module) -> bool:
-        """Whether any module in this one has forward hooks."""
-        hooks = self._hooks.get(module)
-        if hooks is None:
-            hooks = self._hooks[module] = [one._forward_hooks for one in module.modules() if one is not module]
-        return any(hooks)
+    def hooks_within(self, module: nn.Module) -> list[Any]:
+        """The forward hooks of each module in this one."""
+        if module not in self.hooks:
+            self.hooks[module] = [one._forward_hooks for one in module.modules() if one is not module]
+        return self.hooks[module]
 
     def need_all(self) -> None:
         """From now on runs have to see all modules."""

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from shared_hooks.metrics import TensorShape
-from shared_hooks.modules import ModuleInfo, fast_path_off, running
+from shared_hooks.modules import ModuleInfo, attach, fast_path_off, running
 from shared_hooks.tensors import dtype_name, tensors_in
 
 NOTE = "bytes of tensors alive in one forward: inputs included, weights not, kernels' scratch space not seen"
@@ -144,10 +144,13 @@ def inspect(
     ledger = Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs))))
     inspector = Inspector(modules, ledger)
     token = running.set(inspector)
+    needed = attach.Needed(modules)
+    needed.attach()
     try:
         with torch.no_grad(), fast_path_off(), ledger:
             model(*args, **kwargs)
     finally:
+        needed.detach()
         running.reset(token)
     if inspector.failure is not None:
         raise inspector.failure

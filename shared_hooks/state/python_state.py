@@ -60,7 +60,11 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _attention() -> tuple[bool, ...]:
-    return torch._C._get_flash_sdp_enabled(), torch._C._get_mem_efficient_sdp_enabled(), torch._C._get_math_sdp_enabled()
+    return (
+        torch._C._get_flash_sdp_enabled(),
+        torch._C._get_mem_efficient_sdp_enabled(),
+        torch._C._get_math_sdp_enabled(),
+    )
 
 
 def _set_attention(value: tuple[bool, ...]) -> None:

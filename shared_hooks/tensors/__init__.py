@@ -10,6 +10,7 @@ May import errors.
 from shared_hooks.tensors.staging import Buffers, bytes_of, copied, identical, own_class
 from shared_hooks.tensors.trees import (
     DTYPE_NAMES,
+    DTYPES,
     PLAIN,
     ClassFinder,
     Structure,
@@ -30,6 +31,7 @@ from shared_hooks.tensors.trees import (
 from shared_hooks.tensors.views import LiveSet, View
 
 __all__ = [
+    "DTYPES",
     "DTYPE_NAMES",
     "PLAIN",
     "Buffers",

@@ -44,6 +44,11 @@ def language_8x64() -> Any:
     return _llama(8, 64, 4, words=100)
 
 
+def language_24x64() -> Any:
+    """As that, and longer: what a layer adds."""
+    return _llama(24, 64, 4, words=100)
+
+
 def language_wide() -> Any:
     """Two blocks of width 4096, in bfloat16: for the bytes of its hidden state."""
     return _llama(2, 4096, 32, words=1000).to(torch.bfloat16)

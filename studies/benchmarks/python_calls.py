@@ -30,11 +30,14 @@ from studies.benchmarks.row import Line, Options, Row
 
 NN = str(Path(torch.nn.__file__).parent)
 CUT, SHAPE = "stage2.0.conv2", (1, 1, 16, 16)
-LANGUAGE, NETWORK, BLOCK = "studies.benchmarks.language", "language_8x64", "model.layers.0"
+LANGUAGE, NETWORK, LONGER = "studies.benchmarks.language", "language_8x64", "language_24x64"
+FIRST, LATER, MORE = "model.layers.0", "model.layers.16", 16
+"""Two cuts of the longer network, which has so many blocks more than the other, and so many between the two."""
 WARM_UP, REQUESTS = 40, 50
 SHORT, LONG = 8, 40
 """New tokens of the two generations whose difference is counted."""
 LIMITS = {"edge": 300, "cloud": 400}
+FIXED, PER_LAYER = 500, 15
 
 Counts = dict[str, float]
 """``file:line name`` -> calls of one request or token."""
@@ -138,7 +141,7 @@ def request(*, metrics: bool) -> dict[str, Counts]:
         _uninstall()
 
 
-def token() -> dict[str, Counts]:
+def token(network: str = NETWORK, cut: str = FIRST) -> dict[str, Counts]:
     """One token of split generation, by side, less the calls of a token in one process."""
     from edge_client import EdgeClient
     from edge_client.generation import SplitGenerator
@@ -150,13 +153,13 @@ def token() -> dict[str, Counts]:
     try:
         ids = torch.randint(6, 100, (1, 16), generator=torch.Generator().manual_seed(3))
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
-        model = target(NETWORK, LANGUAGE)
+        model = target(network, LANGUAGE)
         with (
             _cloud(calls, model) as (address, both),
             EdgeClient(address, ModelChoice(model, device="cpu", threads=1)) as client,
         ):
-            generator = SplitGenerator(client, BLOCK)
-            whole = getattr(language, NETWORK)()
+            generator = SplitGenerator(client, cut)
+            whole = getattr(language, network)()
             sides = []
             for generate in (generator.generate, whole.generate):
                 short, long = (
@@ -170,6 +173,16 @@ def token() -> dict[str, Counts]:
             return {"edge": _less(split["edge"], plain["edge"]), "cloud": split["cloud"]}
     finally:
         _uninstall()
+
+
+def layers(first: float) -> dict[str, float]:
+    """Calls of a token beyond those of a token in one process, both sides together: what a layer behind the cut adds,
+    one before it, and the rest. ``first``: of `token`, with one block before the cut and seven behind it.
+    """
+    longer, later = (sum(sum(side.values()) for side in token(LONGER, cut).values()) for cut in (FIRST, LATER))
+    behind = (longer - first) / MORE
+    before = (later - longer) / MORE + behind
+    return {"fixed": first - before - 7 * behind, "behind": behind, "before": before}
 
 
 def _uninstall() -> None:
@@ -192,19 +205,30 @@ def measure(options: Options) -> Row:
         for what, sides in found.items()
         for side, counts in sides.items()
     ]
-    return Row(tuple(lines), found)
+    parts = layers(sum(sum(side.values()) for side in found["a token, 8 blocks"].values()))
+    lines += [
+        Line("Python calls of a token, both sides, without its layers", parts["fixed"], "", FIXED),
+        Line("... of each layer behind the cut", parts["behind"], "", PER_LAYER),
+        Line("... of each layer before it", parts["before"], "", PER_LAYER),
+    ]
+    return Row(tuple(lines), {**found, "layers": parts})
 
 
 def main() -> int:
     if sys.argv[1:2] == ["--serve"]:
         return serve(Path(sys.argv[2]), sys.argv[3:])
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--what", choices=("request", "metrics", "token"), default="request")
+    parser.add_argument("--what", choices=("request", "metrics", "token", "layers"), default="request")
     parser.add_argument("--top", type=int, default=60, help="functions printed for each side")
     parser.add_argument("--files", action="store_true", help="by file instead of by function")
     parser.add_argument("--json", action="store_true", help="the sums alone")
     arguments = parser.parse_args()
-    found = token() if arguments.what == "token" else request(metrics=arguments.what == "metrics")
+    found = request(metrics=arguments.what == "metrics") if arguments.what in ("request", "metrics") else token()
+    if arguments.what == "layers":
+        print(
+            json.dumps({what: round(n, 1) for what, n in layers(sum(sum(s.values()) for s in found.values())).items()})
+        )
+        return 0
     if arguments.json:
         print(json.dumps({side: round(sum(counts.values()), 1) for side, counts in found.items()}))
         return 0

@@ -111,7 +111,8 @@ def test_real_networks_are_pure(build: Callable[[], nn.Module]) -> None:
 
 def test_our_own_shim_is_no_override() -> None:
     model = Bottleneck()
-    with WrappedModel(model):
+    with WrappedModel(model) as wrapped:
+        wrapped.plan(torch.ones(1, 4, 3, 3))
         assert "forward" in model.__dict__
         assert pure_modules(model.modules()) == set(model.modules())
 
