@@ -209,6 +209,7 @@ class Unchanged:
         says whether it gave the same; None where others run between its lines. Raises CutRefused.
         """
         if before.looks_same:
+            self.turns.looked = self.turns.nested == 1
             return
         new = set(lost(before, frozenset())) - self.harmless
         if new:

@@ -143,7 +143,7 @@ class Mirror:
             known.add(id(node.holder))
 
     def _look(self, found: list[Change]) -> bool:
-        """Whether nodes came or went. No call for what is as it was: a state of many layers is looked at in each step."""
+        """Whether nodes came or went. No call for what is as it was: each step looks at a state of many layers."""
         waiting: list[tuple[Node, Path, list[Change]]] = [(self.root, (), found)]
         has_new_nodes = False
         while waiting:

@@ -35,6 +35,8 @@ class Turns:
         """In a turn of a model that may keep state: how it began."""
         self.nested = 0
         """How many turns this thread is in, where the model keeps state."""
+        self.looked = False
+        """Whether, in this turn, the state was found to be as it was, and nothing of the model runs any more."""
         self.broken = ""
         """What a run has changed and nobody can put back; empty while there is no such thing."""
 
@@ -76,18 +78,23 @@ class Turns:
     def _turn(self, writes: bool) -> Iterator[None]:
         with self._lock:
             if self.nested:
-                yield
+                self.nested += 1
+                try:
+                    yield
+                finally:
+                    self.nested -= 1
                 return
             self._check()
             state = self.before = self.state()
             settings, marks, tensors = Settings(), self._marks(), self._tensors
             self.nested += 1
+            self.looked = False
             try:
                 yield
             finally:
                 self.nested -= 1
                 left = settings.restore()
-                if not state.looks_same:
+                if not self.looked and not state.looks_same:
                     left += state.restore()
                 if left:
                     self.broken = first_few(left)

@@ -12,10 +12,12 @@ from tests.starts import ROOT
 
 MOST = {
     "request": {"edge": 600, "cloud": 860},
-    "metrics": {"edge": 1700, "cloud": 1900},
-    "token": {"edge": 1000, "cloud": 2200},
+    "metrics": {"edge": 1020, "cloud": 1280},
+    "layers": {"fixed": 1520, "behind": 4, "before": 15},
 }
-"""Some percent more than what was counted last (docs/results/benchmarks.md): threads do not always meet."""
+"""Some percent more than what was counted last (docs/results/benchmarks.md): threads do not always meet. A layer of a
+split generation adds what it adds, wherever threads meet.
+"""
 
 
 @pytest.mark.parametrize("what", MOST)
@@ -25,5 +27,6 @@ def test_calls(what: str) -> None:
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert 100 < found["edge"] <= MOST[what]["edge"]
-    assert 100 < found["cloud"] <= MOST[what]["cloud"]
+    assert found.keys() == MOST[what].keys()
+    for name, most in MOST[what].items():
+        assert 0 < found[name] <= most, name
