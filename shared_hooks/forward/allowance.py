@@ -117,7 +117,7 @@ class Allowance(TorchDispatchMode):
         self._most = most
         self._what = what
         self._alive = alive
-        self.spent = 0
+        self.spent = self.peak = 0
         self.failure: TooLarge | None = None
         self._sizes: dict[Any, int] = {}
         self._held: dict[int, tuple[int, list[weakref.ref[torch.Tensor]]]] = {}
@@ -138,6 +138,7 @@ class Allowance(TorchDispatchMode):
             return found
         size = self._size(func, args, kwargs)
         self.spent += size
+        self.peak = max(self.peak, self.spent)
         if self.spent > self._most:
             self._prune(size)
             if self.spent > self._most or self.failure is not None:

@@ -6,6 +6,10 @@ value]``, or ``[where, name, shape, dtype]`` for a tensor whose shape depends on
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Container
+from functools import partial
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -14,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from shared_hooks.errors import MALFORMED, BadFrame
 from shared_hooks.forward import arguments_of, is_form, name_of
 from shared_hooks.generation.inputs import check_sizes
-from shared_hooks.generation.remote_tensor import RemoteRead, RemoteTensor
+from shared_hooks.generation.remote_tensor import Derived, Part, RemoteRead, RemoteTensor
 from shared_hooks.tensors import dtype_name, dtype_named
 
 Entry = list[Any]
@@ -22,6 +26,11 @@ Entry = list[Any]
 _SHAPED_BY_DATA = frozenset(
     "__getitem__ nonzero masked_select unique unique_consecutive where argwhere repeat_interleave bincount".split()
 )
+_NEW = frozenset(f"{how}{what}" for what in ("empty", "zeros", "ones", "full") for how in ("", "new_")) | frozenset(
+    f"{what}_like" for what in ("empty", "zeros", "ones", "full")
+)
+"""Functions and methods whose results share memory with nothing."""
+Line = tuple[CodeType, int]
 _PLAIN = (bool, int, float, complex)
 
 
@@ -43,7 +52,7 @@ class Watch(TorchFunctionMode):
         result = func(*args, **(kwargs or {}))
         kind = type(result)
         if kind is torch.Tensor:
-            if _picks(func, args):
+            if _picks(func, args, kwargs or {}):
                 self.entries.append([self._frames[-1], func.__name__, list(result.shape), dtype_name(result.dtype)])
         elif kind in _PLAIN or kind is list:
             name = name_of(func)
@@ -57,11 +66,19 @@ class Replay(TorchFunctionMode):
     with it. No tensor that is here is given the memory of a remote tensor: there is none, and the process would end.
     """
 
-    def __init__(self, frames: list[str | None], entries: list[Entry], here: torch.device) -> None:
+    def __init__(
+        self, frames: list[str | None], entries: list[Entry], here: torch.device, written: Container[Line] = ()
+    ) -> None:
+        """``written``: lines of the code around the cut that make tensors into which remote ones are written: these are
+        remote from the beginning.
+        """
         super().__init__()
         self._frames = frames
         self._entries = entries
         self._here = here
+        self._written = written
+        self.made: dict[int, Line] = {}
+        """By storage, where a new tensor was made in the code around the cut."""
         self._taken = 0
         self._on = self._answers = False
         self.answered = False
@@ -84,11 +101,10 @@ class Replay(TorchFunctionMode):
             raise Diverged("the head read more values than this side comes to")
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (
-            getattr(func, "__name__", "") == "__set__"
-            and type(args[0]) is not RemoteTensor
-            and type(args[1]) is RemoteTensor
-        ):
+        name = getattr(func, "__name__", "")
+        if name in _NEW and self._frames[-1] is not None:
+            return self._new(sys._getframe(1), func, args, kwargs or {})
+        if name == "__set__" and type(args[0]) is not RemoteTensor and type(args[1]) is RemoteTensor:
             raise RemoteRead(
                 "a tensor that is here is given the memory of one that is on the other side"
             )  # or it crashes
@@ -101,7 +117,7 @@ class Replay(TorchFunctionMode):
                 type(one) is RemoteTensor for one in arguments_of(args, kwargs or {})
             ):
                 raise
-            entry = self._next(func.__name__ if _picks(func, args) else name_of(func))
+            entry = self._next(func.__name__ if _picks(func, args, kwargs or {}) else name_of(func))
             self.answered = True
             if len(entry) == 3:
                 return entry[2]
@@ -111,13 +127,23 @@ class Replay(TorchFunctionMode):
             return RemoteTensor(shape, stride, dtype_named(entry[3]), self._here)
         kind = type(result)
         if kind is torch.Tensor:
-            if _picks(func, args):
+            if _picks(func, args, kwargs or {}):
                 self._next(func.__name__)
         elif kind in _PLAIN or kind is list:
             name = name_of(func)
             if not is_form(name) and arguments_of(args, kwargs or {}) and self._next(name)[2] != result:
                 raise Diverged(f"{name}() gives {result!s:.40} here, and another value on the edge")
         return result
+
+    def _new(self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found, line = func(*args, **kwargs), (frame.f_code, frame.f_lineno)
+        if type(found) is not torch.Tensor:
+            return found
+        if line in self._written:
+            origin = Part(Derived(partial(func, *args, **kwargs), (), {}), None)
+            return RemoteTensor(found.shape, found.stride(), found.dtype, found.device, origin)
+        self.made[found.untyped_storage()._cdata] = line
+        return found
 
     def _next(self, name: str) -> Entry:
         if self._taken >= len(self._entries):
@@ -133,11 +159,13 @@ class Replay(TorchFunctionMode):
         return entry
 
 
-def _picks(func: Any, args: tuple[Any, ...]) -> bool:
+def _picks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether the shape of what a function gives depends on data."""
     name = getattr(func, "__name__", "")
     if name not in _SHAPED_BY_DATA:
         return False
+    if name == "repeat_interleave":  # a number of repeats is no data
+        return not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), int)
     if name != "__getitem__":
         return name != "where" or len(args) == 1
     index = args[1] if isinstance(args[1], tuple) else (args[1],)

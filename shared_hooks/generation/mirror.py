@@ -150,6 +150,8 @@ class Mirror:
             node, path, changes = waiting.pop()
             forms, seen = node.forms, node.seen
             left, inner = len(seen), len(waiting)
+            # several new entries are said by their differences, which are in no order
+            whole = node.kind == "l" and len(node.holder) > left + 1
             entries: Any = node.items() if node.kind != "o" else vars(node.holder)
             if node.kind == "o":
                 entries = (node.attributes() if OWN in entries else entries).items()
@@ -181,7 +183,7 @@ class Mirror:
                 if known is None or not same(form, before):
                     changes.append(((*path, key), form, before))
                 node.note(key, value, form)
-            if left:  # something was taken away: the whole is sent
+            if left or whole:  # something was taken away: the whole is sent
                 has_new_nodes = True
                 gone = seen.keys() - {key for key, _ in node.items()}
                 for key in gone:

@@ -99,6 +99,8 @@ class RemoteTensor(Dataless):
 
     origin: Origin | Part | None
     memory: Memory
+    writes = 0
+    """How often its memory was written to when it was made."""
 
     @staticmethod
     def __new__(
@@ -149,7 +151,10 @@ class RemoteTensor(Dataless):
 
 def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor]) -> Any:
     name, first = func._schema.name, next(dataless_in((args, kwargs)))
-    if any(not isinstance(value, RemoteTensor) for value in written):
+    here = [value for value in written if not isinstance(value, RemoteTensor)]
+    if here:
+        learn: Callable[[torch.Tensor], None] = getattr(running.get(), "learn_written", _nothing)
+        learn(here[0])
         raise RemoteRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
     known: dict[int, tuple[Any, Any]] = {}
     try:
@@ -168,8 +173,12 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
     made = _wrapped(found, torch.device(device), back, derived)
     if not written and any(result.alias_info is not None for result in func._schema.returns):
         for view in dataless_in((made,)):
-            view.memory = first.memory
+            view.memory, view.writes = first.memory, first.memory.writes
     return made
+
+
+def _nothing(_: torch.Tensor) -> None:
+    """Where no tail runs, nothing is learnt."""
 
 
 def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
@@ -177,6 +186,8 @@ def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
     origin = remote.origin
     if isinstance(origin, Part):
         of = origin.of
+        if remote.memory.writes != remote.writes:
+            raise RemoteRead(f"{what} reads a value from before the cut that was written to since it was made")
         if of.made is None:
             if any(memory.writes != writes for memory, writes in of.read):
                 raise RemoteRead(f"{what} reads a value from before the cut that was made of another, written to since")
@@ -262,7 +273,7 @@ class StepAllowance(Allowance):
     """Placeholders take no memory, but for what is made in their form."""
 
     def __init__(self, most: int) -> None:
-        super().__init__(most, "with inputs and a state of these sizes a step takes")
+        super().__init__(most, "with inputs and a state of these sizes a step takes", alive=True)
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         is_remote = any(type(tensor) is RemoteTensor for tensor in arguments_of(args, kwargs))
@@ -316,7 +327,7 @@ class Extents:
 
     def passed(self) -> None:
         """The step was made."""
-        if self._allowance is not None and self._allowance.spent * GROWTH <= self._most:
+        if self._allowance is not None and self._allowance.peak * GROWTH <= self._most:
             for key in self._keys:
                 self._seen.add(key)
 

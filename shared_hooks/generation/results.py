@@ -20,6 +20,7 @@ import torch
 
 from shared_hooks.crossing import torch_generator
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
+from shared_hooks.generation.bank import Line
 from shared_hooks.generation.hidden import is_state
 from shared_hooks.generation.remote_tensor import Origin, Part, RemoteTensor, value_of
 from shared_hooks.tensors import ClassFinder, class_name, dtype_name, dtype_named, flatten, unflatten
@@ -329,6 +330,8 @@ class Template:
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, int], Kind] = {}
         """By path and count, of the calls that were tried."""
+        self.written: set[Line] = set()
+        """Lines of the code around the cut that make tensors into which values of the other side are written."""
         self._lock = Lock()
 
     def learn(self, path: str, count: int, kind: Kind) -> None:

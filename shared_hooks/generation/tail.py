@@ -67,7 +67,7 @@ class Tail:
         self._learned = False
         self._counts: dict[str, int] = {}
         self._frames: list[str | None] = [""]
-        self.replay = Replay(self._frames, bank, here)
+        self.replay = Replay(self._frames, bank, here, template.written)
         self.resumed = False
         self.sent: dict[Origin, torch.Tensor] = {}
         self.views: list[tuple[torch.Tensor, int]] = []
@@ -77,6 +77,15 @@ class Tail:
     def failed(self, error: BaseException) -> None:
         """As the `Runner` says."""
         self.failure = self.failure or error
+
+    def learn_written(self, tensor: torch.Tensor) -> None:
+        """A value of the other side is to be written into a tensor that is here. Raises `Learned` where the code around
+        the cut has made it: in the next try it is remote, too.
+        """
+        line = self.replay.made.get(tensor.untyped_storage()._cdata)
+        if line is not None and not self.resumed:
+            self._template.written.add(line)
+            raise Learned
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -55,7 +55,7 @@ def work_of(given: argparse.Namespace) -> Work:
     engine = ENGINES[given.engine]
     if given.what == "privacy":
         return functools.partial(privacy, engine)
-    default = "middle" if given.what == "modes" else "first,middle,last"
+    default = "middle" if given.what == "modes" else "first,middle,last,inside"
     look = Look(engine, given.mode, tuple((given.cuts or default).split(",")))
     return functools.partial(modes if given.what == "modes" else architecture, look)
 
@@ -96,7 +96,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="how many processes at once")
     parser.add_argument("--mode", default="", metavar="NAME", help="cases with this in their name")
-    parser.add_argument("--cuts", default="", help="some of first,middle,last; default: all, of modes the middle")
+    parser.add_argument(
+        "--cuts", default="", help="some of first,middle,last,inside; default: all, of modes the middle"
+    )
     parser.add_argument("--memory-gib", type=float, default=7.0, help="of address space, for one class")
     parser.add_argument("--minutes", type=float, default=30.0, help="by the clock, for one class")
     parser.add_argument("--json", type=Path, metavar="FILE")

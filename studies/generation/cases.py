@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from shared_hooks.errors import IsthmusError
 from studies.generation.engine import Engine
@@ -46,6 +48,11 @@ class Judge:
 
     def __post_init__(self) -> None:
         self._here, self._there = (self.found.build().to(self.dtype) for _ in range(2))
+
+    @property
+    def model(self) -> Any:
+        """One of the two that are compared."""
+        return self._here
 
     def outcome(self, name: str, call: Call, cut: str) -> dict[str, Any]:
         """``outcome``, with ``why`` where it is not equal. ``name`` tells calls apart: each runs whole only once."""
@@ -96,9 +103,39 @@ def _place(error: BaseException) -> str:
     return f"{'/'.join(trace.tb_frame.f_code.co_filename.split('/')[-2:])}:{trace.tb_lineno}"
 
 
-def places(blocks: list[str]) -> dict[str, str]:
-    """The first, the middle and the last block, each once."""
-    named = {"first": blocks[0], "middle": blocks[len(blocks) // 2 - 1 if len(blocks) > 1 else 0], "last": blocks[-1]}
+MIXER = re.compile("att|mixer|mamba|ssm|conv|rec|cell")
+
+
+def inside(model: nn.Module, block: str) -> str:
+    """A call inside a block: the last linear one of what mixes tokens there (what attention gives is projected); where
+    nothing is called so, the first of the block's own modules.
+    """
+    found = model.get_submodule(block)
+    children = [
+        f"{path}.0" if isinstance(one, nn.ModuleList) and len(one) else path for path, one in found.named_children()
+    ]
+    mixers = [path for path in children if MIXER.search(path.lower()) or path.endswith(".0")]
+    for path in mixers:
+        linear = [
+            name for name, one in found.get_submodule(path).named_modules() if isinstance(one, nn.Linear) and name
+        ]
+        projected = [name for name in linear if name.rpartition(".")[2] in PROJECTIONS] or linear
+        if projected:
+            return f"{block}.{path}.{projected[-1]}"
+    return f"{block}.{(mixers or children)[0]}"
+
+
+PROJECTIONS = ("o_proj", "out_proj", "c_proj", "dense", "wo", "o", "proj", "out_lin", "output_linear")
+
+
+def places(blocks: list[str], model: nn.Module | None = None) -> dict[str, str]:
+    """The first, the middle and the last block, each once. ``model``: the part that steps call; with a call inside the
+    middle block, then.
+    """
+    middle = blocks[len(blocks) // 2 - 1 if len(blocks) > 1 else 0]
+    named = {"first": blocks[0], "middle": middle, "last": blocks[-1]}
+    if model is not None:
+        named["inside"] = inside(model, middle)
     return {
         name: path for number, (name, path) in enumerate(named.items()) if path not in list(named.values())[:number]
     }
@@ -130,17 +167,17 @@ class Look:
 
     engine: Engine
     only: str = ""
-    cuts: tuple[str, ...] = ("first", "middle", "last")
+    cuts: tuple[str, ...] = ("first", "middle", "last", "inside")
 
 
 def architecture(look: Look, subject: Subject, tell: Tell) -> None:
-    """Greedy and sampled, one row and three, cut after the first, the middle and the last block."""
+    """Greedy and sampled, one row and three, cut after the first, the middle and the last block and inside one."""
     found = built(subject)
     tell(facts(found))
     judge = Judge(found, look.engine)
     for rows, decoding in itertools.product((1, 3), DECODING):
         call = generating(found.inputs(rows, 1), **DECODING[decoding])
-        for place, cut in places(found.blocks).items():
+        for place, cut in places(found.blocks, judge.model.get_submodule(found.part)).items():
             case = f"{decoding}, {rows} @ {place}"
             if place not in look.cuts or look.only not in case:
                 continue

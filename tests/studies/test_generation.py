@@ -264,6 +264,6 @@ def test_the_command_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     assert command.main() == 0
     (line,) = path.read_text().splitlines()
     record = json.loads(line)
-    assert (record["key"], record["status"], len(record["cases"])) == ("GPT2LMHeadModel", "ran", 6)
+    assert (record["key"], record["status"], len(record["cases"])) == ("GPT2LMHeadModel", "ran", 8)
     assert {one["outcome"] for one in record["cases"].values()} == {"equal"}
     assert json.loads(summary.read_text())["classes"]["causal"]["equal"] == 1

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import BadFrame, CutRefused, TooLarge
 from shared_hooks.generation import DecodingSession, DecodingTail, InProcess, SplitForward
-from shared_hooks.generation.remote_tensor import Extents, RemoteTensor, Seen, magnitude
+from shared_hooks.generation.remote_tensor import Extents, RemoteTensor, Seen, StepAllowance, magnitude
 from shared_hooks.generation.results import widened
 from tests.shared_hooks.generation.small import cut_of, make, prompt
 from tests.shared_hooks.generation.test_hostile import Kept, Step
@@ -101,7 +101,7 @@ def test_the_order_of_magnitude_of_each_number_counts() -> None:
         extents.begin()
         with extents.around(*map(magnitude, reported)) as allowance:
             if allowance is not None:
-                allowance.spent = spent
+                allowance.peak = spent
         extents.passed()
         return allowance is not None
 
@@ -110,6 +110,16 @@ def test_the_order_of_magnitude_of_each_number_counts() -> None:
     assert looked([1, 100], 7.0) and looked([1, 100], True) and looked([1, 100], -7) and looked([1, 100], "7")
     for _ in range(2):
         assert looked([1, 1 << 20], spent=MOST // 2), "twice the sizes may be beyond it"
+
+
+def test_memory_that_was_given_back_does_not_count() -> None:
+    with StepAllowance(1 << 20) as allowance:
+        for _ in range(20):
+            torch.zeros(1 << 16)  # a quarter of what is allowed
+        kept = [torch.zeros(1 << 16) for _ in range(3)]
+        with pytest.raises(TooLarge, match="more than 1 MiB"):
+            kept += [torch.zeros(1 << 16), torch.zeros(1 << 16)]
+    assert allowance.peak > 1 << 20
 
 
 def test_what_was_looked_at_takes_the_same_memory_whatever_it_was_told() -> None:
