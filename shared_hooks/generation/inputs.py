@@ -10,6 +10,7 @@ Of a *private* input (token ids, embeddings, pixels) the form travels and nothin
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -39,6 +40,9 @@ from shared_hooks.tensors import (
 #     ("m", shape, stride, dtype): a tensor                          ("i", dtype, values): a few integers, as data
 #     ("t", forms): a tuple          `Node`: an object, list or dictionary
 #
+# On the wire "M" in place of "m" is a tensor that the sender has: whatever the receiver had there is gone. What is "m"
+# is the receiver's own, at the place where it was.
+#
 # Of integers that tell a length or a position both sides have the values; everybody reads those.
 
 
@@ -49,6 +53,7 @@ MAX_DEPTH = 16
 OWN = "_isthmus"
 """What a session keeps on a state; no part of its form."""
 
+OWN_TENSOR = "M"
 INTEGERS = (torch.int64, torch.int32, torch.bool)
 LITERALS = frozenset({bool, int, float, str, type(None)})
 
@@ -191,11 +196,13 @@ def same(one: Form, other: Form) -> bool:
     return not isinstance(one, Node) and not isinstance(other, Node) and bool(one == other)
 
 
-def plain(form: Form) -> Any:
-    """For JSON."""
-    if not isinstance(form, Node):
-        return [form[0], [plain(item) for item in form[1]]] if form[0] == "t" else form
-    return [form.kind, form.cls, [[key, plain(item)] for key, item in form.forms.items()]]
+def plain(form: Form, value: Any) -> Any:
+    """For JSON. ``value``: what has that form; tensors in it that are on this side are said to be."""
+    if isinstance(form, Node):
+        return [form.kind, form.cls, [[key, plain(item, form.seen[key][0])] for key, item in form.forms.items()]]
+    if form[0] == "t":
+        return ["t", [plain(item, one) for item, one in zip(form[1], value, strict=True)]]
+    return (OWN_TENSOR, *form[1:]) if form[0] == "m" and type(value) is not RemoteTensor else form
 
 
 def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, depth: int = 0) -> tuple[Any, Form]:
@@ -210,8 +217,14 @@ def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, dep
             if depth > MAX_DEPTH:
                 raise BadFrame("a state is nested too deep")
             return _node(form, here, old, kept, depth)
+        if kind == "t":
+            nothing = (None,) * len(form[1])
+            is_kept = isinstance(old, tuple) and old[0] == "t" and len(old[1]) == len(form[1])
+            befores, values = (old[1], kept) if is_kept else (nothing, nothing)
+            items = [build(*one, depth + 1) for one in zip(form[1], itertools.repeat(here), befores, values)]
+            return tuple([value for value, _ in items]), ("t", tuple([found for _, found in items]))
         found = _leaf_form(form)
-        if found == old:
+        if found == old and kind != OWN_TENSOR:
             return kept, old
         return _leaf(found, here), found
     except (*MALFORMED, RuntimeError) as error:
@@ -258,14 +271,12 @@ def _is_method(place: tuple[Hashable, str]) -> bool:
 def _leaf_form(form: Any) -> Form:
     """From JSON, checked."""
     kind = form[0]
-    if kind == "m":
+    if kind == "m" or kind == OWN_TENSOR:
         return tensor_form(tuple(form[1]), tuple(form[2]), form[3])
     if kind == "v":
         if type(form[1]) not in LITERALS or (type(form[1]) is int and abs(form[1]) > MAX_NUMBER):
             raise BadFrame("malformed form of a state: a literal")
         return kind, form[1]
-    if kind == "t":
-        return kind, tuple([_leaf_form(item) for item in form[1]])
     if kind not in ("i", "x", "c"):
         raise BadFrame(f"malformed form of a state: {kind!r:.20}")
     return tuple(form)
@@ -307,8 +318,6 @@ def _leaf(form: Form, here: torch.device) -> Any:
         if made.dtype not in INTEGERS or made.numel() > FEW:
             raise BadFrame("malformed form of a state: integers")
         return made
-    if kind == "t":
-        return tuple([_leaf(item, here) for item in form[1]])
     if kind == "c":
         return part_class(form[1])
     if form[1] == "dtype":

@@ -20,7 +20,7 @@ from shared_hooks.forward import HookExitException
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
 from shared_hooks.generation.mirror import LastSaid, differences
-from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
+from shared_hooks.generation.remote_tensor import Origin, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
     CALLS,
     LEAVES,
@@ -35,6 +35,7 @@ from shared_hooks.generation.session import (
 )
 from shared_hooks.generation.split import HISTORY_BYTES, MOST_TRIES
 from shared_hooks.generation.tail import Middle, Tail
+from shared_hooks.modules import running
 
 _PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
 """What the next server hears of a step's header as it came."""
@@ -224,7 +225,11 @@ class _MiddleStep(Step):
             raise running_tail.head.failure
         if self._mirror is None and self._header.get("born"):
             raise CutRefused(f"no module up to {self._tail.cut.name} is given the state that the model makes itself")
-        changes = None if self._mirror is None else self._mirror.look()
+        token = running.set(running_tail)
+        try:
+            changes = None if self._mirror is None else self._mirror.look(kept_here)
+        finally:
+            running.reset(token)
         self._extents.passed()
         self.needed.end_run()
         inputs = self._tensors[: self._used]

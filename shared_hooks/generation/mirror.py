@@ -11,6 +11,7 @@ import operator
 import types
 import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from shared_hooks.generation.inputs import (
     INTEGERS,
     LITERALS,
     OWN,
+    OWN_TENSOR,
     Form,
     Loose,
     Node,
@@ -31,16 +33,19 @@ from shared_hooks.generation.inputs import (
     plain,
     same,
     tensor_form,
+    version_of,
 )
 from shared_hooks.generation.remote_tensor import Part, RemoteTensor, StepAllowance, magnitude, shadow
-from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder
+from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, tensors_in
 
 NUMBERS = (int, float)
 NODE_BYTES, ENTRY_BYTES = 1024, 2560
 """Memory of a holder and its form, and of one entry, a tensor without data being the largest."""
 
-Change = tuple[Path, Form, Form]
-"""Where, what is there now, and what was (None for nothing)."""
+Change = tuple[Path, Form, Form, Any]
+"""Where, the form of what is there now and of what was (None for nothing), and what is there."""
+WorkOut = Callable[[RemoteTensor], torch.Tensor]
+"""The value of a tensor of the other side that this side's code has put into a state. Raises CutRefused, RemoteRead."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +56,21 @@ class Snapshot:
     nodes_changed: int
     contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
 
-    def restore(self) -> bool:
-        """Put everything back. False where a tensor was written in place since: nobody has its old content, but for
-        the few integers whose form says it.
+    def restore(self, gone: list[torch.Tensor]) -> bool:
+        """Put everything back; ``gone`` gets the tensors of this side that were in the state instead. False where a
+        tensor was written in place since: nobody has its old content, but for the few integers whose form says it.
         """
         for _, forms, seen in self.contents:
             for key, (value, version) in seen.items():
-                if version >= 0 and version != (0 if value.is_inference() else value._version):
-                    form = forms[key]
+                if version < 0:
+                    continue
+                form = forms[key]
+                if type(value) is RemoteTensor:
+                    now = 0 if value.is_inference() else value._version
+                    if version != now or value.memory.writes != value.writes:
+                        fresh = shadow(form[1], form[2], form[3], value.device)  # what was written is on the other side
+                        seen[key] = fresh, version_of(fresh)
+                elif version != (0 if value.is_inference() else value._version):
                     if isinstance(form, Node) or form[0] != "i":
                         return False
                     old = torch.tensor(form[2], dtype=value.dtype, device=value.device)
@@ -74,6 +86,9 @@ class Snapshot:
                         break
                 else:
                     continue
+            kept = {id(value) for value, _ in seen.values()}
+            new = [value for value in (held if node.kind == "l" else held.values()) if id(value) not in kept]
+            gone += [tensor for tensor in tensors_in(new) if type(tensor) is not RemoteTensor]
             node.fill({key: value for key, (value, _) in seen.items()})
         return True
 
@@ -120,12 +135,14 @@ class Mirror:
         self.root = loose
         self._renumber()
 
-    def look(self) -> list[Change]:
-        """What has changed here since the last look or `put`; from now on both sides know it."""
+    def look(self, work_out: WorkOut | None = None) -> list[Change]:
+        """What has changed here since the last look or `put`; from now on both sides know it. ``work_out``: gives what
+        is put in the place of another side's tensor that is where it was not before; without it `moved` has the place.
+        """
         found: list[Change] = []
         self.moved = []
         with torch._C.DisableTorchFunction():
-            has_new_nodes = self._look(found)
+            has_new_nodes = self._look(found, work_out)
         if has_new_nodes:
             self._renumber()
             self._check_single()
@@ -142,7 +159,7 @@ class Mirror:
                 raise UnknownHolder(f"a state holds one {node.cls or type(node.holder).__name__} in two places")
             known.add(id(node.holder))
 
-    def _look(self, found: list[Change]) -> bool:
+    def _look(self, found: list[Change], work_out: WorkOut | None) -> bool:
         """Whether nodes came or went. No call for what is as it was: each step looks at a state of many layers."""
         waiting: list[tuple[Node, Path, list[Change]]] = [(self.root, (), found)]
         has_new_nodes = False
@@ -164,24 +181,34 @@ class Mirror:
                             if type(value) not in LITERALS and isinstance(forms[key], Node):
                                 waiting.append((forms[key], (*path, key), changes))
                             continue
-                        if known[1] == (0 if value.is_inference() else value._version):
+                        if type(value) is RemoteTensor:
+                            # writes through a view are not in its version
+                            version = 0 if value.is_inference() else value._version
+                            if known[1] == version and value.memory.writes == value.writes:
+                                continue
+                        elif known[1] == (0 if value.is_inference() else value._version):
                             continue
                 before = forms.get(key)
                 if type(value) is torch.Tensor and type(before) is tuple and before[0] == "m":
                     dtype = value.dtype
                     if DTYPE_NAMES[dtype] == before[3] and dtype not in INTEGERS:  # as a cache grows
                         form = "m", tuple(value.shape), tuple(value.stride()), before[3]
-                        if form != before:
-                            changes.append(((*path, key), form, before))
+                        if form != before or (known is not None and type(known[0]) is RemoteTensor):
+                            changes.append(((*path, key), form, before, value))
                         forms[key] = form
                         seen[key] = value, 0 if value.is_inference() else value._version
                         continue
-                if type(value) is RemoteTensor:
-                    self.moved.append((*path, key))
+                placed = self._placed(value, None if known is None else known[0], (*path, key), work_out)
+                if placed is not value:
+                    value = placed
+                    node.write(key, value)
                 form = form_of(value, self.here)
+                if isinstance(form, Node):
+                    self._settle(form, before, (*path, key), work_out)
                 has_new_nodes = has_new_nodes or isinstance(form, Node) or isinstance(before, Node)
-                if known is None or not same(form, before):
-                    changes.append(((*path, key), form, before))
+                # tensors of this side may be where the other side's were, whatever their form
+                if known is None or isinstance(value, (tuple, list, dict, torch.Tensor)) or not same(form, before):
+                    changes.append(((*path, key), form, before, value))
                 node.note(key, value, form)
             if left or whole:  # something was taken away: the whole is sent
                 has_new_nodes = True
@@ -189,10 +216,38 @@ class Mirror:
                 for key in gone:
                     del forms[key], seen[key]
                 changes[:] = [change for change in changes if change[0][: len(path)] != path]
-                changes.append((path, node, None))
+                changes.append((path, node, None, node.holder))
                 # what is found within it is part of the whole
                 waiting[inner:] = [(one, where, []) for one, where, _ in waiting[inner:]]
         return has_new_nodes
+
+    def _placed(self, value: Any, before: Any, path: Path, work_out: WorkOut | None) -> Any:
+        """What is to be at a place in place of ``value``, where ``before`` was: no tensor of the other side that was
+        not there before.
+        """
+        if type(value) is tuple:
+            old = before if type(before) is tuple and len(before) == len(value) else (None,) * len(value)
+            found = tuple([self._placed(one, was, path, work_out) for one, was in zip(value, old, strict=True)])
+            return value if all(map(operator.is_, found, value)) else found
+        if type(value) is not RemoteTensor or (value is before and value.memory.writes == value.writes):
+            return value
+        if work_out is not None:
+            return work_out(value)
+        self.moved.append(path)
+        return value
+
+    def _settle(self, node: Node, before: Form, path: Path, work_out: WorkOut | None) -> None:
+        """As `_placed`, for all that a new part of a state holds."""
+        for key, (value, _) in list(node.seen.items()):
+            old = before.seen.get(key, (None, 0))[0] if isinstance(before, Node) else None
+            form = node.forms[key]
+            if isinstance(form, Node):
+                self._settle(form, before.forms.get(key) if isinstance(before, Node) else None, (*path, key), work_out)
+                continue
+            placed = self._placed(value, old, (*path, key), work_out)
+            if placed is not value:
+                node.write(key, placed)
+                node.note(key, placed, form_of(placed, self.here))
 
     def put(self, known: LastSaid, reported: Any) -> LastSaid:
         """What the other side says that it changed, applied here; tensors whose form is left as it is stay. ``known``:
@@ -259,13 +314,12 @@ class Mirror:
             form = grown.get(before)
             if form is None:
                 form = grown[before] = _grown(before, difference)
-            if form != before:
-                value = shadow(form[1], form[2], form[3], self.here)
-                if node.kind == "o":
-                    vars(node.holder)[key] = value
-                else:
-                    node.write(key, value)
-                node.forms[key], node.seen[key] = form, (value, value._version)
+            value = shadow(form[1], form[2], form[3], self.here)
+            if node.kind == "o":
+                vars(node.holder)[key] = value
+            else:
+                node.write(key, value)
+            node.forms[key], node.seen[key] = form, (value, 0 if value.is_inference() else value._version)
 
     def _at(self, path: Path) -> Node:
         node: Any = self.root
@@ -296,10 +350,10 @@ class Mirror:
         contents = [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)]
         return Snapshot(self.root, self._nodes_changed, contents)
 
-    def back_to(self, snapshot: Snapshot) -> bool:
-        """The state is as it was, and so is what is known of it. False where that cannot be done."""
+    def back_to(self, snapshot: Snapshot, gone: list[torch.Tensor] | None = None) -> bool:
+        """The state is as it was, and so is what is known of it. False where that cannot be done. See `Snapshot`."""
         self.root, self._nodes_changed = snapshot.root, snapshot.nodes_changed
-        return snapshot.restore()
+        return snapshot.restore([] if gone is None else gone)
 
     def _nodes(self, node: Node) -> list[Node]:
         """It and those in it, at any depth."""
@@ -416,13 +470,13 @@ class _Places:
 def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
     """For JSON, and what is known of it after that. ``known``: what was said before."""
     groups: dict[Any, tuple[Any, list[Any]]] = {}
-    for path, form, before in changes:
+    for path, form, before, value in changes:
         if type(form) is tuple and type(before) is tuple and form[0] == before[0] == "m" and form[3] == before[3]:
             shape, stride = tuple(map(operator.sub, form[1], before[1])), tuple(map(operator.sub, form[2], before[2]))
             same_rank = len(form[1]) == len(before[1]) and len(form[2]) == len(before[2])
-            difference: Any = ("+m", shape, stride) if same_rank else form
+            difference: Any = ("+m", shape, stride) if same_rank else (OWN_TENSOR, *form[1:])
         else:
-            difference = _difference(before, form)
+            difference = _difference(before, form, value)
         try:
             groups.setdefault(difference, (difference, []))[1].append(path)
         except TypeError:  # a whole object: lists cannot be looked up
@@ -443,15 +497,15 @@ def put_more(mirror: Mirror, known: list[LastSaid], header: dict[str, Any]) -> N
         known[number] = mirror.put(known[number], reported)
 
 
-def _difference(before: Form, form: Form) -> Any:
+def _difference(before: Form, form: Form, value: Any) -> Any:
     if before is None or isinstance(before, Node) or isinstance(form, Node) or before[0] != form[0]:
-        return plain(form)
+        return plain(form, value)
     kind = form[0]
     if kind == "v" and type(form[1]) is int and type(before[1]) is int:
         return "+v", form[1] - before[1]
     if kind == "i" and type(form[2]) is int and type(before[2]) is int and before[1] == form[1]:
         return "+i", form[2] - before[2]
-    return plain(form)
+    return plain(form, value)
 
 
 def _grown(before: Form, difference: Any) -> Form:
@@ -566,7 +620,7 @@ class Handle:
         """For the wire: the form of the state, where a step is the first of a session; else None."""
         if self.mirror is None or self.session.number or self.fork is not None:
             return None
-        return plain(self.mirror.root)
+        return plain(self.mirror.root, self.mirror.state)
 
     def take_off(self) -> None:
         """The state is as it was without."""

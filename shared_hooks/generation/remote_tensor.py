@@ -67,7 +67,9 @@ class Derived:
     kwargs: dict[str, Any]
     made: Any = None
     read: list[tuple[Memory, int]] = field(default_factory=list)
-    """What it reads, and how often that was written to before."""
+    """What it reads on the other side, and how often that was written to before."""
+    here: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    """What it reads on this side, and the versions."""
 
 
 @dataclass
@@ -168,13 +170,20 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
         value.origin = None  # type: ignore[attr-defined]
         value.memory.writes += 1  # type: ignore[attr-defined]
     device = kwargs.get("device") or first.device
-    read = [(one.memory, one.memory.writes) for one in dataless_in((args, kwargs))]
-    derived = None if written else Derived(func, args, kwargs, read=read)
+    derived = None
+    if not written:
+        read = [(one.memory, one.memory.writes) for one in dataless_in((args, kwargs))]
+        real = [(one, _version(one)) for one in arguments_of(args, kwargs) if type(one) is not RemoteTensor]
+        derived = Derived(func, args, kwargs, read=read, here=real)
     made = _wrapped(found, torch.device(device), back, derived)
     if not written and any(result.alias_info is not None for result in func._schema.returns):
         for view in dataless_in((made,)):
             view.memory, view.writes = first.memory, first.memory.writes
     return made
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _nothing(_: torch.Tensor) -> None:
@@ -189,7 +198,9 @@ def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
         if remote.memory.writes != remote.writes:
             raise RemoteRead(f"{what} reads a value from before the cut that was written to since it was made")
         if of.made is None:
-            if any(memory.writes != writes for memory, writes in of.read):
+            if any(memory.writes != writes for memory, writes in of.read) or any(
+                _version(one) != version for one, version in of.here
+            ):
                 raise RemoteRead(f"{what} reads a value from before the cut that was made of another, written to since")
             of.made = of.func(
                 *swapped(of.args, lambda one: value_of(one, what)),
@@ -203,6 +214,13 @@ def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
     if value is None:
         remote.refuse(what)
     return value
+
+
+def kept_here(remote: RemoteTensor) -> torch.Tensor:
+    """What code behind the cut keeps in a state of a value from before it: worked out, for in the next step its place
+    says another one. Raises `RemoteRead`.
+    """
+    return value_of(remote, "a state that code behind the cut writes to").clone()
 
 
 def _place(remote: RemoteTensor) -> str:

@@ -48,6 +48,7 @@ from shared_hooks.generation.remote_tensor import (
     RemoteRead,
     RemoteTensor,
     Seen,
+    kept_here,
     magnitude,
     weight,
 )
@@ -323,7 +324,8 @@ class Step:
         self._known = known
         self._mirror = mirror
         self._header = header
-        self._tensors = [tensor.to(tail.here) for tensor in tensors]
+        # what came in one message is in one memory: each has versions of its own, or a write to one would be to all
+        self._tensors = [tensor.to(tail.here).data for tensor in tensors]
         self._used = 0
         self.needed = tail.needed_up_to("")
         self._extents = Extents(tail.step_bytes, tail.seen)
@@ -372,6 +374,7 @@ class Step:
         try:
             structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
             self._check_states(output)
+            changes = None if self._mirror is None else self._mirror.look(kept_here)
         finally:
             running.reset(token)
         reply: Header = {"o": leaves}
@@ -379,8 +382,8 @@ class Step:
             reply["rng"] = digest(known.sampler.state)
         if structure != known.structure:
             reply["r"] = known.structure = structure
-        if self._mirror is not None:
-            reply["d"], known.down = differences(self._mirror.look(), known.down)
+        if changes is not None:
+            reply["d"], known.down = differences(changes, known.down)
         if header.get("b") and not running_tail.replay.answered:
             reply["nb"] = 1
         self._extents.passed()
@@ -473,25 +476,29 @@ class Step:
 
     def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The cut is reached: the state becomes what it is there on the edge, and the cut's result is put in."""
+        gone: list[torch.Tensor] = []
         if running_tail.born is not None and self._mirror is None:
             self._mirror = running_tail.born
+            gone += self._mirror.real()
         else:
-            self._back()
+            self._back(gone)
         if self._mirror is not None and "d" in self._header:
             self._known.up = self._mirror.put(self._known.up, self._header["d"])
             put_more(self._mirror, self._known.ups, self._header)
         rest = magnitude([one.shape for one in self._tensors[self._used :]])
         self._around.enter_context(self._extents.around(rest, self._state_magnitude()))
         made, sent = self._crossed(args, kwargs)
+        # the edge's state has these, in memory of its own
+        self._apart += [(one, 0 if one.is_inference() else one._version) for one in gone]
         running_tail.sent = sent
         return made
 
     def _state_magnitude(self) -> Any:
         return None if self._mirror is None else self._mirror.magnitude()
 
-    def _back(self) -> None:
-        """What the replay of the prefix did to the state does not count."""
-        if self._mirror is not None and not self._mirror.back_to(self._start):
+    def _back(self, gone: list[torch.Tensor] | None = None) -> None:
+        """What the replay of the prefix did to the state does not count; ``gone`` gets what it put there."""
+        if self._mirror is not None and not self._mirror.back_to(self._start, gone):
             raise CutRefused("code before the cut writes to the part of the state that is behind it")
 
     def _crossed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[Origin, torch.Tensor]]:

@@ -337,7 +337,11 @@ class SplitForward:
         if handle.done:
             header["do"] = list(handle.done)
         if handle.mirror is not None:
-            header["d"], session.up = differences(handle.mirror.look(), session.up)
+            changes = handle.mirror.look()
+            if handle.mirror.moved:
+                name = ".".join(map(str, handle.mirror.moved[0]))
+                raise CutRefused(f"code before the cut puts a tensor of the other side at {name} of the state")
+            header["d"], session.up = differences(changes, session.up)
         if born:
             header["born"] = 1
         run = {call.path for call in head.calls[:-1]}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from shared_hooks.errors import BadFrame
 from shared_hooks.generation import register_state
-from shared_hooks.generation.inputs import plain
+from shared_hooks.generation.inputs import plain, same
 from shared_hooks.generation.mirror import AGAIN, LastSaid, Mirror, differences
 from shared_hooks.generation.remote_tensor import RemoteTensor
 
@@ -33,7 +33,7 @@ class Sides:
     def __init__(self) -> None:
         self.state = State()
         self.here = Mirror(self.state, HERE)
-        self.there = Mirror.built(json.loads(json.dumps(plain(self.here.root))), HERE)
+        self.there = Mirror.built(json.loads(json.dumps(plain(self.here.root, self.state))), HERE)
         self.said: LastSaid = None
         self.heard: LastSaid = None
         self.words: list[Any] = []
@@ -42,8 +42,8 @@ class Sides:
         reported, self.said = differences(self.here.look(), self.said)
         self.words.append(reported)
         self.heard = self.there.put(self.heard, json.loads(json.dumps(reported)))
-        assert plain(self.there.root) == plain(self.here.root)
-        assert plain(Mirror(self.there.state, HERE).root) == plain(self.here.root)
+        assert same(self.there.root, self.here.root)
+        assert same(Mirror(self.there.state, HERE).root, self.here.root)
         assert all(type(one) is RemoteTensor or one.dtype is torch.int64 for one in self.there.real())
 
 
