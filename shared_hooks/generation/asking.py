@@ -35,27 +35,47 @@ REMOTE_BYTES = 2048
 @dataclass(frozen=True)
 class CallReport:
     """One call: its result is rebuilt from ``structure`` and ``sources``, a remote tensor or the number of an argument
-    each.
+    each. ``aliases``: whose memory each is in, that of an argument, by its number, or of an earlier one of these (-1 is
+    the first); None for its own.
     """
 
     path: str
     structure: Any
     sources: tuple[RemoteTensor | int, ...]
     inner: tuple[CallReport, ...]
+    aliases: tuple[int | None, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
     @functools.cached_property
     def alone(self) -> RemoteTensor | None:
         """The result, where it is one tensor that is no argument."""
-        is_one = self.structure == ["t", 0] and len(self.sources) == 1 and isinstance(self.sources[0], RemoteTensor)
-        return self.sources[0] if is_one else None  # type: ignore[return-value]
+        is_one = self.structure == ["t", 0] and len(self.sources) == 1 and self.aliases == (None,)
+        return self.sources[0] if is_one and isinstance(self.sources[0], RemoteTensor) else None
 
     def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
         """As the module would give it. Raises BadFrame."""
+        leaves: list[torch.Tensor] = []
         try:
-            leaves = [given[source] if isinstance(source, int) else source for source in self.sources]
+            for number, (source, alias) in enumerate(zip(self.sources, self.aliases, strict=True)):
+                if isinstance(source, int):
+                    leaves.append(given[source])
+                elif alias is None:
+                    # one that an earlier step's code has written to is not given again
+                    leaves.append(source if not source.memory.writes else self._fresh(number, source))
+                else:
+                    base = given[alias] if alias >= 0 else leaves[-alias - 1]
+                    made = self._fresh(number, source)
+                    if isinstance(base, RemoteTensor):
+                        made.memory, made.writes = base.memory, base.memory.writes
+                    else:  # nobody would see what is written to that
+                        made.origin = None
+                    leaves.append(made)
         except IndexError:
             raise BadFrame(f"{self.path} is said to give an argument that it is not given") from None
         return unflatten(self.structure, leaves, find)
+
+    def _fresh(self, number: int, source: RemoteTensor) -> RemoteTensor:
+        return RemoteTensor(source.shape, source.stride(), source.dtype, source.device, self.origins[number])
 
     def completed(self, output: Any, find: ClassFinder) -> Any:
         """What the module gave when run on remote tensors, with ours in their place, whose values can be had."""
@@ -63,9 +83,13 @@ class CallReport:
         if len(leaves) != len(self.sources) or not any(type(leaf) is RemoteTensor for leaf in leaves):
             return output
         pairs = zip(leaves, self.sources, strict=True)
-        swapped = [
-            ours if type(leaf) is RemoteTensor and isinstance(ours, RemoteTensor) else leaf for leaf, ours in pairs
-        ]
+        swapped = []
+        for number, (leaf, ours) in enumerate(pairs):
+            if type(leaf) is RemoteTensor and isinstance(ours, RemoteTensor):
+                made = self._fresh(number, ours)
+                made.memory, made.writes = leaf.memory, leaf.memory.writes
+                leaf = made
+            swapped.append(leaf)
         return unflatten(structure, swapped, find)
 
 
@@ -109,8 +133,10 @@ class CallReports:
         if self._left < 0:
             raise ValueError("too many")
         path, count, structure, sources, inner = reported
-        made = [self._source(one, Origin("call", str(path), int(count), n)) for n, one in enumerate(sources)]
-        return CallReport(str(path), structure, tuple(made), tuple([self._call(one) for one in inner]))
+        origins = tuple([Origin("call", str(path), int(count), number) for number in range(len(sources))])
+        made = tuple(map(self._source, sources, origins))
+        aliases = tuple([None if type(one) is int or len(one) < 4 else int(one[3]) for one in sources])
+        return CallReport(str(path), structure, made, tuple([self._call(one) for one in inner]), aliases, origins)
 
     def _source(self, source: Any, origin: Origin) -> RemoteTensor | int:
         if type(source) is int:

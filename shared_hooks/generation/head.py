@@ -182,8 +182,9 @@ class Head:
     # What is reported of it
 
     def reports(self) -> list[Any]:
-        """The forms of what was given: [path, count, structure, sources, inner] of each call. A source is a form, or
-        the number of the argument that it is. Of the cut's own call only what hooks in it have seen counts.
+        """The forms of what was given: [path, count, structure, sources, inner] of each call. A source is a form, with
+        what it shares memory with (`CallReport`), or the number of the argument that it is. Of the cut's own call only
+        what hooks in it have seen counts.
         """
         calls = self.calls if self.calls[-1].inner else self.calls[:-1]
         found = []
@@ -228,13 +229,22 @@ def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
         except UnknownHolder:
             return None  # the tail has to find out by itself, or refuses
     forms: list[Any] = []
-    for leaf in leaves:
-        for number, one in enumerate(arguments):
+    memory: dict[int, int] = {}
+    for number, one in enumerate(arguments):
+        if type(one) is not RemoteTensor:
+            memory[one.untyped_storage()._cdata] = number
+    for number, leaf in enumerate(leaves):
+        for argument, one in enumerate(arguments):
             if one is leaf:
-                forms.append(number)
+                forms.append(argument)
                 break
         else:
-            forms.append([list(leaf.shape), list(leaf.stride()), DTYPE_NAMES[leaf.dtype]])
+            form: list[Any] = [list(leaf.shape), list(leaf.stride()), DTYPE_NAMES[leaf.dtype]]
+            if type(leaf) is not RemoteTensor:
+                alias = memory.setdefault(leaf.untyped_storage()._cdata, -number - 1)
+                if alias != -number - 1:
+                    form.append(alias)
+            forms.append(form)
     inner = [] if not call.inner else [_told(one, []) for one in call.inner]  # hooks there are not shown the arguments
     return [call.path, call.count, structure, forms, [one for one in inner if one is not None] if inner else inner]
 

@@ -118,9 +118,10 @@ class Tail:
         else:
             return self._entered(forward, args, kwargs)
         reported = self._reports.calls.get((path, count))
-        is_one = reported is not None and reported.alone is not None and not reported.inner
-        if is_one and self._template.kinds.get((path, count)) is Kind.SKIPPED:
-            return reported.alone  # type: ignore[union-attr]
+        alone = None if reported is None or reported.inner else reported.alone
+        is_clean = alone is not None and not alone.memory.writes
+        if is_clean and self._template.kinds.get((path, count)) is Kind.SKIPPED:
+            return alone
         return self._before_the_cut(path, count, forward, args, kwargs, given, reported)
 
     def _at_the_cut(self, path: str, count: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -167,6 +167,24 @@ KEEPING: dict[str, Callable[[Memory, T, T], T]] = {
     "forget": _forgotten,
     "count": _counted,
 }
+
+
+class Alias(nn.Module):
+    """Gives a view of what it is given, what it is given, and something new."""
+
+    def forward(self, x: T) -> dict[str, Any]:
+        return {"view": x.transpose(1, 2).transpose(1, 2), "all": (x, x * 3)}
+
+
+CALLS: dict[str, Callable[[Drawn, T], T]] = {
+    "call": lambda model, x: model.mix(x),
+    "call again": lambda model, x: model.mix(model.mix(x)),
+    "call for a view": lambda model, x: model.alias(x)["view"],
+    "call for itself": lambda model, x: model.alias(x)["all"][0],
+    "call for more": lambda model, x: model.alias(x)["all"][1],
+}
+
+
 Line = tuple[str, int, int]
 
 
@@ -174,8 +192,8 @@ def _lines(names: list[str]) -> Any:
     return st.lists(st.tuples(st.sampled_from(names), st.integers(0, 9), st.integers(0, 9)), max_size=7)
 
 
-LINES = _lines([*sorted(OPERATIONS), "call", "call"])
-WITH_STATE = _lines([*sorted(OPERATIONS), *sorted(KEEPING) * 3, "call", "call"])
+LINES = _lines([*sorted(OPERATIONS), *sorted(CALLS)])
+WITH_STATE = _lines([*sorted(OPERATIONS), *sorted(KEEPING) * 3, *sorted(CALLS)])
 
 
 class Drawn(nn.Module):
@@ -187,7 +205,7 @@ class Drawn(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embedding, self.mix = nn.Embedding(20, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.block, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 20)
+        self.block, self.head, self.alias = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 20), Alias()
         self.before, self.behind = before, behind
 
     def forward(self, input_ids: T, attention_mask: T, memory: Memory | None = None) -> T:
@@ -200,8 +218,8 @@ class Drawn(nn.Module):
     def _run(self, lines: list[Line], variables: list[T], memory: Memory | None) -> None:
         for name, one, other in lines:
             x, y = variables[-1 - one % len(variables)], variables[-1 - other % len(variables)]
-            if name == "call":
-                found: Any = self.mix(x)
+            if name in CALLS:
+                found: Any = CALLS[name](self, x)
             elif name in OPERATIONS:
                 found = OPERATIONS[name](x, y)
             else:
