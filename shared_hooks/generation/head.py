@@ -189,9 +189,9 @@ class Head:
         calls = self.calls if self.calls[-1].inner else self.calls[:-1]
         found = []
         for call in calls:
-            told = _told(call, call.tensors)
-            if told is not None:
-                found.append(told)
+            report = _report(call, call.tensors)
+            if report is not None:
+                found.append(report)
         return found
 
     def value(self, origin: Origin) -> torch.Tensor | None:
@@ -220,7 +220,7 @@ def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> M
     return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
 
 
-def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
+def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
     structure: Any = ["t", 0]
     leaves = [call.output]
     if type(call.output) is not torch.Tensor:
@@ -245,7 +245,9 @@ def _told(call: Call, arguments: list[torch.Tensor]) -> Any:
                 if alias != -number - 1:
                     form.append(alias)
             forms.append(form)
-    inner = [] if not call.inner else [_told(one, []) for one in call.inner]  # hooks there are not shown the arguments
+    inner = (
+        [] if not call.inner else [_report(one, []) for one in call.inner]
+    )  # hooks there are not shown the arguments
     return [call.path, call.count, structure, forms, [one for one in inner if one is not None] if inner else inner]
 
 
