@@ -95,13 +95,13 @@ class Head:
             return forward(*args, **kwargs)
         if self._frames[-1] is None:
             return forward(*args, **kwargs) if not module._forward_hooks else self._inside(path, forward, args, kwargs)
-        self._needed.used.add(module)
         if path in self._cut.above:
             self._frames.append(path)
             try:
                 return forward(*args, **kwargs)
             finally:
                 self._frames.pop()
+        self._needed.called.add(module)
         return self._outermost(path, module, forward, args, kwargs)
 
     def _outermost(
@@ -160,13 +160,14 @@ class Head:
         self.structure, self.leaves = flatten(call.output)
         given = {id(tensor): number for number, tensor in enumerate(call.tensors)}
         self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
-        memory = set()
+        memory = {}
         for leaf in self.leaves:
             if type(leaf) is not RemoteTensor:
-                memory.add(leaf.untyped_storage()._cdata)
+                memory[leaf.untyped_storage()._cdata] = leaf
         for one in (*call.tensors, *self._given_before()):
-            if type(one) is not RemoteTensor and one.untyped_storage()._cdata in memory:
-                self.is_shared = True
+            if type(one) is RemoteTensor or one.untyped_storage()._cdata not in memory:
+                continue
+            self.is_shared = self.is_shared or any(_overlap(one, leaf) for leaf in self.leaves)
         raise self.exit
 
     def _given_before(self) -> list[torch.Tensor]:
@@ -229,10 +230,10 @@ def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
         except UnknownHolder:
             return None  # the tail has to find out by itself, or refuses
     forms: list[Any] = []
-    memory: dict[int, int] = {}
+    memory: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for number, one in enumerate(arguments):
         if type(one) is not RemoteTensor:
-            memory[one.untyped_storage()._cdata] = number
+            memory.setdefault(one.untyped_storage()._cdata, []).append((number, one))
     for number, leaf in enumerate(leaves):
         for argument, one in enumerate(arguments):
             if one is leaf:
@@ -241,14 +242,31 @@ def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
         else:
             form: list[Any] = [list(leaf.shape), list(leaf.stride()), DTYPE_NAMES[leaf.dtype]]
             if type(leaf) is not RemoteTensor:
-                alias = memory.setdefault(leaf.untyped_storage()._cdata, -number - 1)
-                if alias != -number - 1:
-                    form.append(alias)
+                others = memory.setdefault(leaf.untyped_storage()._cdata, [])
+                if others:
+                    form += [number for number, one in others if _overlap(one, leaf)][:1]
+                others.append((-number - 1, leaf))
             forms.append(form)
-    inner = (
-        [] if not call.inner else [_report(one, []) for one in call.inner]
-    )  # hooks there are not shown the arguments
+    # hooks inside are not shown the arguments
+    inner = [] if not call.inner else [_report(one, []) for one in call.inner]
     return [call.path, call.count, structure, forms, [one for one in inner if one is not None] if inner else inner]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors of this side may have elements in common: what crossed in one message is in one memory."""
+    if type(one) is RemoteTensor or type(other) is RemoteTensor:
+        return False
+    if one.untyped_storage()._cdata != other.untyped_storage()._cdata or not one.numel() or not other.numel():
+        return False
+    (first, last), (begin, end) = _extent(one), _extent(other)
+    return first < end and begin < last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """In bytes of its storage: the first, and the one behind the last."""
+    steps = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
+    begin = int(tensor.storage_offset()) * tensor.itemsize
+    return begin, begin + (int(steps) + 1) * tensor.itemsize
 
 
 def _changed(path: str, what: str) -> CutRefused:

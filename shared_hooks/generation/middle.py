@@ -197,7 +197,7 @@ class _MiddleStep(Step):
     def __init__(self, second: Cut, *step: Any) -> None:
         super().__init__(*step)
         self._second = second
-        self.needed = self._tail.needed_up_to(second.path)
+        self.needed = self._tail.needed_up_to(second)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
         return super()._runner(partial(Middle, self._second))

@@ -141,14 +141,15 @@ class DecodingTail:
         self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
         self._needed: dict[str, attach.Needed] = {}
-        self.needed_up_to("")
+        self.needed_up_to(None)
 
-    def needed_up_to(self, second: str) -> attach.Needed:
-        """The modules that steps have to see which leave at ``second``, a module's path; empty: that run to the end."""
+    def needed_up_to(self, second: Cut | None) -> attach.Needed:
+        """The modules that steps have to see which leave at ``second``; None: that run to the end."""
+        path, above = ("", frozenset[str]()) if second is None else (second.path, second.above)
         with attach.lock:
-            found = self._needed.get(second)
+            found = self._needed.get(path)
             if found is None:
-                found = self._needed[second] = attach.Needed(self.paths)
+                found = self._needed[path] = attach.Needed(self.paths, self.cut.above | above)
                 found.attach()
             return found
 
@@ -327,7 +328,7 @@ class Step:
         # what came in one message is in one memory: each has versions of its own, or a write to one would be to all
         self._tensors = [tensor.to(tail.here).data for tensor in tensors]
         self._used = 0
-        self.needed = tail.needed_up_to("")
+        self.needed = tail.needed_up_to(None)
         self._extents = Extents(tail.step_bytes, tail.seen)
         self._start: Any = None
         self._apart: list[tuple[torch.Tensor, int]] = []

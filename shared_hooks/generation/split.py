@@ -113,7 +113,7 @@ class SplitForward:
         # whatever it tells apart, some weight of it is as wide
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
         self._paths = {module: path for path, module in model.named_modules() if path}
-        self._needed = attach.Needed(self._paths)
+        self._needed = attach.Needed(self._paths, self.cut.above)
         self._lock = threading.RLock()
         self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
         self._sessions: list[tuple[weakref.ref[Handle], EdgeSession]] = []

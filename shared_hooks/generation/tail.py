@@ -96,10 +96,10 @@ class Tail:
         path = self._paths.get(module)
         if path is None or self._frames[-1] is None:
             return forward(*args, **kwargs)
-        self._needed.used.add(module)
         count = self._counts[path] = self._counts.get(path, 0) + 1
         if path == self._cut.path and count == self._cut.number:
             self.replay.off()
+            self._needed.called.add(module)
             if self._learned:
                 raise Learned
             return self._at_the_cut(path, count, args, kwargs)
@@ -109,6 +109,7 @@ class Tail:
                 return forward(*args, **kwargs)
             finally:
                 self._frames.pop()
+        self._needed.called.add(module)
         if self._seek and self.born is None:
             self.born = born(args, kwargs, self._here)
         given = arguments(args, kwargs)

@@ -15,7 +15,7 @@ import copy
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Mapping
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -220,24 +220,29 @@ QUIET_RUNS = 4
 
 
 class Needed:
-    """Shims on the modules that runs of one kind have to see. At first they are on all modules; when `QUIET_RUNS` runs
-    in a row have needed no others than those before, the rest runs without. Any thread may call.
+    """Shims on the modules that runs of one kind have to see: at first on all of them. When `QUIET_RUNS` runs in a row
+    have called no others than those before, what lies within these, and within others of the lists that these are in,
+    runs without. Any thread may call.
     """
 
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._modules = list(modules)
+    def __init__(self, paths: Mapping[nn.Module, str], above: Collection[str] = ()) -> None:
+        """``above``: paths of modules whose own code matters, and so what it calls."""
+        self._paths = paths
+        self._above = frozenset(above)
         self._attached: list[nn.Module] = []
         self.hooks: dict[nn.Module, list[Any]] = {}
         """See `hooks_within`, of modules that were asked for."""
+        self._bare: frozenset[nn.Module] = frozenset()
         self._quiet = 0
         self._count = 0
+        self._all = False
         self.settled = False
-        self.used: set[nn.Module] = set()
-        """Those that runs have needed; they add what they need, and call `end_run`."""
+        self.called: set[nn.Module] = set()
+        """Modules that runs have called as a whole; they add what they call, and use `end_run`."""
 
     def attach(self) -> None:
         with lock:
-            self._attach(self._modules if not self.settled else [one for one in self._modules if one in self.used])
+            self._attach([one for one in self._paths if one not in self._bare])
 
     def _attach(self, modules: list[nn.Module]) -> None:
         for module in modules:
@@ -252,18 +257,34 @@ class Needed:
 
     def end_run(self) -> None:
         """A run has ended as it should."""
-        if self.settled:
+        if self.settled or self._all:
             return
         with lock:
-            self._quiet = self._quiet + 1 if len(self.used) == self._count else 0
-            self._count = len(self.used)
+            self._quiet = self._quiet + 1 if len(self.called) == self._count else 0
+            self._count = len(self.called)
             if self._quiet < QUIET_RUNS or not self._attached:
                 return
-            self.settled = True
+            self.settled, self._bare = True, frozenset(self._within())
             for module in self._attached:
-                if module not in self.used:
+                if module in self._bare:
                     detach(module)
-            self._attached = [module for module in self._attached if module in self.used]
+            self._attached = [module for module in self._attached if module not in self._bare]
+
+    def _within(self) -> list[nn.Module]:
+        """The modules within those that were called, and within others of their lists."""
+        modules = {path: module for module, path in self._paths.items()}
+        whole = {self._paths[module] for module in self.called}
+        for path in list(whole):
+            above = path.rpartition(".")[0]
+            if isinstance(modules.get(above), nn.ModuleList):
+                whole |= {f"{above}.{name}" for name, _ in modules[above].named_children()}
+        whole -= self._above
+        found = []
+        for module, path in self._paths.items():
+            parts = path.split(".")
+            if any(".".join(parts[:count]) in whole for count in range(1, len(parts))):
+                found.append(module)
+        return found
 
     def hooks_within(self, module: nn.Module) -> list[Any]:
         """The forward hooks of each module in this one."""
@@ -275,5 +296,5 @@ class Needed:
         """From now on runs have to see all modules."""
         with lock:
             attached = set(self._attached)
-            self._attach([module for module in self._modules if module not in attached])
-            self.settled, self.used = False, set(self._modules)
+            self._all, self.settled, self._bare = True, False, frozenset()
+            self._attach([module for module in self._paths if module not in attached])

@@ -144,14 +144,15 @@ def inspect(
     ledger = Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs))))
     inspector = Inspector(modules, ledger)
     token = running.set(inspector)
-    needed = attach.Needed(modules)
-    needed.attach()
+    for module in modules:
+        attach.attach(module)
     try:
         with torch.no_grad(), fast_path_off(), ledger:
             model(*args, **kwargs)
     finally:
-        needed.detach()
         running.reset(token)
+        for module in modules:
+            attach.detach(module)
     if inspector.failure is not None:
         raise inspector.failure
     return Inspection(tuple(inspector.layers), ledger.peak_so_far)
