@@ -20,7 +20,7 @@ from shared_hooks.forward import HookExitException
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
 from shared_hooks.generation.mirror import LastSaid, differences
-from shared_hooks.generation.remote_tensor import Origin, RemoteTensor, kept_here
+from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
     CALLS,
     LEAVES,
@@ -228,6 +228,10 @@ class _MiddleStep(Step):
         token = running.set(running_tail)
         try:
             changes = None if self._mirror is None else self._mirror.look(kept_here)
+        except RemoteRead as error:
+            if error.need is not None:  # the edge can send it
+                raise
+            raise self._refused(error) from error
         finally:
             running.reset(token)
         self._extents.passed()

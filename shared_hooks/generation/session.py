@@ -376,6 +376,10 @@ class Step:
             structure, leaves, tensors = said(output, known.inputs.leaves, shortened(known.wanted, known.sampler.draw))
             self._check_states(output)
             changes = None if self._mirror is None else self._mirror.look(kept_here)
+        except RemoteRead as error:
+            if error.need is not None:  # the edge can send it
+                raise
+            raise self._refused(error) from error
         finally:
             running.reset(token)
         reply: Header = {"o": leaves}
@@ -463,9 +467,9 @@ class Step:
         except Diverged as error:
             raise CutRefused(f"at {self._tail.cut.name} the two sides part before the cut: {error}") from error
         except RemoteRead as error:
-            if error.need is not None:
+            if error.need is not None:  # the edge can send it
                 raise
-            raise CutRefused(f"cut after {self._tail.cut.name}: {error}") from error
+            raise self._refused(error) from error
         finally:
             running_tail.replay.off()
             running.reset(token)
@@ -474,6 +478,9 @@ class Step:
         if not running_tail.resumed:
             raise CutRefused(f"{self._tail.cut.name} is not called in this step")
         return output
+
+    def _refused(self, error: RemoteRead) -> CutRefused:
+        return CutRefused(f"cut after {self._tail.cut.name}: {error}")
 
     def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The cut is reached: the state becomes what it is there on the edge, and the cut's result is put in."""

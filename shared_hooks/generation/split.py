@@ -31,7 +31,7 @@ from shared_hooks.generation.head import Head
 from shared_hooks.generation.hidden import Settled, is_state, is_state_class
 from shared_hooks.generation.inputs import LITERALS
 from shared_hooks.generation.mirror import Handle, Mirror, differences, handle_of
-from shared_hooks.generation.remote_tensor import Origin
+from shared_hooks.generation.remote_tensor import Origin, RemoteRead
 from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
 from shared_hooks.modules import attach, fast_path_off, running
@@ -318,6 +318,8 @@ class SplitForward:
             if head.failure is not None:
                 raise head.failure from None
             return
+        except RemoteRead as error:
+            raise CutRefused(f"cut after {self.cut.name}: {error}") from error
         finally:
             running.reset(token)
         raise CutRefused(

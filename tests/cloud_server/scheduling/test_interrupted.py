@@ -70,7 +70,7 @@ def test_ended_anywhere(model: str, fresh: bool) -> None:
         state = generators.now(generators.ALL)
         for turn in range(24):
             if fresh:
-                target.engines[0]._wrapped.recipes._kept.clear()
+                _forget(target)
             with ended_at(target, turn * lines // 24) as places:
                 wrong = target.honest(recording, 100 + turn)
             assert wrong == "" or "for more than" in wrong, (places, wrong)
@@ -82,10 +82,17 @@ def test_ended_anywhere(model: str, fresh: bool) -> None:
         target.core.close()
 
 
+def _forget(target: Target) -> None:
+    """All recipes; a worker may still be at one, for the next request."""
+    recipes = target.engines[0]._wrapped.recipes
+    with recipes._lock:
+        recipes._kept.clear()
+
+
 def _lines(target: Target, recording: Recording, *, fresh: bool) -> int:
     """How many lines run where a request may be ended."""
     if fresh:
-        target.engines[0]._wrapped.recipes._kept.clear()
+        _forget(target)
     with ended_at(target, NEVER) as left:
         target.honest(recording, 99)
     return NEVER - int(left[-1])
