@@ -53,7 +53,12 @@ class Watchdog:
             self._set(thread, end)
             yield
         finally:
-            self._leave(thread, before)
+            while True:  # it may come as the call begins
+                try:
+                    self._leave(thread, before)
+                    break
+                except Overtime:
+                    continue
 
     @contextmanager
     def put_off(self) -> Iterator[Callable[[], float]]:

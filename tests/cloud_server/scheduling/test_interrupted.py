@@ -20,7 +20,7 @@ from shared_hooks.modules.attach import running
 from studies.attacks.bulk import Target
 from studies.attacks.corpus import KEEPER, READER, Recording, record
 
-WATCH = ("overtime.py", "threading.py", "contextlib.py")
+WATCH = ("watchdog.py", "threading.py", "contextlib.py")
 
 
 @contextmanager
