@@ -67,7 +67,7 @@ class CallReport:
                     made = self._fresh(number, source)
                     if isinstance(base, RemoteTensor):
                         made.memory, made.writes = base.memory, base.memory.writes
-                    else:  # nobody would see what is written to that
+                    else:  # writes to a tensor of this side are not counted
                         made.origin = None
                     leaves.append(made)
         except IndexError:

@@ -102,7 +102,7 @@ class Replay(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
-        if name in _NEW and self._frames[-1] is not None:
+        if name in _NEW and self._frames[-1] is not None and (not kwargs or kwargs.get("out") is None):
             return self._new(sys._getframe(1), func, args, kwargs or {})
         if name == "__set__" and type(args[0]) is not RemoteTensor and type(args[1]) is RemoteTensor:
             raise RemoteRead(

@@ -22,6 +22,9 @@ from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.modules.attach import Needed
 from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, flatten
 
+MOST_VALUES = 1_000_000
+"""That one call is given, nested ones too."""
+
 
 class Call:
     """A call before the cut. ``tensors``: those that it is given; ``inner``: calls in it that have hooks, in order."""
@@ -107,7 +110,7 @@ class Head:
     def _outermost(
         self, path: str, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        # what a module of the prefix does by itself is not watched, nor is our own look at its tensors
+        # the watch is for the code around the cut: neither for a module of the prefix nor for what is done here
         mode = torch._C._pop_torch_function_stack() if torch._C._len_torch_function_stack() else None
         try:
             count = self._counts[path] = self._counts.get(path, 0) + 1
@@ -160,10 +163,10 @@ class Head:
         self.structure, self.leaves = flatten(call.output)
         given = {id(tensor): number for number, tensor in enumerate(call.tensors)}
         self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
-        memory = {}
+        memory = set()
         for leaf in self.leaves:
             if type(leaf) is not RemoteTensor:
-                memory[leaf.untyped_storage()._cdata] = leaf
+                memory.add(leaf.untyped_storage()._cdata)
         for one in (*call.tensors, *self._given_before()):
             if type(one) is RemoteTensor or one.untyped_storage()._cdata not in memory:
                 continue
@@ -228,7 +231,7 @@ def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
         try:
             structure, leaves = flatten(call.output)
         except UnknownHolder:
-            return None  # the tail has to find out by itself, or refuses
+            return None  # the tail runs the module on remote tensors, or refuses
     forms: list[Any] = []
     memory: dict[int, list[tuple[int, torch.Tensor]]] = {}
     for number, one in enumerate(arguments):
@@ -279,7 +282,9 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tenso
     found: list[torch.Tensor] = []
     waiting = [*args, *kwargs.values()]
     waiting.reverse()
-    while waiting:
+    for _ in range(MOST_VALUES):
+        if not waiting:
+            return found
         value = waiting.pop()
         if isinstance(value, torch.Tensor):
             found.append(value)
@@ -287,7 +292,7 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tenso
             waiting += reversed(value)
         elif type(value) is dict:
             waiting += reversed(value.values())
-    return found
+    raise CutRefused(f"a module before the cut is given more than {MOST_VALUES} values, or a list that holds itself")
 
 
 def _contents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

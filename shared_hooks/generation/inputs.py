@@ -219,7 +219,8 @@ def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, dep
             return _node(form, here, old, kept, depth)
         if kind == "t":
             nothing = (None,) * len(form[1])
-            is_kept = isinstance(old, tuple) and old[0] == "t" and len(old[1]) == len(form[1])
+            is_kept = isinstance(old, tuple) and old[0] == "t" and type(kept) is tuple
+            is_kept = is_kept and len(old[1]) == len(kept) == len(form[1])
             befores, values = (old[1], kept) if is_kept else (nothing, nothing)
             items = [build(*one, depth + 1) for one in zip(form[1], itertools.repeat(here), befores, values)]
             return tuple([value for value, _ in items]), ("t", tuple([found for _, found in items]))

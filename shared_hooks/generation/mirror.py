@@ -41,6 +41,8 @@ from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, tensors_in
 NUMBERS = (int, float)
 NODE_BYTES, ENTRY_BYTES = 1024, 2560
 """Memory of a holder and its form, and of one entry, a tensor without data being the largest."""
+PLACE_BYTES = 512
+"""Memory of the place of a tensor that grows in each step, and of the path that it was found by."""
 
 Change = tuple[Path, Form, Form, Any]
 """Where, the form of what is there now and of what was (None for nothing), and what is there."""
@@ -58,7 +60,7 @@ class Snapshot:
 
     def restore(self, gone: list[torch.Tensor]) -> bool:
         """Put everything back; ``gone`` gets the tensors of this side that were in the state instead. False where a
-        tensor was written in place since: nobody has its old content, but for the few integers whose form says it.
+        tensor was written in place since: its old content is lost, but for the few integers whose form has it.
         """
         for _, forms, seen in self.contents:
             for key, (value, version) in seen.items():
@@ -253,23 +255,23 @@ class Mirror:
         """What the other side says that it changed, applied here; tensors whose form is left as it is stay. ``known``:
         what it said before. Gives what is to be known at the next call. Raises BadFrame.
         """
-        if type(reported) is not int or reported != AGAIN:
-            known = reported
-        elif known is None:
+        again = type(reported) is int and reported == AGAIN
+        if again and known is None:
             raise BadFrame("the changes of a state are those of the step before, and there is none")
-        places = self._places.get(id(known))
+        said = known if again else reported
         try:
-            if places is None or places.said is not known or places.nodes_changed != self._nodes_changed:
-                self._put_new(known)
-            else:
+            places = self._places.get(id(known)) if again else self._places.pop(id(known), None)
+            if again and places is not None and places.said is known and places.nodes_changed == self._nodes_changed:
                 for difference, found in places.all:
                     self._grow(difference, found)
+            else:
+                self._put_new(said, again)
         except MALFORMED as error:
             raise BadFrame(f"malformed changes of a state: {error!s:.120}") from error
-        return known
+        return said
 
-    def _put_new(self, said: LastSaid) -> None:
-        """Changes that were not said before; where they are differences alone, the places are found for good."""
+    def _put_new(self, said: LastSaid, again: bool) -> None:
+        """Changes whose places are not known. Those of differences that are said again are remembered."""
         places: list[tuple[Any, list[tuple[Node, Any]]]] = []
         for form, paths in said:
             found = []
@@ -287,8 +289,8 @@ class Mirror:
             if found:
                 self._grow(form, found)
             places.append((form, found))
-        if places and all(form[0] in DIFFERENCES for form, _ in places):
-            if len(self._places) > MOST_MORE:
+        if again and places and all(form[0] in DIFFERENCES for form, _ in places):
+            if len(self._places) > MOST_MORE:  # of steps that failed
                 self._places.clear()
             self._places[id(said)] = _Places(said, self._nodes_changed, places)
 
@@ -382,7 +384,9 @@ class Mirror:
     @property
     def told_bytes(self) -> int:
         """About what the form takes in memory, beside the tensors that are here."""
-        return sum([NODE_BYTES + ENTRY_BYTES * len(node.forms) for node in self._nodes(self.root)])
+        nodes = sum([NODE_BYTES + ENTRY_BYTES * len(node.forms) for node in self._nodes(self.root)])
+        places = [found for one in self._places.values() for _, found in one.all]
+        return nodes + PLACE_BYTES * sum(map(len, places))
 
     def magnitude(self) -> Any:
         """See `allowance.magnitude`: of every size and number in the state."""

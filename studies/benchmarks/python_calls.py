@@ -225,9 +225,8 @@ def main() -> int:
     arguments = parser.parse_args()
     found = request(metrics=arguments.what == "metrics") if arguments.what in ("request", "metrics") else token()
     if arguments.what == "layers":
-        print(
-            json.dumps({what: round(n, 1) for what, n in layers(sum(sum(s.values()) for s in found.values())).items()})
-        )
+        parts = layers(sum(sum(side.values()) for side in found.values()))
+        print(json.dumps({what: round(count, 1) for what, count in parts.items()}))
         return 0
     if arguments.json:
         print(json.dumps({side: round(sum(counts.values()), 1) for side, counts in found.items()}))

@@ -120,3 +120,21 @@ def test_again_after_the_parts_were_replaced_is_of_the_new_ones() -> None:
     assert sides.there.state.by_name["keys"].shape == (1, 5)
     with pytest.raises(BadFrame):
         sides.there.put(None, AGAIN)
+
+
+def test_only_places_that_are_said_again_are_remembered_and_they_count() -> None:
+    sides = Sides()
+    for _ in range(3):
+        add_layer(sides.state)
+    sides.step()
+    there = sides.there
+    bare = there.told_bytes
+    paths = [["layers", number, "by_name", "keys"] for number in range(3)]
+    known = None
+    for size in range(1, 40):  # ever new ones
+        known = there.put(known, [[["+m", [0, size, 0], [0, 0, 0]], paths]])
+        assert not there._places and there.told_bytes == bare
+    known = there.put(known, AGAIN)
+    assert len(there._places) == 1 and there.told_bytes > bare
+    there.put(known, [[["+m", [0, 1, 0], [0, 0, 0]], paths]])
+    assert not there._places and there.told_bytes == bare

@@ -83,6 +83,13 @@ def into_several_new_ones(h: torch.Tensor) -> torch.Tensor:
     return right
 
 
+def into_what_is_given(h: torch.Tensor) -> torch.Tensor:
+    made = torch.ones(h.shape)
+    same = torch.zeros(h.shape, out=made)
+    same[:, 0] = h[:, 0]
+    return made
+
+
 def repeated(h: torch.Tensor) -> torch.Tensor:
     return h.repeat_interleave(2, dim=1)[:, ::2] * 2
 
@@ -131,3 +138,31 @@ def test_what_was_written_since_is_never_taken_for_what_was_there(way: Way, used
                 return
             assert torch.equal(found, whole(ids))
     # what nobody reads behind the cut may be written as one likes
+
+
+class Circle(nn.Module):
+    """Gives a call a list that holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block = Taking(), nn.Linear(8, 8)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        values: list[object] = [input_ids]
+        values.append(values)
+        return torch.as_tensor(self.block(self.embedding(values)))
+
+
+class Taking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(50, 8)
+
+    def forward(self, values: list[torch.Tensor]) -> torch.Tensor:
+        return torch.as_tensor(self.table(values[0]))
+
+
+def test_a_list_that_holds_itself_is_refused() -> None:
+    split = SplitForward(Circle(), "block", InProcess(DecodingTail(Circle(), "block")))
+    with torch.no_grad(), split, pytest.raises(CutRefused, match="a list that holds itself"):
+        split.model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
