@@ -178,6 +178,7 @@ def _close(request: socket.socket) -> None:
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span
 
 
 class Traces:
@@ -189,17 +190,32 @@ class Traces:
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracing = Tracing(provider)
+        self._open: dict[int, Span] = {}
+        """By the number of the request in this process."""
+
+    def before_request(self, event: Event) -> None:
+        """It is taken in; what is handed on to a next server names this server's span."""
+        about = event.request
+        assert about is not None
+        span = self._open[about.index] = self._begin(event)
+        self._tracing.put(span, about.carrier)
 
     def after_request(self, event: Event) -> None:
         """It is answered, failed or cancelled."""
         about, reply = event.request, event.reply
         assert about is not None
-        span = self._tracing.begin("serve", "SERVER", event.began_ns, about, self._tracing.taken(about.carrier))
-        span.set_attribute("isthmus.cut", event.split)
+        span = self._open.pop(about.index, None) or self._begin(event)  # another hook has refused it
         if event.error is None and reply is not None:
             self._tracing.end(span, rows(reply.durations), event.began_ns, bytes_down=reply.payload_bytes)
         else:
             self._tracing.fail(span, event.error)
+
+    def _begin(self, event: Event) -> Span:
+        about = event.request
+        assert about is not None
+        span = self._tracing.begin("serve", "SERVER", event.began_ns, about, self._tracing.taken(about.carrier))
+        span.set_attribute("isthmus.cut", event.split)
+        return span
 
     def on_error(self, event: Event) -> None:
         """A request that was not taken in has no end."""
@@ -219,6 +235,7 @@ def rows(took: split_pb2.Durations) -> list[tuple[str, int]]:
         ("inject", took.inject_ns),
         ("compute", took.compute_ns),
         ("encode", took.encode_ns),
+        ("wait for the next server", took.onward_ns),
     ]
 
 

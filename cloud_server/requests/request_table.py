@@ -160,9 +160,10 @@ class RequestTable:
 
     def begin(self, request: Request) -> None:
         """Hooks hear that a request was taken in, and of its end not before that. Raises HookRefused."""
-        about, nbytes = request.about, request.payload_bytes
+        about, began_ns = request.about, request.sent_ns
+        facts = {"client": about.client, "split": request.split, "nbytes": request.payload_bytes}
         try:
-            self._lifecycle.emit(Stage.BEFORE_REQUEST, about, client=about.client, split=request.split, nbytes=nbytes)
+            self._lifecycle.emit(Stage.BEFORE_REQUEST, about, began_ns=began_ns, **facts)
         finally:
             with self._locked:
                 request.announced = True

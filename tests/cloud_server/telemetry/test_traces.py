@@ -32,6 +32,7 @@ from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.models import load_spec
 from tests.cloud_server.fakes import CoreClient, FakeEngine, cancel, header, make_crossing
 from tests.cloud_server.real import Process
+from tests.edge_client.test_chain import chained
 from tests.starts import Started
 from tests.waiting import eventually
 
@@ -116,6 +117,25 @@ def test_a_failure_is_an_error_on_both_sides() -> None:
     for span in (edge.named("infer")[1], cloud.named("serve")[1]):
         assert span.status.status_code.name == "ERROR" and span.attributes is not None
         assert span.attributes["error.type"] == "ModelFailed"
+
+
+def test_the_next_servers_span_is_within_the_one_that_handed_on() -> None:
+    edge, memories = Memory(), (Memory(), Memory())
+    lifecycle = Lifecycle("edge")
+    lifecycle.register(EdgeTraces(edge.provider))
+    spec = load_spec(MOODY)
+    with chained(spec, 2) as stations:
+        for station, memory in zip(stations, memories, strict=True):
+            station.core.lifecycle.register(CloudTraces(memory.provider))
+        with EdgeClient([stations[0].address, "next"], MOODY, ["first", "first"], lifecycle=lifecycle) as client:
+            client.infer(torch.ones(1, 4))
+        eventually(lambda: all(memory.named("serve") for memory in memories))
+    (infer,), ((gateway,), (last,)) = edge.named("infer"), (memory.named("serve") for memory in memories)
+    assert gateway.parent is not None and gateway.parent.span_id == id_of(infer)
+    assert last.parent is not None and last.parent.span_id == id_of(gateway)
+    assert trace_of(infer) == trace_of(gateway) == trace_of(last)
+    assert "wait for the next server" in [span.name for span in memories[0].within(gateway)]
+    assert lasted(*memories[0].within(gateway)) <= lasted(gateway)
 
 
 def test_whole_models_have_a_trace_without_a_server() -> None:
