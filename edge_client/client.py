@@ -37,6 +37,7 @@ from shared_hooks.codecs.learned import Learned
 from shared_hooks.errors import Cancelled, IsthmusError, SpecError, near
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.models import InputItem, ModelSpec, Prediction
+from shared_hooks.planning import members
 from shared_hooks.showing import summary_of
 
 if TYPE_CHECKING:
@@ -528,6 +529,8 @@ class EdgeClient(ClientCore):
 
     def _checked(self, split: Cut | Sequence[int | str]) -> Cut:
         """One cut, or a chain's. Raises SpecError."""
+        if isinstance(split, str) and len(self.chain) < 2:
+            split = members(split) or split
         several = isinstance(split, (list, tuple))
         cuts = tuple(split) if isinstance(split, (list, tuple)) else (split,)
         if not cuts or not all(isinstance(cut, (str, int)) for cut in cuts):
@@ -547,6 +550,6 @@ class EdgeClient(ClientCore):
             raise SpecError(
                 f"split={split!r:.200}: {said} for {begins}: a chain has one for each, where its part begins"
             )
-        if found := [cut for cut in cuts if cut in words]:
+        if found := [cut for cut in cuts if cut in words or members(cut)]:
             raise SpecError(f'split={split!r:.200}: "{found[0]}" is no cut of a chain')
         return cuts

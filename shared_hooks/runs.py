@@ -20,7 +20,7 @@ from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import Measurement, gpu_of
 from shared_hooks.metrics.sampler import sampler
 from shared_hooks.modules import attach, fast_path_off, tables
-from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk
+from shared_hooks.planning import Cut, Cutting, Loads, Plan, Planner, Walk, members
 from shared_hooks.purity import Turns, is_pure
 from shared_hooks.tensors import classes_of, flatten
 
@@ -147,7 +147,7 @@ class Runs:
 
     def _head(self, end: Cut, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
         key = self._planner.key(args, kwargs)
-        foretold = None if isinstance(end, (tuple, list)) else self._planner.foretold(key, args, kwargs, end)
+        foretold = None if members(end) is not None else self._planner.foretold(key, args, kwargs, end)
         if foretold is not None:
             with Attempt(foretold[0].trace, args, kwargs) as attempt:
                 return self._head_as(*foretold, args, kwargs)
@@ -236,7 +236,7 @@ class Runs:
 
         crossing = early.crossing
         self._check_start(crossing, start)
-        if crossing.later or isinstance(end, (tuple, list)):
+        if crossing.later or members(end) is not None:
             raise CutRefused("a middle part is between two plain cuts, not along branches")
         if end in (crossing.layer_id, crossing.layer_name):
             return early

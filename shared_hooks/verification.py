@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -129,8 +130,10 @@ def verify(
     on_cut: OnCut | None,
     cold: Cold | None = None,
     first: Cut = INPUT,
+    only: Sequence[Cut] | None = None,
 ) -> Report:
-    """Every cut of ``plan`` on these inputs, ``first`` before the others; ``forward`` runs heads and tails.
+    """Every cut of ``plan``, or ``only`` these, on these inputs, ``first`` before the others; ``forward`` runs heads
+    and tails.
 
     ``cold``: what runs the whole model and tails of it on models that never ran. Then inputs that are drawn are tried
     beside the given ones: of those a cut may be refused by name. A cut that differs is refused from then on.
@@ -168,6 +171,7 @@ def verify(
     order: list[Cut] = [INPUT, *(info.name if info.is_block else info.layer_id for info in cuts)]
     begin = plan.cut_at(*_named(plan.resolve(first)))
     order.sort(key=lambda cut: cut != begin)
+    order = order if only is None else [INPUT, *only]
     for done, cut in enumerate(order):
         info = plan.resolve(cut)
         verdict = REFUSED if info is not None and not info.can_split else EXACT if is_exact(cut) else DIFFERS
@@ -180,8 +184,9 @@ def verify(
         if on_cut is not None:
             on_cut(done + 1, len(order), INPUT if info is None else info.name, verdict)
     fresh(given)
-    places = {info.name: number for number, info in enumerate(cuts)}
-    kept = {verdict: tuple(sorted(infos, key=lambda info: places[info.name])) for verdict, infos in found.items()}
+    places = {info.name: number for number, info in enumerate(cuts)}  # sets come last
+    by_place = partial(sorted, key=lambda info: places.get(info.name, len(places)))
+    kept = {verdict: tuple(by_place(infos)) for verdict, infos in found.items()}
     return Report(kept[EXACT], kept[REFUSED], kept[DIFFERS], input_exact, _unsendable(tried[0][1]))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
@@ -329,9 +329,11 @@ class WrappedModel(Runs):
         cold: Callable[[], nn.Module] | None = None,
         processes: bool = False,
         first: Cut = INPUT,
+        only: Sequence[Cut] | None = None,
         **kwargs: Any,
     ) -> Report:
-        """Compare every cut, ``first`` before the others, through bytes, with the whole model on these inputs.
+        """Compare every cut, ``first`` before the others, or ``only`` these, through bytes, with the whole model on
+        these inputs.
 
         ``on_cut(done, total, name, verdict)`` shows progress; a verdict is "exact", "refused" or "differs".
         ``cold`` makes the same model once more: then tails run on one that never ran before, as a server's may be,
@@ -345,13 +347,13 @@ class WrappedModel(Runs):
 
         run = partial(verify, self.model, self.forward, self.plan(*args, **kwargs), args, kwargs, on_cut)
         if cold is None:
-            return run(None, first)
+            return run(None, first, only)
         wrap = partial(WrappedModel, depth=self.depth, metrics=False, rehearsals=self._rehearsals)
         if processes:
             try:
                 with Apart(cold, wrap) as reference, Apart(cold, wrap) as tails:
-                    return run(Cold(reference.whole, tails.tail), first)
+                    return run(Cold(reference.whole, tails.tail), first, only)
             except Gone as error:
                 raise ModelFailed(str(error)) from error
         with wrap(cold()) as other:
-            return run(cold_here(cold, other.tail), first)
+            return run(cold_here(cold, other.tail), first, only)

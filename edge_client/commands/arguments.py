@@ -582,7 +582,7 @@ BASIC = {
         "chat": "--cut --system --max-new-tokens --sample --codec",
         "serve": "--cut --listen --key-file --seats --codec",
         "layers": "--explain --example --depth",
-        "verify": "--example --depth --threads",
+        "verify": "--cuts --example --depth --threads",
         "hierarchy": "--split --onnx --head-onnx --tail-onnx --validate",
         "doctor": "",
         "hooks": "--split --stages --config",
@@ -665,6 +665,7 @@ def make_parser() -> Parser:
     layers.add_argument("--all", action="store_true", help="with --explain: do not shorten long lists")
     verify = commands.add_parser("verify", parents=[model, planned], help="compare every cut with the whole model")
     add_server(verify, "through this server, over the real link (A,B: a chain); without one in this process")
+    verify.add_argument("--cuts", metavar="NAME,NAME", help='these (default: all); "a + b" is a cut along branches')
     add_credentials(verify)
     doctor = commands.add_parser("doctor", parents=[model], help="what stands between this machine and a server")
     doctor.add_argument("server", nargs="?", metavar="HOST:PORT", help="A,B: a chain (default: as --server of run)")

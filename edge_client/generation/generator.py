@@ -22,15 +22,13 @@ from shared_hooks.generation import Link, SplitForward, StepRecord
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.results import Answer
 from shared_hooks.generation.split import HISTORY_BYTES
-from shared_hooks.modules import weights_hash
-from shared_hooks.observers import watching
+from shared_hooks.modules import GROUP, groups_of, weights_hash
 from shared_hooks.showing import summary_of
 
 # Which module a generation is cut after, where somebody names it.
 
-GROUP: Final = "group:"
 TOWERS: Final = ("vision", "audio", "fusion")
-"""Groups of modules (`shared_hooks.observers.watching`) whose results go into a language model."""
+"""Groups of modules (`shared_hooks.modules.tables`) whose results go into a language model."""
 MOST: Final = 3
 """Lists of blocks that a message names."""
 NEAR: Final = 0.6
@@ -80,7 +78,7 @@ def group_cut(model: nn.Module, group: str) -> str:
 
     Raises UnknownLayer for a group that the model does not have, CutRefused for one that is not before the language.
     """
-    found = watching.find(model)
+    found = groups_of(model)
     if group not in found:
         has = ", ".join(found) or "none"
         raise UnknownLayer(f'the model has no group "{group}" (it has: {has}).{_blocks_told(model)}')

@@ -23,7 +23,7 @@ from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFa
 from shared_hooks.models import InputItem, ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
 from shared_hooks.modules import walk
-from shared_hooks.planning import LayerInfo, blocks
+from shared_hooks.planning import LayerInfo, Plan, blocks
 from shared_hooks.showing import short
 
 AnItem = TypeVar("AnItem", bound=Item)
@@ -45,7 +45,12 @@ class Loaded:
     @property
     def cuts(self) -> list[LayerInfo]:
         """The places for a cut, of the latest plan, that the choice's `depth` shows."""
-        return list(self.wrapped.plan(*self.args, **self.kwargs).within(self.choice.depth))
+        return list(self.plan.within(self.choice.depth))
+
+    @property
+    def plan(self) -> Plan:
+        """The latest, on its input."""
+        return self.wrapped.plan(*self.args, **self.kwargs)
 
 
 def name_of(model_id: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
@@ -12,7 +12,7 @@ from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, option
 from edge_client.transport.times import TIME_ROWS, Times
 from shared_hooks.errors import CutRefused, SpecError, UnknownLayer, near_path
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
-from shared_hooks.planning import LayerInfo, blocks, last_layer
+from shared_hooks.planning import LayerInfo, blocks, last_layer, members
 
 # The ways to run a request that a sweep tries, and in which order.
 
@@ -37,9 +37,15 @@ class Way:
         return f"{self.name} (local)" if self.mode == "local" and self.name != EDGE_ONLY else self.name
 
 
-def choose(places: Sequence[LayerInfo], cuts: str | None = None, every: int | None = None) -> list[tuple[str, int]]:
+def choose(
+    places: Sequence[LayerInfo],
+    cuts: str | None = None,
+    every: int | None = None,
+    along: Callable[[str], LayerInfo | None] = lambda cut: None,
+) -> list[tuple[str, int]]:
     """(name, layer id) of the cuts to try, of `Plan.cuts`: the named ones, every n-th of those that are allowed, or the
-    ends of blocks and those layers after which other bytes cross than after the layer before.
+    ends of blocks and those layers after which other bytes cross than after the layer before. ``along``: `Plan.resolve`,
+    for cuts along branches ("a + b"), which are tried where they are named.
 
     Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
     """
@@ -56,7 +62,7 @@ def choose(places: Sequence[LayerInfo], cuts: str | None = None, every: int | No
     for word in (word.strip() for word in cuts.split(",")):
         if word in ("input", *WHOLE):
             continue  # always tried
-        layer = by_name.get(word) or by_id.get(word)
+        layer = by_name.get(word) or by_id.get(word) or (along(word) if members(word) else None)
         if layer is None and (last := last_layer(word, {one.name: at for at, one in enumerate(places)})) is not None:
             layer = places[last]
         if not word or layer is None:
@@ -67,8 +73,9 @@ def choose(places: Sequence[LayerInfo], cuts: str | None = None, every: int | No
         if not layer.can_split:
             raise CutRefused(f"{option('cuts')}: the model cannot be cut after {layer.name}: {layer.reason}")
         chosen[layer.name] = layer.layer_id
-    order = list(by_name)
-    return sorted(chosen.items(), key=lambda cut: order.index(cut[0]))
+    order = {name: (at, False) for at, name in enumerate(by_name)}
+    ends = {one.layer_id: (at, True) for at, one in enumerate(places)}
+    return sorted(chosen.items(), key=lambda cut: order.get(cut[0]) or ends[cut[1]])
 
 
 def _differs(places: Sequence[LayerInfo], before: Sequence[int], number: int) -> bool:

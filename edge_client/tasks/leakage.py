@@ -213,7 +213,7 @@ def _cuts(loaded: Loaded, splits: str, every: int | None) -> list[str]:
     if every is not None:
         raise SpecError(f"{option('every')} is for {option('splits', 'all')}")
     chosen = [name for name in names if name != "input"]
-    found = [name for name, _ in choose(loaded.cuts, ",".join(chosen), None)] if chosen else []
+    found = [name for name, _ in choose(loaded.cuts, ",".join(chosen), None, loaded.plan.resolve)] if chosen else []
     return ["input", *found] if "input" in names else found
 
 

@@ -236,7 +236,7 @@ def sweep(
 
     ``server`` and ``model``: as for `plan`. ``inputs``: files, folders, arrays, calls; nothing: the images that come
     with the model, or its example. ``output``: folder of results and of a journal: the same call continues where an
-    earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers; ``every``: every n-th cut.
+    earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers, "a + b" along branches; ``every``: every n-th cut.
     ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too. ``predict``: a
     plan first, to compare with. ``observers``: of one more request for each input. ``engine``: "torch", and with it
     "onnxruntime": each cut is asked by a head in it, too; the server needs its tails by name (``--tails all``; our own
@@ -281,7 +281,8 @@ def sweep(
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
         leaks = _leaks(leakage, how.codec, loaded)
-        chosen = choose(loaded.cuts, cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts)), every)
+        named_cuts = cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts))
+        chosen = choose(loaded.cuts, named_cuts, every, loaded.plan.resolve)
         ways = ways_of(chosen, files=all(each.item for each in items), local=local)
         contents = journal.begin(settings_of(how, loaded, items, ways), fresh)
         done = frozenset(contents.done)

@@ -20,13 +20,13 @@ from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, table
 from edge_client.settings import OWN, chain_of
-from edge_client.spoken import EDGE_ONLY
+from edge_client.spoken import EDGE_ONLY, option
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from edge_client.witness import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError, ModelFailed, SpecError
 from shared_hooks.modules import holder_modules
-from shared_hooks.planning import LayerInfo
+from shared_hooks.planning import LayerInfo, Plan
 from shared_hooks.showing import short
 from shared_hooks.tensors import classes_of, flatten
 from shared_hooks.verification import Report
@@ -123,9 +123,10 @@ def verified(
     kwargs: Mapping[str, Any],
     on_cut: Callable[[int, int], None] = lambda done, total: None,
     depth: int | None = None,
+    named: Sequence[str] | None = None,
 ) -> Verified:
-    """Asks for each cut once, of modules ``depth`` levels deep; along a chain for `chains_of` them. Raises what the
-    first request raises; later failures are verdicts.
+    """Asks for each cut once, of modules ``depth`` levels deep, or those that are ``named``; along a chain for
+    `chains_of` them. Raises what the first request raises; later failures are verdicts.
     """
     client.open()
     model = client.wrapped.model
@@ -139,7 +140,8 @@ def verified(
     apart = client.unlike
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(here)[1])}
     limit = tolerance_between(formats, about, client.device) if apart else 0.0
-    shown = client.wrapped.plan(*args, **kwargs).within(depth)
+    plan = client.wrapped.plan(*args, **kwargs)
+    shown = plan.within(depth) if named is None else _named(plan, named)
     layers = [(-1, WHOLE_THERE), *((one.layer_id, one.name) for one in shown if one.can_split or servers == 1)]
     splits = chains_of(layers, servers)
     if not splits:
@@ -161,6 +163,11 @@ def verified(
         on_cut(number + 1, len(splits))
     sides = compare(here, there, find) if has_there else None
     return Verified(tuple(found), sides, apart, limit, client.notes, servers)
+
+
+def _named(plan: Plan, names: Sequence[str]) -> list[LayerInfo]:
+    """Raises UnknownLayer."""
+    return [info for name in names if (info := plan.resolve(name)) is not None]
 
 
 def chains_of(layers: Sequence[tuple[int, str]], servers: int) -> list[tuple[int, tuple[str, ...]]]:
@@ -249,6 +256,7 @@ def verify(
     model: Model,
     inputs: Any = None,
     *,
+    cuts: str | Sequence[str] | None = None,
     credentials: Credentials | None = None,
     progress: bool = True,
 ) -> Checked:
@@ -260,21 +268,26 @@ def verify(
     ``server``: HOST:PORT, "own" (one is started on this machine), "none" (here: as a
     command, with a process for whole models and one for tails that never ran), None: the default
     (ISTHMUS_SERVER, settings), else in this process. A list is a chain (docs/chains.md): each layer is its first cut
-    once, and its last. ``model`` and ``inputs``: as for `plan`; the first input counts.
+    once, and its last. ``model`` and ``inputs``: as for `plan`; the first input counts. ``cuts``: these alone, "a,b" or
+    a list, of which one may be "c + d" along branches; None: all.
 
-    Raises SpecError, UnknownModel, InputMismatch, and through a server what the first request raises.
+    Raises SpecError, UnknownModel, InputMismatch, UnknownLayer, and through a server what the first request raises.
     """
     if server is not None and not isinstance(server, str):
         chain = chain_of(server)
-        return _through(chain, subject_of(model, inputs, chain[0], credentials), credentials, progress)
+        if cuts is not None:
+            raise SpecError(f"{option('cuts')}: along a chain all cuts are tried")
+        return _through(chain, subject_of(model, inputs, chain[0], credentials), credentials, progress, None)
     address = address_of(server)
     subject = subject_of(model, inputs, address, credentials)
+    names = cuts.split(",") if isinstance(cuts, str) else cuts
+    names = None if names is None else [name.strip() for name in names]
     if address is None:
-        return _here(subject, progress)
+        return _here(subject, progress, names)
     if address == OWN:
         with local_server(subject.choice) as own:
-            return _through((own,), subject, None, progress)
-    return _through((address,), subject, credentials, progress)
+            return _through((own,), subject, None, progress, names)
+    return _through((address,), subject, credentials, progress, names)
 
 
 def _may_start_processes() -> bool:
@@ -288,13 +301,16 @@ def _copy(module: nn.Module, device: torch.device) -> nn.Module:
     return deepcopy(module).to(device)
 
 
-def _here(subject: Subject, show: bool) -> Checked:
+def _here(subject: Subject, show: bool, names: Sequence[str] | None) -> Checked:
     module = getattr(subject.spec, "module", None)
     kept = None if module is None else deepcopy(module)  # as it is before it runs
     loaded = subject.load(on_inputs=True, shallow=True)
-    with loaded.wrapped as wrapped, bar("cuts", len(wrapped.cuts) + 1, show) as advance:
+    count = len(loaded.wrapped.cuts if names is None else names) + 1
+    with loaded.wrapped as wrapped, bar("cuts", count, show) as advance:
+        only = None if names is None else [info.name for info in _named(loaded.plan, names)]
         cold = partial(loaded.spec.load_model, wrapped.device) if kept is None else partial(_copy, kept, wrapped.device)
-        check = partial(wrapped.verify, *loaded.args, on_cut=lambda *_: advance(""), cold=cold, **loaded.kwargs)
+        check = partial(wrapped.verify, *loaded.args, on_cut=lambda *_: advance(""), cold=cold, only=only)
+        check = partial(check, **loaded.kwargs)
         try:
             report = check(processes=_may_start_processes())
         except ModelFailed:  # nothing that another process can make
@@ -317,7 +333,13 @@ def _here(subject: Subject, show: bool) -> Checked:
     return Checked(loaded.spec.model_id, None, cuts, report, loaded.plan_digest, tuple(problems))
 
 
-def _through(servers: tuple[str, ...], subject: Subject, credentials: Credentials | None, show: bool) -> Checked:
+def _through(
+    servers: tuple[str, ...],
+    subject: Subject,
+    credentials: Credentials | None,
+    show: bool,
+    names: Sequence[str] | None,
+) -> Checked:
     call = None if subject.inputs else subject.spec.example()
     if call is None and not subject.inputs:
         subject.check_factory()
@@ -331,7 +353,7 @@ def _through(servers: tuple[str, ...], subject: Subject, credentials: Credential
         def on_cut(done: int, total: int) -> None:
             advance("", done=done, total=total)
 
-        found = verified(client, args, kwargs, on_cut, subject.choice.depth)
+        found = verified(client, args, kwargs, on_cut, subject.choice.depth, names)
     cuts = [CheckedCut(one.layer_id, one.name, _verdict(one, found), one.reason) for one in found.cuts]
     return Checked(subject.spec.model_id, ",".join(servers), cuts, found)
 

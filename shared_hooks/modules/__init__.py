@@ -1,6 +1,6 @@
 """The model as it stands: its modules, and how Isthmus attaches to them.
 
-tables    which modules are walked, and what they compute with that no state dictionary names
+tables    which modules are walked, and what they compute with that no state dictionary names; groups
 attach    the shim before a module's forward
 manifest  what all digests are made of, fact by fact
 
@@ -9,9 +9,11 @@ May import tensors, errors.
 
 from shared_hooks.modules.attach import COMPILED, Instead, Runner, Shim, Shown, fast_path_off, put_instead, running
 from shared_hooks.modules.tables import (
+    GROUP,
     ROOT,
     ModuleInfo,
     call_name,
+    groups_of,
     holder_modules,
     structure_digest,
     walk,
@@ -20,6 +22,7 @@ from shared_hooks.modules.tables import (
 
 __all__ = [
     "COMPILED",
+    "GROUP",
     "ROOT",
     "Instead",
     "ModuleInfo",
@@ -28,6 +31,7 @@ __all__ = [
     "Shown",
     "call_name",
     "fast_path_off",
+    "groups_of",
     "holder_modules",
     "put_instead",
     "running",

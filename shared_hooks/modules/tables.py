@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -288,6 +289,69 @@ def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
     # a module's call takes three frames of its own, and ours as many again
     sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + 16 * deepest if deepest > 50 else 0))
     return found
+
+
+# The parts of a multimodal model by what they are for: vision, audio, fusion, language, head.
+#
+# Found by the words in a module's name and in the name of its type; a module belongs to the group of the outermost
+# ancestor that has one, so that a projection inside a vision encoder is vision. `GROUPS` may be extended with
+# `add_group`.
+
+GROUP: Final = "group:"
+"""What names a group in place of modules: "group:vision"."""
+GROUPS: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {}
+"""Group -> (pattern for the last part of a name, pattern for a type's name), both searched in lower case."""
+
+
+def add_group(group: str, names: str, types: str = "(?!)") -> None:
+    """Add a group, or replace one: regular expressions for names and for the names of types."""
+    GROUPS[group] = (re.compile(names), re.compile(types))
+
+
+add_group("vision", r"^(vision|visual|image|pixel|vit$)", r"^(?!.*text).*(vision|visual|image.?encoder)(?!.*2seq)")
+add_group("audio", r"^(audio|speech|acoustic|wave)", r"^(?!.*text).*(audio|speech)")
+add_group(
+    "fusion",
+    r"(fusion|cross_?modal|multi_?modal|connector|projector|q_?former|perceiver|resampler)",
+    r"(fusion|crossmodal|multimodal|connector|projector|qformer|perceiver|resampler)",
+)
+add_group("language", r"^(text|language|llm|bert|roberta)", r"(text|language)(model|encoder|decoder|transformer)")
+add_group(
+    "head", r"(^|_)(head|classifier|score|fc|logits?)($|_)|^classifier|(visual|text|vision|audio)_projection$", r"head$"
+)
+
+
+def grouped(modules: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
+    """Group -> its modules' paths -> the path of the outermost that this one is in, by pairs (path, name of the type),
+    parents before what is in them; groups without a module are left out.
+    """
+    found: dict[str, dict[str, str]] = {}
+    owner: dict[str, tuple[str, str] | None] = {ROOT: None, "": None}
+    for path, kind in modules:
+        parts = path.split(".")
+        for count in range(1, len(parts) + 1):  # what only holds modules may not be among them
+            one = ".".join(parts[:count])
+            if one not in owner:
+                parent = owner[".".join(parts[: count - 1])]
+                group = None if parent else _group(parts[count - 1].lower(), kind.lower() if one == path else "")
+                owner[one] = parent or (None if group is None else (group, one))
+        if (mine := owner[path]) is not None:
+            found.setdefault(mine[0], {})[path] = mine[1]
+    return found
+
+
+def groups_of(model: nn.Module) -> dict[str, dict[str, str]]:
+    """As `grouped`, of all modules of a model, in definition order."""
+    return grouped((info.path, info.module_type) for info in walk(model, None).values())
+
+
+def _group(name: str, kind: str) -> str | None:
+    # projections are named after what they project: the more special rules first
+    for group in ("head", "fusion", *GROUPS):
+        names, _ = GROUPS.get(group, (None, None))
+        if names is not None and names.search(name):
+            return group
+    return next((group for group, (_, types) in GROUPS.items() if types.search(kind)), None)
 
 
 def aliases(model: nn.Module) -> dict[str, str]:

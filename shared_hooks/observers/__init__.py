@@ -1,7 +1,7 @@
 """Look inside a model while it runs, on either side of a cut, without changing a bit of its answer.
 
 base        `Observer`: looks at modules, and cannot change or break them
-watching    how a forward is shown to observers; groups of modules
+watching    how a forward is shown to observers
 named       observers by the names that commands and requests use
 kinds       the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
 transforms  a hook that may change a module's output; not an observer

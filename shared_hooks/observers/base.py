@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import InputMismatch, IsthmusError, UnknownLayer, near, near_path
-from shared_hooks.modules import ROOT, walk
+from shared_hooks.modules import ROOT, tables, walk
 from shared_hooks.observers import watching
 from shared_hooks.observers.watching import Deferred, ObservedCall, size_of
 from shared_hooks.wrapped import WrappedModel
@@ -43,7 +43,7 @@ def resolve(model: nn.Module, targets: Targets) -> dict[nn.Module, str]:
 
     A target is a module's name (``"(model)"`` or ``""`` is the model itself), a glob (``*`` crosses dots), a regular
     expression (``re.compile(...)`` or ``"re:..."``, searched in the name), a type, the name of a type as
-    ``"type:Conv2d"``, a group as ``"group:vision"`` (see `groups`), or a module. Raises UnknownLayer for one that
+    ``"type:Conv2d"``, a group as ``"group:vision"`` (see `modules.tables`), or a module. Raises UnknownLayer for one that
     matches nothing, with names that are near.
     """
     # a scripted or compiled module runs out of sight: nothing inside it
@@ -85,7 +85,7 @@ def _matching(model: nn.Module, names: dict[str, nn.Module], target: Any) -> lis
     if kind == "type":
         return [module for module in names.values() if any(base.__name__ == rest for base in type(module).__mro__[:-1])]
     if kind == "group":
-        inside = watching.find(model).get(rest, ())
+        inside = tables.groups_of(model).get(rest, ())
         return [names[name] for name in inside if name in names]
     return [module for name, module in names.items() if fnmatch.fnmatchcase(name, target)]
 
@@ -98,7 +98,7 @@ def _nothing(target: Any, names: dict[str, nn.Module]) -> str:
         known = sorted({type(module).__name__ for module in names.values()})
         return f"no module is a {wanted}.{near(wanted, known) or _some(known)}"
     if isinstance(target, str) and target.startswith("group:"):
-        groups = list(watching.RULES)
+        groups = list(tables.GROUPS)
         return f"no module is in the group {target[6:]!r}.{near(target[6:], groups) or _some(groups)}"
     text = target.pattern if isinstance(target, re.Pattern) else target
     plain = re.sub(r"^re:|[\\*?^$()\[\]+|]", "", text)

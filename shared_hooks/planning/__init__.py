@@ -16,7 +16,7 @@ from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
 from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.liveness import blocks, last_layer
 from shared_hooks.planning.part import OnlyPart
-from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk
+from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk, members
 from shared_hooks.planning.planner import Loads, Planner
 
 __all__ = [
@@ -41,5 +41,6 @@ __all__ = [
     "Walk",
     "blocks",
     "last_layer",
+    "members",
     "value_at",
 ]

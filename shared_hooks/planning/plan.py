@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property, partial
 from itertools import starmap
@@ -18,7 +18,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
-from shared_hooks.modules import ROOT, ModuleInfo
+from shared_hooks.modules import GROUP, ROOT, ModuleInfo
+from shared_hooks.modules.tables import grouped
 from shared_hooks.planning.branches import branch_of
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes
@@ -313,11 +314,25 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Wal
 
 INPUT = "input"
 Cut = int | str | tuple[int | str, ...] | list[int | str]
-"""A layer's id, the name of a layer or block, or "input"; several are a branch cut (`planning.branches`)."""
+"""A layer's id, the name of a layer or block, or "input"; several, or "a + b", are a branch cut (`planning.branches`),
+and so is a group of modules, "group:vision" (`modules.tables`)."""
 
 
 class Place(int):
     """A cut by its number in one plan's `Trace.places`: layers by their ids, then blocks; -1 is ``"input"``."""
+
+
+TOGETHER = " + "
+"""Between the names of a branch cut, where it is one text."""
+
+
+def members(cut: Any) -> tuple[int | str, ...] | None:
+    """The calls that a cut along branches is after; None of a plain cut."""
+    if isinstance(cut, (tuple, list)):
+        return tuple(cut)
+    if isinstance(cut, str) and (TOGETHER in cut or cut.startswith(GROUP)):
+        return tuple(cut.split(TOGETHER))
+    return None
 
 
 class Known:
@@ -368,7 +383,7 @@ class Plan:
     def _work_out(self) -> None:
         self._known = Known()
         self._module_calls: tuple[Calls | None] | None = None
-        self._refused: dict[int, str] = {}
+        self._refused: dict[int | tuple[str, ...], str] = {}
         self.names = [op.name for op in self.trace.ops]
         self.calls = {(call.path, call.number): call for call in self.trace.calls}
         self.paths = [call.path for call in self.trace.layers]
@@ -473,14 +488,26 @@ class Plan:
         return max(inside, key=lambda number: calls[number].exit, default=None)
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
-        """The layer, or the block, of a cut; None for ``"input"``."""
+        """The layer, or the block, of a cut; None for ``"input"``. Of a set, what crosses, by the name of the set."""
+        if (along := self._members(cut)) is not None:
+            return self._set(along)
         number = self.place(cut)
         if number < len(self.paths):
             return None if number < 0 else self.layers[number]
         return self.blocks[number - len(self.paths)]
 
+    def _set(self, cuts: tuple[int | str, ...]) -> LayerInfo:
+        end = self.layer_id(self._end(self._places(cuts)))
+        try:
+            crossing = self._branch(cuts, wide=False)[1]
+        except CutRefused as error:
+            return LayerInfo(end, TOGETHER.join(map(str, cuts)), "set", 0, 0, False, str(error))
+        return LayerInfo(end, crossing.name, "set", 0, crossing.payload_bytes, True)
+
     def frontier_bytes(self, cut: Cut) -> int:
         """Raw bytes that cross at a cut."""
+        if self._members(cut) is not None:
+            return self.cutting(cut)[1].payload_bytes
         number, known = self.place(cut), self._known.nbytes
         found = known.get(number)
         if found is None:
@@ -493,8 +520,8 @@ class Plan:
         ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
         the tail reads or writes, so storages cross whole and the tail works on copies.
         """
-        if isinstance(cut, (tuple, list)):
-            return self._branch(cut, wide)
+        if (along := self._members(cut)) is not None:
+            return self._branch(along, wide)
         number = self.place(cut)
         if number in self._refused:
             raise self._refusal(number, self._refused[number])
@@ -512,22 +539,57 @@ class Plan:
 
     def _branch(self, cuts: Sequence[int | str], wide: bool) -> tuple[Cutting, Crossing]:
         """The cut after these calls and all that they need."""
-        numbered = [(self.place(cut), cut) for cut in cuts if self.place(cut) >= 0]
-        if not numbered:
-            return self.cutting(Place(-1), wide=wide)
-        end = max((number for number, _ in numbered), key=self._position)
-        calls = sorted(set(starmap(self._call_of, numbered)), key=lambda call: (call.exit, -call.enter))
-        key = tuple(call.name for call in calls), wide
+        end = self._end(self._places(cuts))
+        if end < 0:
+            return self.cutting(end, wide=wide)
+        calls = self._calls(cuts)
+        key = self._names(cuts), wide
         found = self._known.branches.get(key)
         if found is None:
             try:
-                found = self._cut_along(calls, int(end), wide)
+                found = self._cut_along(calls, end, wide)
             except CutRefused as error:
                 found = CutRefused(f"cannot cut after {' and '.join(call.name for call in calls)}: {error}")
             self._known.branches[key] = found
         if isinstance(found, CutRefused):
             raise CutRefused(str(found))
         return found
+
+    def _calls(self, cuts: Sequence[int | str]) -> list[ModuleCall]:
+        found = set(starmap(self._call_of, self._places(cuts)))
+        return sorted(found, key=lambda call: (call.exit, -call.enter))
+
+    def _names(self, cuts: Sequence[int | str]) -> tuple[str, ...]:
+        return tuple(call.name for call in self._calls(cuts))
+
+    def _members(self, cut: Cut) -> tuple[int | str, ...] | None:
+        return None if isinstance(cut, str) and cut in self.trace.places.numbers else members(cut)
+
+    def _places(self, cuts: Sequence[int | str]) -> list[tuple[Place, int | str]]:
+        """The places of these calls, and what each was called; without the input."""
+        named = [one for cut in cuts for one in self._in_group(cut)]
+        return [(place, cut) for cut in named if (place := self.place(cut)) >= 0]
+
+    def _end(self, placed: Sequence[tuple[Place, int | str]]) -> Place:
+        return max((place for place, _ in placed), key=self._position, default=Place(-1))
+
+    def _in_group(self, cut: int | str) -> Sequence[int | str]:
+        """The calls that "group:vision" stands for: the outermost ones of its modules. Raises `UnknownLayer`."""
+        if not isinstance(cut, str) or not cut.startswith(GROUP):
+            return (cut,)
+        calls = self.trace.calls
+        groups = grouped((call.path, call.module_type) for call in sorted(calls, key=lambda call: call.enter))
+        inside = groups.get(cut.removeprefix(GROUP), {})
+        found = [call.name for call in calls if call.path in inside and not self._is_in(call.parent, inside)]
+        if not found:
+            raise UnknownLayer(f'no module of "{cut:.80}" ran; the groups of this model are: {", ".join(groups) or "none"}')
+        return found
+
+    @staticmethod
+    def _is_in(call: ModuleCall | None, paths: Collection[str]) -> bool:
+        while call is not None and call.path not in paths:
+            call = call.parent
+        return call is not None
 
     def _call_of(self, number: int, cut: int | str) -> ModuleCall:
         """The call that a cut is after: of a block that ends where its last layer does, the block's own."""
@@ -542,8 +604,9 @@ class Plan:
         branch = branch_of(self.trace, calls, self.trace.places.calls[end])
         if branch is None:
             return self.cutting(Place(end), wide=wide)
-        if end in self._refused:
-            raise CutRefused(self._refused[end])
+        for known in (end, tuple(call.name for call in calls)):
+            if known in self._refused:
+                raise CutRefused(self._refused[known])
         if any(one is not self for one in self.siblings) or self.trace.dynamic:
             raise CutRefused("data decide on the path, and branches are cut on one path alone")
         frontier = Liveness(self.trace, branch).across_branch()
@@ -607,7 +670,8 @@ class Plan:
 
     def refuse(self, cut: Cut, reason: str) -> None:
         """Mark a cut as one that must not be used: ``verify`` found it wrong."""
-        self._refused[self.place(cut)] = reason
+        along = self._members(cut)
+        self._refused[self.place(cut) if along is None else self._names(along)] = reason
         self._known = Known()
 
     def forget_cuts(self) -> None:
@@ -648,7 +712,9 @@ class Plan:
         return [sibling.liveness.at(position) for sibling in siblings]
 
     def position(self, cut: Cut) -> int:
-        """The seq of a cut."""
+        """The seq of a cut; of a set, that of its end."""
+        if (along := self._members(cut)) is not None:
+            return self._position(self._end(self._places(along)))
         return self._position(self.place(cut))
 
     def _position(self, number: int) -> int:

@@ -9,14 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
+import edge_client
 from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
 from cloud_server.access import Register
 from cloud_server.access.identities import hash_of, new_token
 from cloud_server.access.token_command import entry
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.credentials import Credentials
+from shared_hooks import WrappedModel
 from shared_hooks.errors import AccessRefused, CutRefused, SpecError, UnknownLayer
 from shared_hooks.models import ModelSpec, load_spec
+from shared_hooks.modules import tables
 from shared_hooks.tensors import tensors_in
 from tests.edge_client.test_processes import CloudProcess
 from tests.zoo.branching import MODELS, made
@@ -90,16 +93,30 @@ def test_witnesses_observers_and_batches_hold(spec: ModelSpec) -> None:
         assert answer.witness is not None and answer.witness.same and answer.company == 1
 
 
+def test_a_group_of_modules_is_a_set(spec: ModelSpec) -> None:
+    tables.add_group("rechts", "^right$")
+    try:
+        with served(spec) as address, EdgeClient(address, ModelChoice(spec, device="cpu"), "group:rechts") as client:
+            answer = client.infer(*INPUTS)
+            assert torch.equal(answer.output, expected())
+            assert {layer.name.partition(".")[0] for layer in answer.layers_edge} == {"right"}
+            assert answer.split == client.infer(*INPUTS, split=["right"]).split
+    finally:
+        del tables.GROUPS["rechts"]
+
+
 @pytest.mark.parametrize(
     ("split", "error", "text"),
     [
         (["nowhere"], UnknownLayer, "nowhere"),
+        ("group:vision", UnknownLayer, "the groups of this model are: head"),
+        (["left", "group:vision"], UnknownLayer, "the groups of this model are: head"),
         ([], SpecError, "expected"),
         (["right", "auto"], SpecError, "is no layer"),
         ([["right"]], SpecError, "expected"),
     ],
 )
-def test_what_is_none(spec: ModelSpec, split: list[str], error: type[Exception], text: str) -> None:
+def test_what_is_none(spec: ModelSpec, split: str | list[str], error: type[Exception], text: str) -> None:
     with (
         served(spec) as address,
         EdgeClient(address, ModelChoice(spec, device="cpu"), ["right"]) as client,
@@ -147,3 +164,28 @@ def test_inputs_that_the_plan_has_not_seen(spec: ModelSpec) -> None:
             assert torch.equal(client.infer(left, right).output, known)
         with pytest.raises(CutRefused):
             client.wrapped.forward(client.wrapped.head(["right"], *INPUTS), end="head")
+
+
+def test_verify_and_calibrate_take_sets_by_one_name() -> None:
+    found = edge_client.verify("none", towers(), INPUTS, cuts="left.0 + right.0,right", progress=False)
+    assert found.ok and [one.name for one in found.cuts] == ["input", "left.0 + right.0", "right.2"]
+    samples = [(torch.randn(1, 8), torch.randn(1, 8)) for _ in range(3)]
+    measured = edge_client.calibrate(
+        towers(), samples, cuts="right + left.0,right", codecs="raw,int8", kind="tensors", progress=False
+    ).table
+    assert [(cut.name, cut.frontier_bytes) for cut in measured.cuts] == [("right.2", 64), ("left.0 + right", 64)]
+    assert all(one.n == 3 for cut in measured.cuts for one in cut.codecs)
+    with pytest.raises(UnknownLayer, match="nowhere"):
+        edge_client.verify("none", towers(), INPUTS, cuts="left + nowhere", progress=False)
+    with pytest.raises(SpecError, match="along a chain"):
+        edge_client.verify(["a:1", "b"], towers(), INPUTS, cuts="left", progress=False)
+
+
+def test_a_set_that_differs_is_refused_from_then_on() -> None:
+    wrapped = WrappedModel(towers())
+    plan = wrapped.plan(*INPUTS)
+    plan.refuse("left.0 + right.0", "it differs")
+    with pytest.raises(CutRefused, match="left.0 and right.0: it differs"):
+        wrapped.head(["right.0", "left.0"], *INPUTS)
+    assert plan.resolve("left.0 + right.0").reason.endswith("it differs")  # type: ignore[union-attr]
+    wrapped.head(["right.2", "left.1"], *INPUTS)

@@ -52,6 +52,16 @@ def test_named_ones_in_the_order_of_the_layers() -> None:
     assert choose(layers(), "head, body.0#2,0,edge-only,input") == [("stem", 0), ("body.0#2", 2), ("head", 4)]
 
 
+def test_sets_that_are_named_come_where_they_end() -> None:
+    known = {"head + stem": LayerInfo(4, "stem + head", "set", 0, 8, True), "x + y": LayerInfo(1, "x", "", 0, 8, False)}
+    found = choose(layers(), "head + stem,head,body.1", along=known.get)
+    assert found == [("body.1", 3), ("head", 4), ("stem + head", 4)]
+    with pytest.raises(CutRefused, match="after x"):
+        choose(layers(), "x + y", along=known.get)
+    with pytest.raises(UnknownLayer, match="no layer \"no \\+ yes\""):
+        choose(layers(), "no + yes", along=known.get)
+
+
 @pytest.mark.parametrize("words", ["bod.1", "body.9", "", "stem,,head", "17"])
 def test_an_unknown_cut_is_named(words: str) -> None:
     with pytest.raises(UnknownLayer, match="^cuts: no layer"):

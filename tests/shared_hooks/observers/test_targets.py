@@ -9,7 +9,8 @@ import pytest
 from torch import nn
 
 from shared_hooks.errors import InputMismatch, UnknownLayer
-from shared_hooks.observers import ActivationStats, watching
+from shared_hooks.modules import tables
+from shared_hooks.observers import ActivationStats
 from shared_hooks.observers.base import leaves, resolve
 from tests.shared_hooks.observers.small import Residual
 from tests.zoo.case import CASES
@@ -84,14 +85,14 @@ def test_what_is_no_model_cannot_be_observed() -> None:
 
 def test_groups_of_a_multimodal_model() -> None:
     clip = next(case for case in CASES if case.name == "hf_clip").build()
-    found = watching.find(clip)
+    found = tables.groups_of(clip)
     assert "vision_model.embeddings.patch_embedding" in found["vision"]
     assert "text_model.embeddings" in found["language"]
     assert set(found["head"]) == {"visual_projection", "text_projection"}
     whisper = next(case for case in CASES if case.name == "hf_whisper").build()
-    watching.add("audio encoder", "^encoder$", "whisperencoder")
+    tables.add_group("audio encoder", "^encoder$", "whisperencoder")
     try:
-        assert "encoder.conv1" in watching.find(whisper)["audio encoder"]
+        assert "encoder.conv1" in tables.groups_of(whisper)["audio encoder"]
         assert "encoder.conv1" in resolve(whisper, "group:audio encoder").values()
     finally:
-        del watching.RULES["audio encoder"]
+        del tables.GROUPS["audio encoder"]

@@ -165,6 +165,31 @@ def test_names_that_are_none_and_cuts_that_cannot_be(recwarn: pytest.WarningsRec
         wrapped.forward(early, end="head")
 
 
+def test_a_group_of_modules_is_a_set() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPConfig(
+        text_config={**small, "vocab_size": 50, "eos_token_id": 49, "bos_token_id": 48},
+        vision_config={**small, "image_size": 8, "patch_size": 4},
+        projection_dim=8,
+    )
+    torch.manual_seed(5)
+    model = transformers.CLIPModel(config).eval()
+    inputs = {"input_ids": torch.arange(10).reshape(2, 5), "pixel_values": torch.randn(1, 3, 8, 8)}
+    with torch.no_grad():
+        expected = model(**inputs)
+    wrapped = WrappedModel(model)
+    for group in ("vision", "language"):
+        early = wrapped.head(f"group:{group}", **inputs)
+        here = {layer.name.partition(".")[0] for layer in wrapped.get_layer_metrics()}
+        assert here == {"vision": {"vision_model"}, "language": {"text_model"}}[group]
+        output = wrapped.tail(EarlyOutput.from_bytes(early.to_bytes()))
+        assert torch.equal(output.logits_per_image, expected.logits_per_image)
+        assert early.crossing.digest == wrapped.head([f"group:{group}"], **inputs).crossing.digest
+    with pytest.raises(UnknownLayer, match="the groups of this model are: .*vision"):
+        wrapped.head("group:audio", **inputs)
+
+
 def test_data_that_decide_between_branches_are_refused() -> None:
     class Deciding(nn.Module):
         def __init__(self) -> None:
