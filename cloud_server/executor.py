@@ -176,7 +176,7 @@ class Executor:
             # meanwhile this worker answers nobody else, as while it rehearses
             limited = self._watchdog.limited(self._limits.max_rehearsal_seconds)
             with self._lifecycle.request(request.about), limited, paid_by(*request.party):
-                return request.batching.learn(request.crossing)
+                return request.batching.learn(request.crossing, request.end)
         except BaseException as error:
             log.warning("whether requests at %s may be batched: %s: %s", request.split, type(error).__name__, error)
             return True

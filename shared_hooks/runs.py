@@ -232,7 +232,7 @@ class Runs:
             raise Diverged
 
     def _middle(self, early: EarlyOutput, start: Cut, end: Cut) -> EarlyOutput:
-        from shared_hooks.middle import MiddleSession, span_between
+        from shared_hooks.middle import MiddleSession
 
         crossing = early.crossing
         self._check_start(crossing, start)
@@ -240,6 +240,17 @@ class Runs:
             raise CutRefused("a middle part is between two plain cuts, not along branches")
         if end in (crossing.layer_id, crossing.layer_name):
             return early
+        span = self._span(early, end)
+        if span.target.layer_name == crossing.layer_name:  # by another name: nothing lies between
+            return early
+        found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
+        return found
+
+    def _span(self, early: EarlyOutput, end: Cut) -> Span:
+        """The way to a later cut; planned the first time."""
+        from shared_hooks.middle import span_between
+
+        crossing = early.crossing
         with context.restored(crossing.context):
             # what working it out may take is bounded, and planning runs the model on inputs of this form
             self.recipes.recipe(early, self.device)
@@ -250,10 +261,7 @@ class Runs:
                 if len(self._spans) >= SPANS:
                     self._spans.clear()
                 self._spans[key] = self._planner.made, span
-        if span.target.layer_name == crossing.layer_name:  # by another name: nothing lies between
-            return early
-        found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
-        return found
+        return span
 
     def _tail(
         self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None, gradients: bool = False

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from shared_hooks.crossing import EarlyOutput
+from shared_hooks.crossing import Crossing, EarlyOutput
 from shared_hooks.errors import CutRefused, InputMismatch, ModelFailed, UnknownLayer
 from shared_hooks.forward import Session, context
 from shared_hooks.lifecycle.registry import Lifecycle
@@ -227,6 +227,13 @@ class WrappedModel(Runs):
         early = self._head(cut, args, kwargs)
         self._emit_after(Stage.AFTER_HEAD, split=early.layer_name, early=early)
         return early
+
+    def crossing_at(self, early: EarlyOutput, end: Cut) -> Crossing:
+        """What `forward` with this later ``end`` would say of what crosses there, without running that part. Raises
+        `UnknownLayer` and `CutRefused`.
+        """
+        self._check_attached()
+        return self._span(early, end).target
 
     def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None, gradients: bool = False) -> Any:
         """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import torch
 
-from cloud_server.models.engine import BatchKey, BegunTail, Computed, packed
+from cloud_server.models.engine import BatchKey, BegunTail, Computed, End, packed
 from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made, Ways
@@ -25,10 +25,12 @@ log = logging.getLogger("cloud_server")
 
 BATCH = "batch"
 """What a batch key begins with."""
-Unpack = Callable[[Crossing, bytes, memoryview], tuple[EarlyOutput, int]]
+Unpack = Callable[[Crossing, bytes, memoryview, End | None], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
-Alone = Callable[[EarlyOutput, int, bool], Computed]
-"""Computes a frontier by itself: what was unpacked, the nanoseconds that took, and whether metrics are wanted."""
+Alone = Callable[[EarlyOutput, int, bool, End | None], Computed]
+"""Computes a frontier by itself: what was unpacked, the nanoseconds that took, whether metrics are wanted, and where a
+middle part ends.
+"""
 
 
 class BatchedTails:
@@ -51,12 +53,13 @@ class BatchedTails:
         self._device = device
         self._guard = guard
 
-    def batch_key(self, crossing: Crossing) -> BatchKey | None:
+    def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
         """A look at what is known."""
-        found = self.batches.of(crossing)
+        found = self.batches.of(crossing, _name(end))
         if found is None:
             return None
-        self.ways.came(found)
+        if end is None:
+            self.ways.came(found)
         return BatchKey((BATCH, found.batch_key), found.rows)
 
     def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> list[Hashable]:
@@ -68,23 +71,25 @@ class BatchedTails:
             for batch_key in self.ways.compatible_keys(key[1], lambda batch_key: waiting((BATCH, batch_key)), most)
         ]
 
-    def learn(self, crossing: Crossing) -> bool:
+    def learn(self, crossing: Crossing, end: End | None = None) -> bool:
         """Some forty times the work of a row, once for a cut and a form of inputs; or some ten times, for a way from
         there to a later cut.
         """
         try:
-            looked = self.batches.learn(crossing)
-            if not looked and (known := self.batches.of(crossing)) is not None:
+            looked = self.batches.learn(crossing, _name(end))
+            if not looked and end is None and (known := self.batches.of(crossing)) is not None:
                 return self.ways.learn(known)
         finally:
             self._guard.mend()
-        if looked and (reason := self.batches.reason(crossing)):
+        if looked and (reason := self.batches.reason(crossing, _name(end))):
             log.info("requests after %s are computed each alone: %s", crossing.layer_name, reason)
         return looked
 
-    def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
+    def begin(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> BegunTail:
         """Unpacks it. Raises BadFrame, CutRefused."""
-        return _Begun(self, crossing, header, payload, want_metrics)
+        return _Begun(self, crossing, header, payload, want_metrics, end)
 
     def run(self, begun: Sequence[BegunTail]) -> None:
         """The model is looked after once, for all. Raises what `Batches.run` does, ModelFailed with the model's error
@@ -136,19 +141,30 @@ class BatchedTails:
             self.batches.doubt(begun.joinable, reason)
 
 
+def _name(end: End | None) -> str:
+    return "" if end is None else end.cut
+
+
 class _Begun:
     """A request of a batch."""
 
     def __init__(
-        self, tails: BatchedTails, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool
+        self,
+        tails: BatchedTails,
+        crossing: Crossing,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        end: End | None,
     ) -> None:
-        self.joinable: Joinable | None = tails.batches.of(crossing)
+        self.joinable: Joinable | None = tails.batches.of(crossing, _name(end))
         self.made: Made | None = None
         self.took_ns = 0
         self.own_ns = 0
         self._tails = tails
         self._want_metrics = want_metrics
-        self.early, self._decode_ns = tails.unpack(crossing, header, payload)
+        self._end = end
+        self.early, self._decode_ns = tails.unpack(crossing, header, payload, end)
         self.brought = self.early
         """To where the batch begins."""
 
@@ -164,7 +180,8 @@ class _Begun:
         lifecycle.emit(Stage.AFTER_INJECT, split=split)
         lifecycle.emit(Stage.BEFORE_TAIL, split=split)
         lifecycle.emit(Stage.AFTER_TAIL, split=split, output=output)
-        return packed(lifecycle, output, decode_ns=self._decode_ns, compute_ns=self.took_ns, company=self.made.company)
+        took = {"decode_ns": self._decode_ns, "compute_ns": self.took_ns}
+        return packed(lifecycle, output, self._end, company=self.made.company, **took)
 
     def alone(self) -> Computed:
-        return self._tails.alone(self.early, self._decode_ns, self._want_metrics)
+        return self._tails.alone(self.early, self._decode_ns, self._want_metrics, self._end)

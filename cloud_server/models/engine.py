@@ -351,11 +351,13 @@ class BegunTail(Protocol):
 class Batching(Protocol):
     """Requests of several clients at one cut of one model, computed as one batch."""
 
-    def batch_key(self, crossing: Crossing) -> BatchKey | None:
-        """What is known of this cut; quick. None where its requests go alone, or `learn` was not called."""
+    def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
+        """What is known of this cut, for middle parts with ``end``; quick. None where its requests go alone, or `learn`
+        was not called.
+        """
         ...
 
-    def learn(self, crossing: Crossing) -> bool:
+    def learn(self, crossing: Crossing, end: End | None = None) -> bool:
         """Finds out whether its requests may be batched, unless that is known: plans and runs the model. Whether it
         did.
         """
@@ -367,7 +369,9 @@ class Batching(Protocol):
         """
         ...
 
-    def begin(self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool) -> BegunTail:
+    def begin(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> BegunTail:
         """A complete payload, as `Engine.compute` takes it. Raises an IsthmusError."""
         ...
 

@@ -313,7 +313,7 @@ class ServedModel:
                 self.compiled.add(early)
         self._heads = []
         batches = Batches(self._wrapped, partial(entry.spec.example, device))
-        self.batching = BatchedTails(batches, device, self._guard, self._lifecycle, self._unpacked, self._tail)
+        self.batching = BatchedTails(batches, device, self._guard, self._lifecycle, self._unpacked, self._part)
         if self.only is not None:
             self.only.release()  # all of them were looked at
         self._lifecycle.emit(
@@ -388,12 +388,8 @@ class ServedModel:
         """The tail on one payload, in whose memory it may work; with ``end``, up to that later cut. Raises ModelFailed
         with the model's error as cause.
         """
-        if end is not None:
-            self._check_inputs(crossing)
-            early, decode_ns = self._unpacked(crossing, header, payload, end)
-            return self._run(decode_ns, want_metrics, early, start=early.layer_id, end=end)
-        substitutes = self._substitutes(crossing, header, payload, want_metrics)
-        return self._tail(*self._unpacked(crossing, header, payload), want_metrics, substitutes)
+        substitutes = None if end else self._substitutes(crossing, header, payload, want_metrics)
+        return self._part(*self._unpacked(crossing, header, payload, end), want_metrics, end, substitutes)
 
     def _check_part(self, begin: str, end: End | Following | None) -> None:
         """Raises CutRefused where the weights of a part are not loaded here."""
@@ -414,6 +410,8 @@ class ServedModel:
         self, crossing: Crossing, header: bytes, payload: memoryview, end: End | None = None
     ) -> tuple[EarlyOutput, int]:
         """The frontier, and the nanoseconds that it took to unpack."""
+        if end is not None:
+            self._check_inputs(crossing)
         self._check_part(crossing.name if crossing.layer_id >= 0 else INPUT, end)
         self.check_cut(crossing)  # it may have been admitted while no model was there to ask
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
@@ -424,10 +422,15 @@ class ServedModel:
         self._lifecycle.emit(Stage.AFTER_DECODE, value=early)
         return early, time.perf_counter_ns() - started
 
-    def _tail(
-        self, early: EarlyOutput, decode_ns: int, want_metrics: bool, substitutes: Substitutes | None = None
+    def _part(
+        self,
+        early: EarlyOutput,
+        decode_ns: int,
+        want_metrics: bool,
+        end: End | None,
+        substitutes: Substitutes | None = None,
     ) -> Computed:
-        return self._run(decode_ns, want_metrics, early, start=early.layer_id, substitutes=substitutes)
+        return self._run(decode_ns, want_metrics, early, start=early.layer_id, end=end, substitutes=substitutes)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int

@@ -81,7 +81,7 @@ class _Tail:
             assert request.batching is not None and request.crossing is not None
             with paid_by(*request.party):
                 self._begun = request.batching.begin(
-                    request.crossing, request.header, request.payload, request.want_metrics
+                    request.crossing, request.header, request.payload, request.want_metrics, request.end
                 )
         except BaseException as error:
             self._error = error

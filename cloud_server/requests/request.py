@@ -313,7 +313,7 @@ class Request:
                 raise self._unread
             header, read = self.header, self._read
             return self.engine.compute_file(self.suffix, header, self.payload, self.want_metrics, max_bytes, read)
-        end = End(self.route[0].cut, self.route[0].codec or "raw") if self.route else None
+        end = self.end
         return self.engine.compute(self.crossing, self.header, self.payload, self.want_metrics, end)
 
     @property
@@ -347,7 +347,7 @@ class Request:
             return None
         if self.turn is None:
             batching = self.batching
-            return None if batching is None or self.crossing is None else batching.batch_key(self.crossing)
+            return None if batching is None or self.crossing is None else batching.batch_key(self.crossing, self.end)
         step = self.turn.step
         if self.engine.company is None or not step.together or step.close or step.number == 0 or step.route:
             return None
@@ -356,9 +356,14 @@ class Request:
         return BatchKey((self.engine.identity.model_id, step.cut), 1)
 
     @property
+    def end(self) -> End | None:
+        """Where its part here ends; None: the model's end."""
+        return End(self.route[0].cut, self.route[0].codec or "raw") if self.route else None
+
+    @property
     def batching(self) -> Batching | None:
         """What computes it together with others; None where it goes alone, as its client or its kind wants it."""
-        alone = not self.together or self.crossing is None or self.turn is not None or self.route
+        alone = not self.together or self.crossing is None or self.turn is not None
         return None if alone else self.engine.batching
 
     @property

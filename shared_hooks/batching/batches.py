@@ -14,7 +14,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,8 +45,15 @@ SPOT = 64
 """A part of one batch in this many is computed alone, too."""
 
 
-CutKey = tuple[int, str]
-"""The id of the last layer before a cut, and the cut's name."""
+class CutKey(NamedTuple):
+    """``layer_id``: of the last layer before a cut, ``name``: the cut's, ``calls``: of one along branches; ``end``: the
+    later cut up to which a middle part runs, empty for a tail.
+    """
+
+    layer_id: int
+    name: str
+    calls: tuple[str, ...] = ()
+    end: str = ""
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,9 @@ class _BatchKey:
 
 @dataclass(frozen=True)
 class Made:
-    """A request's output, and how many were computed together. Outputs of one batch may share memory."""
+    """A request's output, or what crosses the later cut of a middle part, and how many were computed together. Outputs
+    of one batch may share memory.
+    """
 
     output: Any
     company: int
@@ -102,7 +111,8 @@ class Batches:
         self._find = classes_of(holder_modules(wrapped.model))
         self._families: SharedCache[Hashable, Family | Doubt] = SharedCache(MAX_FAMILIES, math.inf)
         self._proofs: SharedCache[Hashable, tuple[int, Proof] | Doubt] = SharedCache(MAX_PROOFS, MAX_PROOF_BYTES)
-        self._known: OrderedDict[str, _BatchKey | Doubt] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], _BatchKey | Doubt] = OrderedDict()
+        """By the digest of a crossing, and the later cut."""
         self._max_bytes = max_bytes
         self._seconds = seconds_a_minute
         self._spent: deque[tuple[float, float, str]] = deque()
@@ -119,19 +129,21 @@ class Batches:
         """What runs the batches; the hooks of those who serve requests hear nothing of it."""
         return self._served.beside()
 
-    def of(self, crossing: Crossing) -> Joinable | None:
-        """What is known of this cut; quick. None where nothing is known, or its requests go alone."""
-        found = None if self.ended else self._look_up(crossing)
+    def of(self, crossing: Crossing, end: str = "") -> Joinable | None:
+        """What is known of this cut, for tails or for middle parts up to the cut ``end``; quick. None where nothing is
+        known, or its requests go alone.
+        """
+        found = None if self.ended else self._look_up(crossing, end)
         return found if isinstance(found, Joinable) else None
 
-    def reason(self, crossing: Crossing) -> str:
+    def reason(self, crossing: Crossing, end: str = "") -> str:
         """Why requests of this cut are not joined; empty where they are, or nobody has looked."""
-        found = self._look_up(crossing)
+        found = self._look_up(crossing, end)
         return found.reason if isinstance(found, Doubt) else ""
 
-    def _look_up(self, crossing: Crossing) -> Joinable | Doubt | None:
+    def _look_up(self, crossing: Crossing, end: str) -> Joinable | Doubt | None:
         with self._lock:
-            found = self._known.get(crossing.digest)
+            found = self._known.get((crossing.digest, end))
             if isinstance(found, _BatchKey):
                 kept = self._proofs.get(found.key, payer.get())
                 if kept is None or isinstance(kept, Doubt):
@@ -142,16 +154,16 @@ class Batches:
                 found = proof.doubt
             return None if found is None or found.is_over else found
 
-    def learn(self, crossing: Crossing) -> bool:
+    def learn(self, crossing: Crossing, end: str = "") -> bool:
         """Finds out about this cut, unless it is known, or there is no time for it now: plans and runs the model in
         this thread, some forty times the work of a row. Whether it did.
         """
-        if self.ended or self._look_up(crossing) is not None or not self._proving.acquire(blocking=False):
+        if self.ended or self._look_up(crossing, end) is not None or not self._proving.acquire(blocking=False):
             return False
         try:
-            looks = self._look_up(crossing) is None and self._has_time()
+            looks = self._look_up(crossing, end) is None and self._has_time()
             if looks:
-                self._look_at(crossing)
+                self._look_at(crossing, end)
             return looks
         finally:
             self._proving.release()
@@ -162,7 +174,7 @@ class Batches:
 
     def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[Made]:
         """The model's outputs for several frontiers of one batch key, from one tail, or a few where one would be too
-        large.
+        large; of middle parts what crosses the later cut.
 
         Raises CutRefused, InputMismatch where they do not join, and what a tail raises; then none is computed.
         """
@@ -170,7 +182,7 @@ class Batches:
         if len({one.batch_key for one in joinable}) > 1:
             raise InputMismatch("frontiers of several cuts, or forms of inputs, are no batch")
         if len(earlies) == 1:
-            return [Made(self.wrapped.tail(earlies[0]), 1)]
+            return [Made(self.wrapped.forward(earlies[0], end=proof.last.cut if proof.last else None), 1)]
         if self._is_watched:
             raise CutRefused("modules are observed, and observers would be shown several requests at once")
         self._try(joinable[0], sum(rows))
@@ -178,15 +190,23 @@ class Batches:
             half = len(rows) // 2
             return [*self.run(earlies[:half], joinable[:half]), *self.run(earlies[half:], joinable[half:])]
         started = time.perf_counter()
-        structure, tensors = flatten(self.wrapped.tail(proof.joined(earlies, rows)))
+        structure, tensors = proof.output(proof.joined(earlies, rows), sum(rows))
         wait(self.wrapped.device)
         proof.seconds.add(sum(rows), time.perf_counter() - started)
         if structure != proof.structure:
             raise CutRefused("the batch gave another form of output than the rows alone")
-        self._spot_check(proof, earlies, proof.apart(tensors, rows))
-        return [Made(unflatten(structure, own, self._find), len(rows)) for own in proof.apart(tensors, rows)]
+        parts = proof.apart(tensors, rows)
+        self._spot_check(proof, earlies, rows, parts)
+        if proof.last is None:
+            return [Made(unflatten(structure, own, self._find), len(rows)) for own in parts]
+        pairs = list(zip(earlies, parts, strict=True))
+        targets = [self.wrapped.crossing_at(early, proof.last.cut) for early in earlies]
+        crossed = [proof.crossing(early, own, target) for (early, own), target in zip(pairs, targets, strict=True)]
+        return [Made(one, len(rows)) for one in crossed]
 
-    def _spot_check(self, proof: Proof, earlies: Sequence[EarlyOutput], own: Sequence[list[torch.Tensor]]) -> None:
+    def _spot_check(
+        self, proof: Proof, earlies: Sequence[EarlyOutput], rows: Sequence[int], own: Sequence[list[torch.Tensor]]
+    ) -> None:
         """One batch in `SPOT`: one of its parts is computed alone, too. Raises CutRefused where that is more than
         rounding apart: this batch is computed again, each part alone, and no other is made of this model.
         """
@@ -197,7 +217,7 @@ class Batches:
             return
         self.spot_checks += 1
         number = self.spot_checks % len(earlies)
-        alone = flatten(self.wrapped.tail(earlies[number]))[1]
+        alone = proof.output(earlies[number], rows[number])[1]
         if len(alone) != len(own[number]) or not all(map(agree, own[number], alone)):
             self.ended = "rows of a batch were other than alone, though its proof held: this model takes no batches"
             log.error("%s", self.ended)
@@ -241,37 +261,38 @@ class Batches:
         own = sum(seconds for _, seconds, who in self._spent if who == payer.get().account)
         return sum(seconds for _, seconds, _ in self._spent) < self._seconds and own < self._seconds / 2
 
-    def _look_at(self, crossing: Crossing) -> None:
+    def _look_at(self, crossing: Crossing, end: str) -> None:
         started = time.monotonic()
         found: _BatchKey | Doubt | None = Doubt("finding out took too long")
         try:
             with self.wrapped.turn(), context.restored(crossing.context):
-                found = self._found(crossing)
+                found = self._found(crossing, end)
         except ServerUnavailable:
             found = None
         finally:  # also where the caller's time is over
             self._spent.append((time.monotonic(), time.monotonic() - started, payer.get().account))
             if found is not None:
-                self._remember(crossing, found)
+                self._remember((crossing.digest, end), found)
 
-    def _remember(self, crossing: Crossing, found: _BatchKey | Doubt) -> None:
+    def _remember(self, key: tuple[str, str], found: _BatchKey | Doubt) -> None:
         with self._lock:
-            self._known[crossing.digest] = found
-            self._known.move_to_end(crossing.digest)
+            self._known[key] = found
+            self._known.move_to_end(key)
             while len(self._known) > MAX_DIGESTS:
                 self._known.popitem(last=False)
 
-    def _found(self, crossing: Crossing) -> _BatchKey | Doubt:
+    def _found(self, crossing: Crossing, end: str) -> _BatchKey | Doubt:
         reasons = []
-        if crossing.later:
-            return Doubt("requests that are cut along branches are computed each alone")
         try:
             context.check(crossing.context, self.wrapped.modules, {})
             for rows in self._by_promise(crossing):
                 try:
-                    cut = crossing.layer_id, crossing.layer_name
+                    calls = crossing.calls if crossing.later else ()
+                    cut = CutKey(crossing.layer_id, crossing.layer_name, calls, end)
                     proof = self._proof(crossing, rows, cut)
                     if proof.cut.is_at(crossing, rows.count):
+                        if end:  # looked up once more where a batch is taken apart
+                            self.wrapped.crossing_at(EarlyOutput(crossing, (), ()), end)
                         return _BatchKey(_key(crossing, rows, cut), rows.count)
                     reasons.append("this side's plans describe another cut")
                 except CutRefused as error:
@@ -292,7 +313,7 @@ class Batches:
                 candidates.append(Rows(crossing.inputs, axis))
         for rows in candidates:
             with suppress(CutRefused):
-                self._proof(crossing, rows, (-1, INPUT))
+                self._proof(crossing, rows, CutKey(-1, INPUT))
                 return [rows]
         return candidates
 
@@ -305,9 +326,12 @@ class Batches:
             family = self._kept(self._families, form)
             if family is None:
                 family = self._make(self._families, form, lambda: self._family(crossing, rows), lambda made: 0)
-            kept = self._make(
-                self._proofs, key, lambda: (next(_numbers), Proof(family, *cut)), lambda made: made[1].nbytes
-            )
+
+            def prove() -> tuple[int, Proof]:
+                place = cut.calls or family.plans[0].cut_at(cut.layer_id, cut.name)
+                return next(_numbers), Proof(family, place, cut.end)
+
+            kept = self._make(self._proofs, key, prove, lambda made: made[1].nbytes)
         proof: Proof = kept[1]
         return proof
 

@@ -234,9 +234,8 @@ class Family:
         check_plan(plan)
         return plan
 
-    def cut(self, layer_id: int, name: str) -> CutOfAnyBatch:
+    def cut(self, cut: Cut) -> CutOfAnyBatch:
         """What this cut is for any number of rows. Raises CutRefused where plans make no rule, and UnknownLayer."""
-        cut = self.plans[0].cut_at(layer_id, name)
         try:
             return CutOfAnyBatch(self.plans, SIZES, cut, self._sizes)
         except CutRefused as error:

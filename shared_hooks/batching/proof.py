@@ -25,6 +25,7 @@ from shared_hooks.batching.family import SIZES, CutOfAnyBatch, Family, Growth, g
 from shared_hooks.crossing import Crossing, EarlyOutput, Slot
 from shared_hooks.errors import CutRefused, InputMismatch
 from shared_hooks.forward import arguments_of
+from shared_hooks.planning import Cut
 from shared_hooks.tensors import Structure, flatten
 from shared_hooks.tensors.staging import wait
 
@@ -66,10 +67,18 @@ def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | 
     return EarlyOutput(crossing, tuple(made), (), disposable=True)
 
 
-def apart(tensors: Sequence[torch.Tensor], rows: Sequence[int], grows: Sequence[Growth]) -> list[list[torch.Tensor]]:
-    """The tensors of a batch's output for each of its parts, which have so many ``rows``. Parts may share memory."""
+def apart(
+    tensors: Sequence[torch.Tensor], rows: Sequence[int], grows: Sequence[Growth | None]
+) -> list[list[torch.Tensor]]:
+    """The tensors of a batch's output for each of its parts, which have so many ``rows``: what belongs to no row for
+    all of them. Parts may share memory.
+    """
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for tensor, one in zip(tensors, grows, strict=True):
+        if one is None:
+            for own in found:
+                own.append(tensor)
+            continue
         for own, part in zip(found, tensor.split([one.each * count for count in rows], one.axis), strict=True):
             own.append(part)
     return found
@@ -225,14 +234,15 @@ class Doubt:
 
 
 class Proof:
-    """The proof of one cut and form of inputs; `joined` and `apart` are for its requests. Raises CutRefused when it
-    fails.
+    """The proof of one cut and form of inputs, for tails or, with ``end``, for what runs up to that later cut; `joined`
+    and `apart` are for its requests. Raises CutRefused when it fails.
 
-    ``structure``: of the output. One thread at a time.
+    ``structure``: of the output. ``last``: the later cut, whose pieces are then the output. One thread at a time.
     """
 
-    def __init__(self, family: Family, layer_id: int, name: str) -> None:
-        self.cut: CutOfAnyBatch = family.cut(layer_id, name)
+    def __init__(self, family: Family, cut: Cut, end: str = "") -> None:
+        self.cut: CutOfAnyBatch = family.cut(cut)
+        self.last: CutOfAnyBatch | None = family.cut(end) if end else None
         self.wrapped = family.wrapped
         self._parts = [self._sample(family, rows) for rows in SIZES]
         seen = [Decisions() for _ in SIZES]
@@ -241,7 +251,7 @@ class Proof:
         self.structure: Structure = alone[0][0]
         if any(structure != self.structure for structure, _ in alone):
             raise CutRefused(f"outputs of {SIZES} rows differ in more than one size")
-        self.outputs = _growths([tensors for _, tensors in alone])
+        self.outputs = _growths([tensors for _, tensors in alone]) if self.last is None else self.last.pieces
         self._alone = [tensors for _, tensors in alone]
         self.most: float = math.inf
         """Rows of a batch, as far as is known: a larger one was more than the rehearsal's limits allow."""
@@ -268,10 +278,31 @@ class Proof:
 
     def apart(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Tensors]:
         """The tensors of the batch's output, for each of its parts. Raises CutRefused for other sizes than foretold."""
-        expected = [one.at(sum(rows)) for one in self.outputs]
+        pairs = zip(tensors, self.outputs, strict=False)
+        expected = [tuple(tensor.shape) if one is None else one.at(sum(rows)) for tensor, one in pairs]
         if [tuple(tensor.shape) for tensor in tensors] != expected:
             raise CutRefused(f"a batch of {sum(rows)} rows gave another form of output than smaller ones foretold")
         return apart(tensors, rows, self.outputs)
+
+    def output(self, early: EarlyOutput, rows: int) -> tuple[Structure, Tensors]:
+        """What the model, or its part up to the later cut, makes of so many rows. Raises what that raises."""
+        if self.last is None:
+            return flatten(self.wrapped.tail(early))
+        found: EarlyOutput = self.wrapped.forward(early, end=self.last.cut)
+        if found.crossing.slots != self.last.at(rows).slots:
+            raise CutRefused(f"up to {found.layer_name} {rows} rows lead to another cut than their plans say")
+        pairs = zip(found.pieces, self.last.pieces, strict=True)
+        return ["cut"], [piece if own is None else piece.reshape(own.at(rows)) for piece, own in pairs]
+
+    def crossing(self, early: EarlyOutput, own: Tensors, target: Crossing) -> EarlyOutput:
+        """What crosses the later cut of one request, ``own`` of its batch; ``target``: its description there. Raises
+        CutRefused where that is another cut.
+        """
+        shapes = [piece.shape for slot in target.slots for piece in slot.pieces]
+        if len(shapes) != len(own) or target.reads or target.generators:
+            raise CutRefused("the middle part leads to another cut than the batch is of")
+        pieces = [tensor.reshape(shape) for tensor, shape in zip(own, shapes, strict=True)]
+        return EarlyOutput(target, tuple(pieces), ())
 
     def sample(self, rows: int) -> EarlyOutput:
         """A frontier of so many rows, of random inputs. Raises CutRefused for more than it keeps."""
@@ -298,10 +329,9 @@ class Proof:
 
     def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
         """A tail's output, of what nothing was seen in which rows might meet."""
-        self.wrapped.tail(part.early)  # what is rehearsed and built is not the tail's own
+        self.output(part.early, part.rows)  # what is rehearsed and built is not the tail's own
         with decisions:
-            output = self.wrapped.tail(part.early)
-        structure, tensors = flatten(output)
+            structure, tensors = self.output(part.early, part.rows)
         decisions.check_result(tensors)
         return structure, tensors
 
@@ -320,7 +350,8 @@ class Proof:
     def _compare(self, order: list[int], what: str) -> list[Tensors]:
         found = self._run([self._parts[number] for number in order])
         for number, own in zip(order, found, strict=True):
-            if not all(map(agree, own, self._alone[number])):
+            pairs = zip(self.outputs, own, self._alone[number], strict=True)
+            if not all(agree(a, b) if grows is not None else _identical(a, b) for grows, a, b in pairs):
                 raise CutRefused(f"{what} do not give what they give alone")
         return found
 
@@ -333,7 +364,7 @@ class Proof:
     def _run(self, parts: Sequence[Part]) -> list[Tensors]:
         """The outputs of each part, from one tail."""
         rows = [part.rows for part in parts]
-        structure, tensors = flatten(self.wrapped.tail(self.joined([part.early for part in parts], rows)))
+        structure, tensors = self.output(self.joined([part.early for part in parts], rows), sum(rows))
         if structure != self.structure:
             raise CutRefused(f"a batch of {sum(rows)} rows gave another form of output than smaller ones")
         return self.apart(tensors, rows)

@@ -582,7 +582,9 @@ class Plan:
         inside = groups.get(cut.removeprefix(GROUP), {})
         found = [call.name for call in calls if call.path in inside and not self._is_in(call.parent, inside)]
         if not found:
-            raise UnknownLayer(f'no module of "{cut:.80}" ran; the groups of this model are: {", ".join(groups) or "none"}')
+            raise UnknownLayer(
+                f'no module of "{cut:.80}" ran; the groups of this model are: {", ".join(groups) or "none"}'
+            )
         return found
 
     @staticmethod

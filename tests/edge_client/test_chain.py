@@ -238,6 +238,35 @@ def test_many_inputs_keep_every_hop_busy(spec: ModelSpec) -> None:
 # Refused by name
 
 
+def test_middle_parts_of_several_requests_are_one_batch_where_all_allow_it(spec: ModelSpec) -> None:
+    class Seen:
+        companies: list[int] = []  # noqa: RUF012
+
+        def on_result(self, event: Event) -> None:
+            self.companies.append(event.computed.reply.company)
+
+    with (
+        chained(spec, 2, limits=Limits(max_batch_size=8)) as stations,
+        client_of(stations, spec, ["stem", "two"], exact=False, metrics=False) as client,
+    ):
+        gateway = stations[0]
+        for rows in (1, 2, 1):  # the first of a kind goes alone, and is looked at once it is answered
+            client.infer(image(rows=rows))
+        gateway.core.lifecycle.register(Seen())
+        gateway.hold.clear()
+        held = client.submit(image(), exact=True)
+        inputs = [image(seed, rows=1 + seed % 2) for seed in range(3)]
+        waiting = [client.submit(one) for one in inputs]
+        eventually(lambda: gateway.core.load().pending >= 4)
+        gateway.hold.set()
+        assert same(held.result().output, whole(image()))
+        for one, pending in zip(inputs, waiting, strict=True):
+            found, wanted = pending.result().output, whole(one)
+            for key in wanted:
+                torch.testing.assert_close(found[key], wanted[key])
+        assert sorted(Seen.companies)[1:] == [3, 3, 3]
+
+
 @pytest.mark.parametrize(
     ("split", "error", "text"),
     [

@@ -58,7 +58,7 @@ def test_sets_that_are_named_come_where_they_end() -> None:
     assert found == [("body.1", 3), ("head", 4), ("stem + head", 4)]
     with pytest.raises(CutRefused, match="after x"):
         choose(layers(), "x + y", along=known.get)
-    with pytest.raises(UnknownLayer, match="no layer \"no \\+ yes\""):
+    with pytest.raises(UnknownLayer, match='no layer "no \\+ yes"'):
         choose(layers(), "no + yes", along=known.get)
 
 

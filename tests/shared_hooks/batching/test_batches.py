@@ -26,6 +26,7 @@ from tests.shared_hooks.batching.models import (
     Waits,
     Words,
 )
+from tests.zoo.branching import made
 
 Inputs = Callable[[int], tuple[torch.Tensor, ...]]
 
@@ -59,13 +60,13 @@ class Sides:
     def head(self, cut: str, *inputs: torch.Tensor) -> EarlyOutput:
         return self.edge.head(cut, *inputs)
 
-    def run(self, earlies: list[EarlyOutput]) -> list[Any]:
-        """Their outputs, out of one batch."""
+    def run(self, earlies: list[EarlyOutput], end: str = "") -> list[Any]:
+        """Their outputs, or what crosses at ``end``, out of one batch."""
         known = []
         for early in earlies:
-            self.batches.learn(early.crossing)
-            found = self.batches.of(early.crossing)
-            assert found is not None, self.batches.reason(early.crossing)
+            self.batches.learn(early.crossing, end)
+            found = self.batches.of(early.crossing, end)
+            assert found is not None, self.batches.reason(early.crossing, end)
             known.append(found)
         made = self.batches.run(earlies, known)
         assert [one.company for one in made] == [len(earlies)] * len(earlies)
@@ -87,6 +88,62 @@ def test_each_gets_what_the_model_gives_it_however_many_rows_the_others_bring(na
     asked = [inputs(rows) for rows in (1, 3, 1, 4)]  # 4 was never planned, nor 9 together
     outputs = sides.run([sides.head(cut, *one) for one in asked])
     assert all(sides.alike(output, one) for output, one in zip(outputs, asked, strict=True))
+
+
+MIDDLES = [
+    ("convolutions", "a", "b"),
+    ("convolutions", "input", "a"),
+    ("tokens", "words", "layers.layers.0"),
+    ("tokens", "input", "layers.layers.0"),
+    ("sequences", "lstm", "layers.layers.0"),
+    ("channels last", "input", "b"),
+    ("one row is special", "input", "a"),
+]
+
+
+@pytest.mark.parametrize(("name", "cut", "end"), MIDDLES)
+def test_middle_parts_give_what_each_gives_alone(name: str, cut: str, end: str) -> None:
+    make, inputs, _ = INDEPENDENT[name]
+    sides = Sides(make, inputs)
+    asked = [inputs(rows) for rows in (1, 3, 1, 4)]
+    crossed = sides.run([sides.head(cut, *one) for one in asked], end)
+    for one, early in zip(asked, crossed, strict=True):
+        alone = sides.edge.forward(sides.head(cut, *one), end=end)
+        assert early.crossing.to_bytes() == alone.crossing.to_bytes(), "the next server sees no difference"
+        assert all(map(agree, early.pieces, alone.pieces))
+        assert sides.alike(sides.edge.tail(EarlyOutput.from_bytes(early.to_bytes())), one)
+
+
+def test_tails_and_middle_parts_are_no_batch_together() -> None:
+    sides = Sides(*INDEPENDENT["convolutions"][:2])
+    early = sides.head("a", torch.randn(1, 3, 8, 8))
+    known = []
+    for end in ("", "b"):
+        sides.batches.learn(early.crossing, end)
+        known.append(sides.batches.of(early.crossing, end))
+    assert known[0] is not None and known[1] is not None and known[0].batch_key != known[1].batch_key
+    with pytest.raises(InputMismatch, match="no batch"):
+        sides.batches.run([early, early], known)  # type: ignore[arg-type]
+
+
+def test_a_middle_part_in_which_rows_meet_goes_alone() -> None:
+    sides = Sides(lambda: Mixes("mean"), lambda n: (torch.randn(n, 8),))
+    early = sides.head("a", torch.randn(1, 8))
+    sides.batches.learn(early.crossing, "b")
+    assert sides.batches.of(early.crossing, "b") is None and sides.batches.reason(early.crossing, "b")
+    sides.batches.learn(early.crossing, "nowhere")
+    assert "nowhere" in sides.batches.reason(early.crossing, "nowhere")
+
+
+def test_cuts_along_branches_join_as_single_cuts_do() -> None:
+    sides = Sides(lambda: made("two towers"), lambda n: (torch.randn(n, 8), torch.randn(n, 8)))
+    asked = [(torch.randn(rows, 8), torch.randn(rows, 8)) for rows in (1, 3, 1, 4)]
+    outputs = sides.run([sides.head("left.0 + right.0", *one) for one in asked])
+    assert all(sides.alike(output, one) for output, one in zip(outputs, asked, strict=True))
+    early = sides.head("left.0 + right.0", *asked[0])
+    assert early.crossing.later
+    sides.batches.learn(early.crossing, "head")
+    assert "not along branches" in sides.batches.reason(early.crossing, "head")
 
 
 def test_a_row_of_nan_stays_alone_and_the_others_bits_do_not_change() -> None:
