@@ -76,6 +76,11 @@ def add_plan(commands: Commands, model: Parser) -> None:
     _add_engine(plan, "of heads: torch, onnxruntime, compile, aotinductor")
     _add_generation(plan)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
+    plan.add_argument(
+        "--report",
+        metavar="FILE.html",
+        help="also a page: the graph and its cut; of --generate, tokens against the cut",
+    )
     plan.add_argument("--top", type=_count, metavar="N", help="show only the N best, the best first")
     plan.add_argument("--partitioner", default="objective", metavar="NAME", help="what decides (default: objective)")
     plan.add_argument("--partitioner-option", metavar="TEXT", help="passed to the partitioner")
@@ -112,7 +117,6 @@ def _add_generation(plan: argparse.ArgumentParser) -> None:
     )
     own.add_argument("--acceptance", type=float, metavar="X", help="the share of them that is right, 0 to 1")
     own.add_argument("--top-logits", type=_count, metavar="K", help="only the K likeliest come back (default: all)")
-    own.add_argument("--report", metavar="FILE.html", help="also a page: tokens and memory against the cut")
     own.add_argument("--measured", metavar="FILE", help="the JSON of an earlier plan --generate, to measure nothing")
 
 

@@ -163,8 +163,6 @@ def plan(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     if options.generate:
         return _print(_generation(options), options)
-    if options.report:
-        raise SpecError("--report is for --generate; edge-client sweep writes one of measured requests")
     server = chosen(options, chain=True) or NONE
     if "," in server:
         return _plan_chain(server.split(","), options)
@@ -176,6 +174,8 @@ def plan(options: argparse.Namespace) -> int:
         say=say,
         **keywords(options, plan, "power"),
     )
+    if options.report:
+        whole.write_page(options.report)
     return _print(whole, options)
 
 
@@ -194,6 +194,7 @@ def _plan_chain(servers: list[str], options: argparse.Namespace) -> int:
     from edge_client.tasks.plan_chain import plan_chain
 
     names = "edge_profile cloud_profile max_bytes_per_second input max_edge_memory min_accuracy rate uplink leakage top"
+    names += " report"
     given = [name for name in names.split() if getattr(options, name, None)]
     given += ["objective"] if options.objective != "latency" else []
     given += ["codec"] if options.codec != "raw" else []

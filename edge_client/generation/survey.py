@@ -21,8 +21,7 @@ from edge_client.screen.progress import counted, progress
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import Link, SplitForward
 from shared_hooks.profiling.decoding.measure import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, Measurement
-from shared_hooks.profiling.decoding.profile import DecodingProfile
-from shared_hooks.profiling.decoding.prompts import generated
+from shared_hooks.profiling.decoding.profile import DecodingProfile, generated
 
 # A few real steps of a split generation, at the first and at the last cut: what the server takes, and what crosses.
 

@@ -7,6 +7,7 @@ explain       a decision as text
 link          what a link carries, estimated from requests and probes
 codecs        which codecs may be used where, for the loss that is allowed
 leakage       what crosses gives away, and a bound on it
+page          a plan as a page: the graph and its cut, every way
 partitioners  other ways to choose
 generation    the same for models that are called step by step
 

@@ -45,13 +45,14 @@ class Node:
 
 @dataclass
 class Tensor:
-    """Memory that several nodes share. ``ns``: what it takes on the link; ``made``: numbers of the nodes that make or
-    write it, `INPUTS` for an input; ``read``: of those that read it.
+    """Memory that several nodes share. ``ns``: what it takes on the link, ``nbytes``: raw; ``made``: numbers of the
+    nodes that make or write it, `INPUTS` for an input; ``read``: of those that read it.
     """
 
     ns: float
     made: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
+    nbytes: int = 0
 
 
 @short
@@ -144,7 +145,8 @@ class _Builder:
             return self.number_of[layer]
         number = len(self.nodes)
         edge_ns, cloud_ns = self.times(None if layer is None else layer.layer_id)
-        self.nodes.append(Node(op.name if layer is None else layer.name, edge_ns, cloud_ns))
+        inside = op.name if call.path == ROOT else f"{call.name}.{op.name}"
+        self.nodes.append(Node(inside if layer is None else layer.name, edge_ns, cloud_ns))
         self.calls.append(call if layer is None else layer)
         self.begins.append(op.seq)
         if layer is not None:
@@ -196,7 +198,9 @@ class _Builder:
 
     def tensors(self, ns: Callable[[float], float]) -> list[Tensor]:
         return [
-            Tensor(ns(live.sent * storage.itemsize), set(self.writers[storage]), self.readers[storage])
+            Tensor(
+                ns(nbytes := live.sent * storage.itemsize), set(self.writers[storage]), self.readers[storage], nbytes
+            )
             for storage, live in self.live.items()
         ]
 
@@ -216,6 +220,8 @@ class Best:
     is_plain: bool = False
     """Whether a single cut is the same."""
     graph: Graph = field(default_factory=lambda: Graph((), ()), repr=False)
+    own: frozenset[int] = frozenset()
+    """Numbers of the graph's nodes that run on the edge."""
 
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
@@ -273,7 +279,7 @@ def best_set(
             besides.append(known - latency(before, layer.frontier_bytes))
     more = statistics.median(besides) if besides else 0.0
     here = tuple(graph.nodes[number].name for number in sorted(own))
-    return Best(found, latency(own, nbytes) + more, nbytes, here, reason, is_plain, graph)
+    return Best(found, latency(own, nbytes) + more, nbytes, here, reason, is_plain, graph, frozenset(own))
 
 
 def names_of(builder: _Builder, graph: Graph, own: set[int]) -> list[ModuleCall]:

@@ -44,8 +44,8 @@ def choose(
     along: Callable[[str], LayerInfo | None] = lambda cut: None,
 ) -> list[tuple[str, int]]:
     """(name, layer id) of the cuts to try, of `Plan.cuts`: the named ones, every n-th of those that are allowed, or the
-    ends of blocks and those layers after which other bytes cross than after the layer before. ``along``: `Plan.resolve`,
-    for cuts along branches ("a + b"), which are tried where they are named.
+    ends of blocks and those layers after which other bytes cross than after the layer before. ``along``:
+    `Plan.resolve`, for cuts along branches ("a + b"), which are tried where they are named.
 
     Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
     """

@@ -209,7 +209,8 @@ def calibrate(
 
     ``inputs``: a folder or a glob of files, a sub-folder a class; or a list of inputs as for `plan`, or of (input,
     label). ``labels``: a CSV file of names and labels. ``max_loss``: what is to be allowed, which says when a codec is
-    too lossy to be measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", of which one may be "c + d" along branches, or every n-th;
+    too lossy to be measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", of which one
+    may be "c + d" along branches, or every n-th;
     None: all that are allowed. ``kind`` of the output: "classes", "embedding", "boxes" or "tensors"; None: found by the
     first one. ``seconds``: no input is begun after as many. ``learn``: of the inputs, so many are set apart for the
     codec "basis" to learn from; None: one of four, 200 at most, where there are enough. ``output``: a folder for

@@ -12,6 +12,7 @@ from typing import Any
 from edge_client import units
 from edge_client.call import Load
 from edge_client.credentials import Credentials
+from edge_client.planning import page
 from edge_client.planning.codecs import Codecs, LossTable, learnt, named
 from edge_client.planning.explain import BreakEven, break_evens, explain
 from edge_client.planning.leakage import LeakageTable, bound_of
@@ -25,9 +26,11 @@ from edge_client.settings import OWN
 from edge_client.spoken import option
 from edge_client.survey.gather import Gathered, Say, Wanted, gather
 from edge_client.survey.loading import Loaded
+from edge_client.sweeping import settings
 from edge_client.tasks.engines import TORCH, EnginePlan, EngineTimes, engines_of, measure
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.errors import SpecError
+from shared_hooks.files import write_text
 from shared_hooks.models.inputs import to_device
 from shared_hooks.profiling.profile import Profile
 
@@ -125,6 +128,13 @@ class Planned(Tabular):
             }
             for one in self.candidates
         ]
+
+    def write_page(self, path: str | Path) -> None:
+        """As HTML: the graph with the best cut along branches, and every way. Raises SpecError where it cannot be
+        written, or jinja2 is missing.
+        """
+        settings.check("jinja2")
+        write_text(path, page.render(self.model, self.decision, self.candidates, self.branches))
 
     def explain(self) -> str:
         """Why the winner wins, stage by stage, and what would have to change for the runner-up to win."""

@@ -236,11 +236,11 @@ def sweep(
 
     ``server`` and ``model``: as for `plan`. ``inputs``: files, folders, arrays, calls; nothing: the images that come
     with the model, or its example. ``output``: folder of results and of a journal: the same call continues where an
-    earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers, "a + b" along branches; ``every``: every n-th cut.
-    ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too. ``predict``: a
-    plan first, to compare with. ``observers``: of one more request for each input. ``engine``: "torch", and with it
-    "onnxruntime": each cut is asked by a head in it, too; the server needs its tails by name (``--tails all``; our own
-    has them). ``say`` gets lines for people as they come up.
+    earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers, "a + b" along branches; ``every``:
+    every n-th cut. ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too.
+    ``predict``: a plan first, to compare with. ``observers``: of one more request for each input. ``engine``: "torch",
+    and with it "onnxruntime": each cut is asked by a head in it, too; the server needs its tails by name (``--tails
+    all``; our own has them). ``say`` gets lines for people as they come up.
 
     A sweep that is interrupted, or loses its server, writes what it has and raises; ``failures="return"`` returns it,
     and `Swept.failure` says why. Raises as `plan` does, and SpecError for a folder of another sweep.

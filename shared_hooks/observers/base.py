@@ -43,8 +43,8 @@ def resolve(model: nn.Module, targets: Targets) -> dict[nn.Module, str]:
 
     A target is a module's name (``"(model)"`` or ``""`` is the model itself), a glob (``*`` crosses dots), a regular
     expression (``re.compile(...)`` or ``"re:..."``, searched in the name), a type, the name of a type as
-    ``"type:Conv2d"``, a group as ``"group:vision"`` (see `modules.tables`), or a module. Raises UnknownLayer for one that
-    matches nothing, with names that are near.
+    ``"type:Conv2d"``, a group as ``"group:vision"`` (see `modules.tables`), or a module. Raises UnknownLayer for one
+    that matches nothing, with names that are near.
     """
     # a scripted or compiled module runs out of sight: nothing inside it
     infos = walk(model, None)

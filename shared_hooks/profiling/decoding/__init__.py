@@ -1,7 +1,5 @@
 """What a model that is called step by step takes, block by block: a decode step and a prefill, by the number of tokens.
 
-profile  one side's numbers, by block, kept as JSON
-prompts  of any length
-looking  what is not a time: weights, what is kept, what crosses
+profile  one side's numbers, by block, kept as JSON; prompts of any length
 measure  the profile of the model on this machine
 """

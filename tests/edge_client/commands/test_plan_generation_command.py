@@ -83,4 +83,3 @@ def test_a_page_shows_every_cut(measured: Path, tmp_path: Path) -> None:
     text = page.read_text()
     assert all(f"model.layers.{at}" in text for at in range(6))
     assert '"round trip 100 ms"' in text and '"2048 tokens"' in text
-    assert main([*MODEL, "--report", str(page)]) == 2

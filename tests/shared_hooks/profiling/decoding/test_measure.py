@@ -8,8 +8,7 @@ from torch import nn
 
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.profiling.decoding.measure import Measurement, fitting_lengths, measure_decoding
-from shared_hooks.profiling.decoding.profile import blocks_of, weights_bytes
-from shared_hooks.profiling.decoding.prompts import words_at_random
+from shared_hooks.profiling.decoding.profile import blocks_of, weights_bytes, words_at_random
 from tests.shared_hooks.generation.small import MODELS, make
 
 LISTS = {
