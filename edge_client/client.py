@@ -70,9 +70,10 @@ class EdgeClient(ClientCore):
     runs on the server; "cloud-only-file" to send input files as they are, which the server then reads, "edge-only":
     the whole model here, without a server, "auto": chosen for every request, by ``auto`` (`AutoOptions`), from
     measurements that `open` begins with, or "min": the set of calls that takes the least time, measured once (`least`).
-    `codec` is how frontiers travel (`shared_hooks.codecs`); "auto": each tensor as it is there the soonest, by measured
-    codecs and link. With a loss only where `calibration` (a file or a table of `edge_client.calibrate`, of these very
-    weights) shows that a cut loses no more than `max_loss` (0.005 or "0.5%"): docs/calibration.md.
+    `codec` is how frontiers travel (`shared_hooks.codecs`), along a chain one, or a list of one for each crossing;
+    "auto": each tensor as it is there the soonest, by measured codecs and link. With a loss only where `calibration` (a
+    file or a table of `edge_client.calibrate`, of these very weights) shows that a cut loses no more than `max_loss`
+    (0.005 or "0.5%"): docs/calibration.md.
 
     `metrics` asks for the layers' times on both sides. `deadline`: seconds for a whole request. `connection` has the
     limits (`ConnectionOptions`): how long to wait for a server, how many requests are between head and answer, and so
@@ -108,7 +109,7 @@ class EdgeClient(ClientCore):
         model: str | ModelSpec | nn.Module | ModelChoice,
         split: Cut | Sequence[int | str] | None = None,
         *,
-        codec: str = "raw",
+        codec: str | Sequence[str] = "raw",
         calibration: str | Path | LossTable | None = None,
         max_loss: str | float | None = None,
         metrics: bool = True,
@@ -133,10 +134,11 @@ class EdgeClient(ClientCore):
         if choice.only_head is not None and (witness or fallback or split in (EDGE_ONLY, AUTO, LEAST)):
             what = "witness" if witness else 'fallback="edge"' if fallback else f'split="{split}"'
             raise SpecError(f"only_head leaves the tail's weights in their files, and {what} runs the whole model here")
+        own, *onward = (codec,) if isinstance(codec, str) else codec or ("raw",)
         super().__init__(
             server,
             choice,
-            codec=codec,
+            codec=own,
             calibration=calibration,
             max_loss=max_loss,
             metrics=metrics,
@@ -152,6 +154,12 @@ class EdgeClient(ClientCore):
         split = "input" if split is None and len(self.chain) < 2 else split
         self._split: Cut = () if split is None else self._checked(split)
         self._routes: dict[Cuts, Route] = {}
+        if onward and len(onward) + 1 != len(self.chain):
+            raise SpecError(
+                f"codec={codec!r:.200}: a chain has one for each of its {len(self.chain)} crossings, or one"
+            )
+        self._onward = [codecs.check(one) for one in onward] or [self.codec] * (len(self.chain) - 1)
+        """Codecs of the crossings behind the first server."""
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
         example = self._edge_model.example
         self._swallowed = Swallowed(self.wrapped.model, example[1] if example is not None else ())
@@ -519,12 +527,13 @@ class EdgeClient(ClientCore):
         if not isinstance(cuts, tuple) or len(self.chain) < 2:
             return cuts, ()
         if (route := self._routes.get(cuts)) is None:
-            own = codecs.CODECS.get(self.codec)
-            # what books or training say of one cut says nothing of the others
-            codec = "" if own is None or isinstance(own, (Basis, Frames, Learned)) else own.name
-            hops = zip(self.chain[1:], cuts[1:], strict=True)
-            made = [Hop(server=name, cut=self._edge_model.name_of(cut), codec=codec) for name, cut in hops]
-            route = self._routes[cuts] = tuple(made)
+            for one in self._onward:
+                if isinstance(own := codecs.CODECS.get(one), Learned):
+                    own.check_model(self.wrapped.weights_hash())
+            hops = zip(self.chain[1:], map(self._edge_model.name_of, cuts[1:]), self._onward, strict=True)
+            route = self._routes[cuts] = tuple(
+                Hop(server=name, cut=cut, codec=_at(cut, own)) for name, cut, own in hops
+            )
         return cuts[0], route
 
     def _checked(self, split: Cut | Sequence[int | str]) -> Cut:
@@ -553,3 +562,11 @@ class EdgeClient(ClientCore):
         if found := [cut for cut in cuts if cut in words or members(cut)]:
             raise SpecError(f'split={split!r:.200}: "{found[0]}" is no cut of a chain')
         return cuts
+
+
+def _at(cut: str, codec: str) -> str:
+    """What a cut between servers uses of a codec: what books or training say of one cut says nothing of others."""
+    own = codecs.CODECS.get(codec)
+    if own is None or isinstance(own, (Basis, Frames)) or (isinstance(own, Learned) and own.file.cut != cut):
+        return ""
+    return own.name

@@ -112,8 +112,8 @@ def add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
     known = (*CODECS, "auto") if auto else CODECS
 
     def codec(text: str) -> str:
-        if ":" in text or text in known:
-            return text
+        if all(":" in one or one in known for one in (text.split(",") if auto else (text,))):
+            return text  # of several a chain has one for each crossing
         listed = f"{', '.join(known)}, learned:FILE, noise:SIGMA"
         raise argparse.ArgumentTypeError(f'"{text}" is not one of {listed}.{near(text, known)}')
 

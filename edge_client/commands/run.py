@@ -78,7 +78,7 @@ def _run(
         choice.with_spec(spec),
         EDGE_ONLY if chain else "input",
         auto=chooses.options if chooses else None,
-        codec=options.codec,
+        codec=options.codec.split(",") if chain else options.codec,
         calibration=options.calibration,
         max_loss=options.max_loss,
         metrics=bool(options.layers or options.json or looking.wanted),

@@ -22,9 +22,9 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints
 from edge_client.spoken import EDGE_ONLY
 from shared_hooks import WrappedModel
-from shared_hooks.codecs import CODECS
+from shared_hooks.codecs import CODECS, learned
 from shared_hooks.codecs.learned import Bottleneck, Design, LearnedFile, Piece, SymbolCoder
-from shared_hooks.errors import SpecError
+from shared_hooks.errors import BadFrame, SpecError
 from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile import ModelIdentity
 from tests.edge_client.planning.made import SHAPES, profile
@@ -119,6 +119,37 @@ def test_a_calibration_judges_it_and_auto_may_choose_it(server: str, codec: str)
         client.codec_link(lambda: Link(Curve(((0, 1e6), (1 << 20, 9e9))), Curve(((0, 1e6), (1 << 20, 9e9)))))
         answers = [client.infer(images[0]) for _ in range(3)]
     assert answers[-1].codecs == (name,)
+
+
+def test_along_a_chain_it_is_used_at_the_crossing_it_was_learnt_for(server: str, codec: str, tmp_path: Path) -> None:
+    picture = torch.randn(1, 1, 32, 32)
+    gateway = ["--next", f"gpu={server}"]
+    cuts = ["stem.2", CUT]
+    with (
+        local_server(CHOICE, arguments=gateway) as without,
+        local_server(CHOICE, arguments=[*gateway, "--codec", codec]) as address,
+    ):
+        with EdgeClient([address, "gpu"], CHOICE, cuts) as client:
+            raw = client.infer(picture)
+        for given in (codec, ["raw", codec], ["int8", codec]):
+            with EdgeClient([address, "gpu"], CHOICE, cuts, codec=given) as client:
+                answer = client.infer(picture)
+                assert answer.parts[0].bytes_up < raw.parts[0].bytes_up / 4
+                assert (answer.bytes_up < raw.bytes_up / 2) == (given[0] == "int8")
+        with EdgeClient([address, "gpu"], CHOICE, [CUT, "stage3.0"], codec=codec) as client:
+            answer = client.infer(picture)
+            assert answer.bytes_up < raw.parts[0].bytes_up / 4 < answer.parts[0].bytes_up, "raw at other cuts"
+        unknown = pytest.raises(BadFrame, match="no codec is called 'learned:")
+        with EdgeClient([without, "gpu"], CHOICE, cuts, codec=["raw", codec]) as client, unknown:
+            client.infer(picture)
+        with pytest.raises(SpecError, match="one for each of its 2 crossings"):
+            EdgeClient([address, "gpu"], CHOICE, cuts, codec=["raw", "raw", codec])
+        strange = tmp_path / "codec.safetensors"
+        known = learned.read(Path(codec.removeprefix("learned:"))).file
+        replace(known, weights_hash="0" * 64).write(strange)
+        other = pytest.raises(SpecError, match="learnt with other weights")
+        with EdgeClient([address, "gpu"], CHOICE, cuts, codec=["raw", f"learned:{strange}"]) as client, other:
+            client.infer(picture)
 
 
 def test_split_auto_keeps_to_a_bound(server: str, weights: str) -> None:
