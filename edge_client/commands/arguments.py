@@ -519,6 +519,7 @@ def add_generation(commands: Commands, model: Parser) -> tuple[Parser, ...]:
         _add_split(command)
     for command in (generate, chat):
         _add_text(command)
+    _add_drafts(serve)
     return generate, chat, serve
 
 
@@ -558,12 +559,22 @@ def _add_text(command: Parser) -> None:
         "--top-p", type=share, metavar="P", help="with --sample: among the likeliest that add up to P, 0 to 1"
     )
     command.add_argument("--seed", type=number, metavar="N", help="with --sample: the same text every time")
+    _add_drafts(command)
+
+
+def _add_drafts(command: Parser) -> None:
     command.add_argument(
         "--lookup",
         type=count,
         metavar="N",
         help="draft up to N tokens from what was read, and have them checked in one round trip",
     )
+    command.add_argument(
+        "--first-layers",
+        metavar="NAME",
+        help="draft with the model's own layers up to this block, such as model.layers.3",
+    )
+    command.add_argument("--assistant", metavar="SPEC", help="draft with this small model, of the same vocabulary")
 
 
 MOST = "--model --server --input --output --json"
@@ -604,7 +615,8 @@ TOPICS = {
         "server": "--server --deadline --patience --fallback --in-flight --warmup",
         "what crosses": "--codec --codec-plugin --codecs --calibration --max-loss --exact --no-exact",
         "what is served here": "--listen --key-file --seats --together",
-        "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --beams --no-stream",
+        "text": "--max-new-tokens --sample --temperature --top-k --top-p --seed --lookup --first-layers --assistant "
+        "--beams --no-stream",
         "choosing a cut (plan, --split auto)": "--objective --max-edge-memory --max-bytes-per-second --rate "
         "--min-accuracy --max-leakage --leakage --power-active --power-idle --uplink --downlink --rtt "
         "--edge-profile --edge-speed "

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -23,7 +23,10 @@ from edge_client.commands import common
 from edge_client.commands.common import check_json_target, credentials_of, needed, running, say, write_json
 from edge_client.commands.feed import choice_of
 from edge_client.commands.hooks import configured
+from edge_client.core import ClientCore
 from edge_client.generation import Conversation, SplitGenerator, Summary, TextStream, Words
+from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Measured, Source
+from edge_client.model_choice import ModelChoice
 from edge_client.screen.text import one_line, printable, table
 from edge_client.spoken import AUTO
 from edge_client.transport import ConnectionOptions
@@ -68,7 +71,7 @@ def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words
         words = Words.of(client.spec)
         client.open()
         _tell_loaded(client, options)
-        with generator:
+        with generator, _drafting(options, generator):
             yield generator, words
 
 
@@ -85,9 +88,42 @@ def how(options: argparse.Namespace) -> dict[str, Any]:
     for name in SAMPLING[:-1]:
         if (value := getattr(options, name)) is not None:
             found[name] = value
-    if options.lookup is not None:
-        found["prompt_lookup_num_tokens"] = options.lookup
     return found
+
+
+MOST_DRAFTED: Final = 32
+
+
+def drafts(options: argparse.Namespace, client: ClientCore) -> tuple[Source | None, int]:
+    """Where drafts come from, and how many tokens at most. Raises SpecError for two sources, and another vocabulary."""
+    given = [name for name in ("lookup", "first_layers", "assistant") if getattr(options, name) is not None]
+    if len(given) > 1:
+        first, second = (f"--{name.replace('_', '-')}" for name in given[:2])
+        raise SpecError(f"{first} and {second}: drafts come from one of them")
+    if options.lookup is not None:
+        return Lookup(), options.lookup
+    if options.first_layers is not None:
+        return FirstLayers(options.first_layers), MOST_DRAFTED
+    if options.assistant is None:
+        return None, 0
+    model = ModelChoice(options.assistant).spec().load_model(client.device)
+    theirs, ours = (_words_of(one) for one in (model, client.wrapped.model))
+    if theirs != ours:
+        raise SpecError(f"--assistant {options.assistant}: it knows {theirs} words, and {client.model_id} {ours}")
+    return Assistant(model), MOST_DRAFTED
+
+
+def _words_of(model: Any) -> int | None:
+    weight = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "weight", None)
+    return None if weight is None else int(weight.shape[0])
+
+
+def _drafting(options: argparse.Namespace, generator: SplitGenerator) -> AbstractContextManager[Any]:
+    source, most = drafts(options, generator.client)
+    if source is None:
+        return nullcontext()
+    pace = Constant(most) if options.seed is not None else Measured(most)  # a seed says the same text every time
+    return Drafting(generator.model, source, pace=pace)
 
 
 def draw(options: argparse.Namespace) -> None:
@@ -115,8 +151,10 @@ def figures(summary: Summary) -> str:
 def generate(options: argparse.Namespace) -> int:
     """Write the text to standard output and what it took to standard error; exit status."""
     check_json_target(options.json)
-    if options.beams > 1 and options.lookup is not None:
-        raise SpecError("--lookup drafts one sequence, and --beams searches among several: one of them")
+    for name in ("lookup", "first_layers", "assistant"):
+        if options.beams > 1 and getattr(options, name) is not None:
+            word = name.replace("_", "-")
+            raise SpecError(f"--{word} drafts one sequence, and --beams searches among several: one of them")
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     with speaker(options) as (generator, words):
         text, ids = _written(options, generator, words, prompt)
@@ -310,7 +348,9 @@ def serve(options: argparse.Namespace) -> int:
     with connected(options) as (client, cut):
         client.open()
         _tell_loaded(client, options)
-        chats = Chats(client, cut, seats=options.seats, exact=not options.together, codec=options.codec)
+        source, most = drafts(options, client)
+        more = {"codec": options.codec, "drafts": source, "most_drafted": most or 1}
+        chats = Chats(client, cut, seats=options.seats, exact=not options.together, **more)
         try:
             with Endpoint(chats, options.listen, key) as endpoint:
                 print(f"listening on {endpoint.url}, model {endpoint.model}", file=options.stdout, flush=True)

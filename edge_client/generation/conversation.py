@@ -167,6 +167,11 @@ class Conversation:
     def __init__(self, generator: SplitGenerator, words: Words, *, system: str = "", **options: Any) -> None:
         if getattr(getattr(generator.model, "config", None), "is_encoder_decoder", False):
             raise SpecError("a model that encodes one text and decodes another has no turns: use generate")
+        if drafts := [name for name in ("prompt_lookup_num_tokens", "assistant_model") if options.get(name)]:
+            raise SpecError(
+                f"{drafts[0]}: transformers would read all that was said again, into a state that has it; "
+                "drafts of a chat are made in a block of edge_client.generation.drafting.Drafting"
+            )
         self.generator = generator
         self.words = words
         self.turns: list[Turn] = []

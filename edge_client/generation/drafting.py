@@ -368,7 +368,7 @@ class _Line:
         return max((self._y - self.slope * self._x) / self._weight, 1e-9)
 
 
-_HOOKED = ("generate", "_get_candidate_generator")
+_HOOKED = ("generate", "_get_candidate_generator", "prepare_inputs_for_generation")
 
 
 class Drafting:
@@ -399,6 +399,7 @@ class Drafting:
         arguments = self._stack.enter_context(self._source.ready(self._model))
         generate: Any = self._model.generate
         candidates_of: Any = self._model._get_candidate_generator
+        inputs_of: Any = self._model.prepare_inputs_for_generation
 
         def drafting_generate(*args: Any, **kwargs: Any) -> Any:
             return generate(*args, **{**arguments, **kwargs})
@@ -409,7 +410,19 @@ class Drafting:
                 raise InputMismatch(f"drafts are for one row, and generate() has {rows}")
             return _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
 
-        ours = {"generate": drafting_generate, "_get_candidate_generator": drafting_candidates}
+        def drafting_inputs(
+            input_ids: torch.Tensor, next_sequence_length: int | None = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            # transformers' drafts read a prompt whole, though a state that is given has read some of it
+            if next_sequence_length is None and (read := _read(kwargs)):
+                next_sequence_length = input_ids.shape[1] - read
+            return inputs_of(input_ids, next_sequence_length, *args, **kwargs)
+
+        ours = {
+            "generate": drafting_generate,
+            "_get_candidate_generator": drafting_candidates,
+            "prepare_inputs_for_generation": drafting_inputs,
+        }
         self._stack.callback(put_instead(self._model, ours))
         return self
 
@@ -417,6 +430,16 @@ class Drafting:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+
+def _read(given: dict[str, Any]) -> int:
+    """Tokens that the state of a first step has read."""
+    if not given.get("is_first_iteration") or given.get("inputs_embeds") is not None:
+        return 0
+    try:
+        return int(given["past_key_values"].get_seq_length())
+    except (KeyError, AttributeError, TypeError, ValueError):  # there is none, or it counts nothing
+        return 0
 
 
 class _Candidates:

@@ -10,6 +10,7 @@ import copy
 import itertools
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ import torch
 
 from edge_client.client import EdgeClient
 from edge_client.generation import SplitGenerator, Summary, Words
+from edge_client.generation.drafting import Drafting, Measured, Pace, Source
 from edge_client.generation.link import SessionLink
 from edge_client.serving.sampling import Choice, Chosen, Grammars, Sampling
 from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
@@ -60,6 +62,7 @@ class _State:
 @dataclass(eq=False)
 class _Seat:
     generator: SplitGenerator
+    pace: Pace
     states: list[_State] = field(default_factory=list)
     """The one that was used last comes last."""
 
@@ -89,8 +92,9 @@ class _Ends:
 class Chats:
     """Generates with the model of ``client``, cut after ``cut``, up to ``seats`` texts at a time. Any thread may call.
 
-    ``exact=False`` lets the server compute steps of several together. Raises SpecError for a model without a tokenizer
-    or of two texts, and what `SplitGenerator` raises.
+    ``exact=False`` lets the server compute steps of several together. ``drafts``: of greedy texts without penalties,
+    schemas and ``logprobs``, several tokens are checked in one round trip, ``most_drafted`` at the most. Raises
+    SpecError for a model without a tokenizer or of two texts, and what `SplitGenerator` and drafts raise.
     """
 
     def __init__(
@@ -102,7 +106,10 @@ class Chats:
         waiting: int = 64,
         exact: bool = True,
         codec: str | None = None,
+        drafts: Source | None = None,
+        most_drafted: int = 32,
     ) -> None:
+        self._drafts = drafts
         self.client = client
         self.words = Words.of(client.spec)
         self.grammars = Grammars(self.words.tokenizer)
@@ -123,7 +130,10 @@ class Chats:
             link = SessionLink(client, cuts, exact=exact)
             chosen = list(cuts) if len(cuts) > 1 else cuts[0]
             made = SplitGenerator(client, chosen, model=own, answer=LEAST, codec=codec, link=link)
-            self._seats.append(_Seat(made.__enter__()))
+            self._seats.append(_Seat(made.__enter__(), Measured(most_drafted)))
+        if drafts is not None:
+            with Drafting(own, drafts):
+                pass  # what it cannot be is said now
         self._free.extend(self._seats)
 
     @property
@@ -266,19 +276,20 @@ class Chats:
         if ends:
             options["eos_token_id"] = sorted(ends)
         try:
-            output = seat.generator.generate(
-                given,
-                attention_mask=torch.ones_like(given),
-                return_dict_in_generate=True,
-                max_new_tokens=most,
-                do_sample=False,
-                temperature=None,
-                top_p=None,
-                top_k=None,
-                logits_processor=[] if choice is None else [choice],
-                stopping_criteria=[stopping],
-                **options,
-            )
+            with self._drafting(seat, choice):
+                output = seat.generator.generate(
+                    given,
+                    attention_mask=torch.ones_like(given),
+                    return_dict_in_generate=True,
+                    max_new_tokens=most,
+                    do_sample=False,
+                    temperature=None,
+                    top_p=None,
+                    top_k=None,
+                    logits_processor=[] if choice is None else [choice],
+                    stopping_criteria=[stopping],
+                    **options,
+                )
         except BaseException:
             seat.states.clear()  # the server may have none of them any more
             raise
@@ -291,6 +302,12 @@ class Chats:
         summary = seat.generator.summary
         assert summary is not None
         return Written(ids, chosen, "stop" if ended else "length", kept, summary)
+
+    def _drafting(self, seat: _Seat, choice: Choice | None) -> AbstractContextManager[Any]:
+        """A choice keeps count of the tokens one by one, and cannot take some back."""
+        if self._drafts is None or choice is not None:
+            return nullcontext()
+        return Drafting(seat.generator.model, self._drafts, pace=seat.pace)
 
 
 def _with_shared_weights(model: Any) -> Any:

@@ -85,7 +85,15 @@ def test_weights_of_the_other_half_stay_in_their_file(server: str, capsys: Captu
     assert "of the weights are in memory" in err
 
 
-WAYS = [("--beams", "3"), ("--lookup", "3"), ("--sample", "--top-p", "0.5"), ("--codec", "int8")]
+WAYS = [
+    ("--beams", "3"),
+    ("--lookup", "3"),
+    ("--first-layers", "model.layers.1"),
+    ("--assistant", SPEC),
+    ("--sample", "--top-p", "0.5"),
+    ("--sample", "--lookup", "2", "--seed", "1"),
+    ("--codec", "int8"),
+]
 
 
 @pytest.mark.parametrize("more", WAYS, ids=str)
@@ -100,6 +108,10 @@ def test_other_ways_to_write(server: str, capsys: Captured, more: tuple[str, ...
         (("--top-k", "3"), CUT, "--top-k is for --sample"),
         (("--seed", "3"), CUT, "--seed is for --sample"),
         (("--beams", "2", "--lookup", "3"), CUT, "one of them"),
+        (("--beams", "2", "--assistant", SPEC), CUT, "one of them"),
+        (("--first-layers", "model.layers.1", "--lookup", "3"), CUT, "drafts come from one of them"),
+        (("--first-layers", "model.layers.5"), CUT, "is the last block"),
+        (("--assistant", "nowhere.toml"), CUT, "nowhere.toml"),
         ((), "model.layer.2", "Did you mean model.layers.2"),
         ((), "input", "model.layers.0 to model.layers.5"),
         ((), "lm_head", "lm_head"),
@@ -118,6 +130,19 @@ def test_what_is_refused(server: str, capsys: Captured, more: tuple[str, ...], c
 def test_no_server(capsys: Captured) -> None:
     assert main(words("generate", "127.0.0.1:9", "--prompt", TEXT, "--patience", "0.2")) == 3
     assert "127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_drafts_change_nothing_in_later_turns(
+    server: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    texts = []
+    for more in ((), ("--lookup", "4"), ("--first-layers", "model.layers.1"), ("--assistant", SPEC)):
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\nand you?\nhello\n"))
+        assert main(words("chat", server, "--json", str(tmp_path / "chat.json"), *more)) == 0
+        turns = json.loads((tmp_path / "chat.json").read_text())["turns"]
+        assert all(turn["kept"] for turn in turns[1:])
+        texts.append([turn["text"] for turn in turns])
+    assert texts[1:] == texts[:1] * 3
 
 
 def test_a_chat_from_a_pipe(server: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
