@@ -207,7 +207,8 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
             mine = plan.cutting(list(crossing.calls))[1]
         except UnknownLayer as error:
             raise Disagreement(f"the request's cut: {error}") from error
-        if mine.later != crossing.later or mine.payload_bytes != crossing.payload_bytes:
+        more = crossing.payload_bytes - mine.payload_bytes
+        if mine.later != crossing.later or more < 0 or (more > 0 and not branches):
             raise Disagreement(f"after {name} other operations are left to this side by the request than by its plan")
         return
     if cut < 0 and name != "input":

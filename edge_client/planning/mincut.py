@@ -247,7 +247,7 @@ def best_set(
     ``edge_factor`` multiplies the edge's times. ``predicted``: by the name of a single cut, the nanoseconds that it is
     predicted to take: what a request takes besides its layers follows from these.
     """
-    if plan.trace.dynamic or plan.trace.has_no_cut:
+    if plan.trace.has_no_cut:
         return None
     times = _times(edge, cloud, edge_factor)
     builder = _Builder(plan, times)

@@ -28,10 +28,12 @@ Item = Op | ModuleCall
 @short
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """``end``: the call after which the cut is; ``later``: the operations before it that run behind it; ``calls``:
-    the outermost calls that hold nothing else; ``places``: of these calls, and of operations outside of them.
+    """``ends``: the calls that it is after, ``end``: the last of them, where the cut is; ``later``: the operations
+    before it that run behind it; ``calls``: the outermost calls that hold nothing else; ``places``: of these calls, and
+    of operations outside of them.
     """
 
+    ends: tuple[ModuleCall, ...]
     end: ModuleCall
     later: frozenset[Op]
     calls: tuple[ModuleCall, ...]
@@ -72,7 +74,7 @@ def branch_of(trace: Trace, ends: Sequence[ModuleCall], end: ModuleCall) -> Bran
         raise CutRefused(f"{hidden[0].name} would run behind the cut, where torch functions are not seen")
     seqs = tuple(sorted((op.seq, max(op.seq, op.end)) for op in later))
     calls, places = _outermost(placed, frozenset(later), end)
-    branch = Branch(end, frozenset(later), calls, places, seqs)
+    branch = Branch(tuple(ends), end, frozenset(later), calls, places, seqs)
     _check(trace, branch, own)
     return branch
 

@@ -20,7 +20,7 @@ from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.modules import GROUP, ROOT, ModuleInfo
 from shared_hooks.modules.tables import grouped
-from shared_hooks.planning.branches import branch_of
+from shared_hooks.planning.branches import Branch, branch_of
 from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
 from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
@@ -609,9 +609,12 @@ class Plan:
         for known in (end, tuple(call.name for call in calls)):
             if known in self._refused:
                 raise CutRefused(self._refused[known])
-        if any(one is not self for one in self.siblings) or self.trace.dynamic:
-            raise CutRefused("data decide on the path, and branches are cut on one path alone")
+        if any(seq < branch.end.exit for seq in self.trace.dynamic):
+            raise CutRefused("data decide on the path before its end, and branches are cut on one path alone")
         frontier = Liveness(self.trace, branch).across_branch()
+        for sibling in self.siblings:
+            if sibling is not self and self._shares_prefix(sibling, end):
+                self._join(frontier, sibling._across_branch(branch))
         if wide:
             frontier = {storage: LiveSet.full(storage.elements) for storage in frontier}
         frontier = dict(sorted(frontier.items(), key=lambda entry: entry[0].index))
@@ -628,6 +631,15 @@ class Plan:
             tuple(sorted(self.leaves)),
             tuple(call.name for call in calls),
         )
+
+    def _across_branch(self, other: Branch) -> Frontier:
+        """What this path reads behind a branch cut that is another's, too. Raises CutRefused where it is not."""
+        calls = [call for name in (call.name for call in other.ends) for call in self.trace.calls if call.name == name]
+        ends = [call for call in self.trace.calls if call.name == other.end.name]
+        branch = branch_of(self.trace, calls, ends[0]) if ends else None
+        if branch is None or branch.places != other.places:
+            raise CutRefused("data decide on the path, and on another one other operations would be left to the tail")
+        return Liveness(self.trace, branch).across_branch()
 
     def finals(self, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
         """The slots of one of its cuts that are final before it (`shared_hooks.planning.plan`)."""
@@ -697,12 +709,16 @@ class Plan:
         """The frontier of a cut, with what the other known paths that share this prefix read after it."""
         merged = self.liveness.at(self._position(number))
         for frontier in self._of_siblings(number):
-            own = {storage.index: storage for storage in (*merged, *self._storages())}
-            for storage, live in frontier.items():
-                mine = own.get(storage.index)
-                if mine is not None:
-                    merged[mine] = merged[mine].join(live) if mine in merged else live
+            self._join(merged, frontier)
         return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
+
+    def _join(self, merged: Frontier, other: Frontier) -> None:
+        """Adds what another path reads of storages that this one has, too."""
+        own = {storage.index: storage for storage in (*merged, *self._storages())}
+        for storage, live in other.items():
+            mine = own.get(storage.index)
+            if mine is not None:
+                merged[mine] = merged[mine].join(live) if mine in merged else live
 
     def of_siblings(self, cut: Cut) -> list[Frontier]:
         """What the other known paths that share the prefix of a cut read after it."""

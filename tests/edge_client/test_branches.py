@@ -22,6 +22,7 @@ from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.modules import tables
 from shared_hooks.tensors import tensors_in
 from tests.edge_client.test_processes import CloudProcess
+from tests.shared_hooks.planning.test_branches import Choosing
 from tests.zoo.branching import MODELS, made
 
 SPEC = """
@@ -166,6 +167,22 @@ def test_inputs_that_the_plan_has_not_seen(spec: ModelSpec) -> None:
             client.wrapped.forward(client.wrapped.head(["right"], *INPUTS), end="head")
 
 
+def test_data_that_decide_behind_the_cut(tmp_path: Path) -> None:
+    path = tmp_path / "choosing.toml"
+    path.write_text(
+        'id = "choosing"\nfactory = "tests.shared_hooks.planning.test_branches:Choosing"\n'
+        "[example]\nargs = [{shape = [1, 4]}, {shape = [1, 4]}]\n"
+    )
+    choosing, model = load_spec(path), Choosing().eval()
+    for split in (["right"], ["one", "right.0"]):
+        with served(choosing) as address, EdgeClient(address, ModelChoice(choosing, device="cpu"), split) as client:
+            for size in (4.0, 0.1, 2.0, 4.0, 0.2, 1.5):
+                inputs = torch.full((1, 4), size), torch.arange(4.0)[None]
+                with torch.no_grad():
+                    wanted = model(*inputs)
+                assert torch.equal(client.infer(*inputs).output, wanted), (split, size)
+
+
 def test_verify_and_calibrate_take_sets_by_one_name() -> None:
     found = edge_client.verify("none", towers(), INPUTS, cuts="left.0 + right.0,right", progress=False)
     assert found.ok and [one.name for one in found.cuts] == ["input", "left.0 + right.0", "right.2"]
@@ -174,7 +191,7 @@ def test_verify_and_calibrate_take_sets_by_one_name() -> None:
         towers(), samples, cuts="right + left.0,right", codecs="raw,int8", kind="tensors", progress=False
     ).table
     assert [(cut.name, cut.frontier_bytes) for cut in measured.cuts] == [("right.2", 64), ("left.0 + right", 64)]
-    assert all({one.codec for one in cut.codecs} == {"raw", "int8"} for cut in measured.cuts)
+    assert not any(cut.refused for cut in measured.cuts)
     with pytest.raises(UnknownLayer, match="nowhere"):
         edge_client.verify("none", towers(), INPUTS, cuts="left + nowhere", progress=False)
     with pytest.raises(SpecError, match="along a chain"):

@@ -108,7 +108,7 @@ def test_a_tower_whose_input_is_large_stays_on_the_edge() -> None:
     assert built(1000.0, 1000.0) == ()
 
 
-def test_data_that_decide_have_no_best_set() -> None:
+def test_where_data_decide_the_best_set_is_this_paths() -> None:
     class Deciding(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -120,4 +120,5 @@ def test_data_that_decide_have_no_best_set() -> None:
 
     wrapped = WrappedModel(Deciding().eval())
     _, edge, cloud = profiles("two towers")
-    assert best_set(wrapped.plan(torch.ones(1, 4)), edge, cloud, link(1e6)) is None
+    found = best_set(wrapped.plan(torch.ones(1, 4)), edge, cloud, link(1e6))
+    assert found is not None and found.is_plain and found.names == ()

@@ -207,6 +207,48 @@ def test_data_that_decide_between_branches_are_refused() -> None:
         WrappedModel(Deciding().eval()).head(["two"], torch.ones(1, 4))
 
 
+class Choosing(nn.Module):
+    """Reads data behind its branches, and on one of three paths needs what the first layer gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.right, self.end = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)
+
+    def forward(self, value: Tensor, other: Tensor) -> Tensor:
+        first = self.one(value)
+        left = self.two(first)
+        right = self.right(other)
+        mixed: Tensor = self.end(left + right)
+        if value.sum() > 10:
+            return mixed + first.relu()
+        if value.sum() > 5:
+            return mixed * other
+        return mixed
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0.1, 2.0, 4.0))), ids=str)
+@pytest.mark.parametrize("cut", [["right"], ["one", "right"], ["one", "right.0"], ["right.0"]], ids=str)
+def test_data_may_decide_behind_the_cut(order: tuple[float, ...], cut: list[str]) -> None:
+    edge, cloud, model = WrappedModel(Choosing().eval()), WrappedModel(Choosing().eval()), Choosing().eval()
+    exact = 0
+    for size in (*order, *order):
+        inputs = torch.full((1, 4), size), torch.arange(4.0)[None]
+        with torch.no_grad():
+            expected = model(*inputs)
+        for _ in range(3):  # what the tail does not find is planned here, and sent then
+            early = edge.head(cut, *inputs)
+            try:
+                assert torch.equal(cloud.tail(EarlyOutput.from_bytes(early.to_bytes())), expected)
+            except PlanMismatch:
+                edge.plan(*inputs)
+                continue
+            exact += 1
+            break
+    assert exact == 6
+
+
 def test_random_numbers_between_branches_are_refused() -> None:
     class Drawing(nn.Module):
         def __init__(self) -> None:
