@@ -49,11 +49,23 @@ def _library() -> dict[str, Made]:
     seq |= {"decoder_attention_heads": 4, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64, "vocab_size": 60}
     two = {"input_ids": ids, "pixel_values": pixels}
     there = {"input_ids": ids, "decoder_input_ids": ids[:, :5], "use_cache": False}
+    seen = {"input_ids": torch.cat([torch.full((1, 16), 59), ids], 1), "pixel_values": pixels, "use_cache": False}
     sound = torch.randn(1, 80, 60, generator=torch.Generator().manual_seed(2))
     return {
         "CLIP": (lambda: t.CLIPModel(t.CLIPConfig(**both, projection_dim=16)), (), two),
         "SigLIP": (lambda: t.SiglipModel(t.SiglipConfig(**both)), (), two),
         "ChineseCLIP": (lambda: t.ChineseCLIPModel(t.ChineseCLIPConfig(**both, projection_dim=16)), (), two),
+        "LLaVA": (
+            lambda: t.LlavaForConditionalGeneration(
+                t.LlavaConfig(
+                    vision_config=t.CLIPVisionConfig(**vision),
+                    text_config=t.LlamaConfig(**text, num_key_value_heads=4, vocab_size=60),
+                    image_token_id=59,
+                )
+            ),
+            (),
+            seen,
+        ),
         "T5": (
             lambda: t.T5ForConditionalGeneration(
                 t.T5Config(d_model=32, d_ff=64, d_kv=8, num_layers=2, num_heads=4, vocab_size=60)

@@ -1,29 +1,41 @@
-"""`edge-client serve`, measured: how soon the first token of a prompt comes whose beginning another chat has read.
+"""`edge-client serve`, measured.
 
-    python -m studies.serving [--model SPEC --cut CUT] [--tokens 1000] [--json FILE]
+    python -m studies.serving [first-token] [--model SPEC --cut CUT] [--tokens 1000] [--json FILE]
+    python -m studies.serving drafts ...      tokens a second over 40 ms with drafts and without, ten prompts
+    python -m studies.serving sessions ...    tokens a second of 1, 8 and 32 texts at once, and of `generate_batch`
 
-Without a model a Llama with random weights, 8 blocks 512 wide. Prompts are token ids, drawn; each pair begins with its
-own; times are those of the first event of a stream.
+Without a model a Llama with random weights, 8 blocks 512 wide. The prompts of ``first-token`` are token ids, drawn;
+each pair begins with its own; times are those of the first event of a stream.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
+import itertools
 import json
 import random
 import runpy
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import torch
 
 from edge_client import EdgeClient, local_server
+from edge_client.generation.drafting import FirstLayers, Lookup, Source
 from edge_client.serving.app import Endpoint
-from edge_client.serving.chats import Chats
+from edge_client.serving.chats import Chats, Task
+from edge_client.serving.sampling import Sampling
+from shared_hooks.models import load_spec
+from studies.experiments.relay import Relay
 
 ROOT = Path(__file__).parents[1]
 
@@ -69,39 +81,148 @@ def first_token(url: str, name: str, ids: list[int]) -> tuple[float, int]:
     return first, kept
 
 
+def first_tokens(options: argparse.Namespace, spec: str) -> dict[str, Any]:
+    """How soon the first token of a prompt comes whose beginning another chat has read."""
+    dice = random.Random(0)
+    with (
+        local_server(spec) as server,
+        EdgeClient(server, spec) as client,
+        closing(Chats(client, options.cut, seats=2)) as chats,
+        Endpoint(chats, "0") as endpoint,
+    ):
+        rows = []
+        for _ in range(options.pairs + 1):
+            common = [dice.randrange(5, 300) for _ in range(options.tokens)]
+            pair = [[*common, *(dice.randrange(5, 300) for _ in range(12))] for _ in range(2)]
+            rows.append([first_token(endpoint.url, endpoint.model, ids) for ids in pair])
+    rows = rows[1:]  # without the first pair, which plans
+    read, known = (statistics.median(row[at][0] for row in rows) for at in (0, 1))
+    kept = min(row[1][1] for row in rows)
+    return {"first_token_s": read, "first_token_known_s": known, "ratio": known / read, "kept": kept}
+
+
+STORY = (
+    "Mara kept the lighthouse alone. Every evening she climbed the ninety-one steps, lit the lamp, wrote the weather "
+    "into the book and looked for the ferry. On the third of March the ferry did not come."
+)
+PROGRAM = (
+    "def total(prices, discount):\n    amount = 0\n    for price in prices:\n        amount = amount + price\n"
+    "    return amount - amount * discount\n"
+)
+PROMPTS = {
+    "quoting": [
+        f"Repeat this text word for word, then name who it is about: {STORY}",
+        f"Rename the variable amount to result and give the whole function:\n{PROGRAM}",
+        f"Add a docstring to this function and give all of it:\n{PROGRAM}",
+        f"Correct the mistakes, if there are any, and give the whole text: {STORY}",
+    ],
+    "lists": [
+        "List the numbers from 1 to 30, each on a line of its own.",
+        "Write the days of the week five times.",
+        "Write a table of the squares of 1 to 15, a line each.",
+    ],
+    "free": [
+        "Why is the sky blue?",
+        "Write a short poem about a river.",
+        "What should I think of before I buy a bicycle?",
+    ],
+}
+"""Ten, of three kinds: much of the answer stands in the prompt, in the answer itself, or nowhere."""
+DELAY = 0.02
+"""Seconds, one way."""
+
+
+def drafts(options: argparse.Namespace, spec: str) -> dict[str, Any]:
+    """Tokens a second over a link of 40 ms a round trip, greedy, with drafts of each source and without."""
+    sources: dict[str, Source | None] = {"none": None, "lookup": Lookup(), "first layers": FirstLayers(options.cut)}
+    rates: dict[str, list[float]] = {name: [] for name in sources}
+    texts: dict[str, list[tuple[int, ...]]] = {name: [] for name in sources}
+    with (
+        local_server(spec) as server,
+        Relay((server.rpartition(":")[0], int(server.rpartition(":")[2])), delay=DELAY) as relay,
+    ):
+        host, port = relay.address
+        with EdgeClient(f"{host}:{port}", spec) as client:
+            for name, source in sources.items():
+                with closing(Chats(client, options.cut, seats=1, drafts=source, most_drafted=16)) as chats:
+                    chats.write(_task(chats, "Hello", 4), lambda chosen: False)  # plans
+                    for prompt in itertools.chain(*PROMPTS.values()):
+                        began = time.perf_counter()
+                        written = chats.write(_task(chats, prompt, options.new), lambda chosen: False)
+                        rates[name].append(len(written.ids) / (time.perf_counter() - began))
+                        texts[name].append(written.ids)
+                        print(name, f"{rates[name][-1]:.1f} tokens/s", prompt[:40].replace("\n", " "), flush=True)
+    found: dict[str, Any] = {"tokens_per_second": rates}
+    for name in list(sources)[1:]:
+        gains = [fast / slow for fast, slow in zip(rates[name], rates["none"], strict=True)]
+        same = sum(one == other for one, other in zip(texts[name], texts["none"], strict=True))
+        found[name] = {"median": statistics.median(gains), "gains": gains, "identical": same, "of": len(gains)}
+    return found
+
+
+def _task(chats: Chats, text: str, tokens: int) -> Task:
+    words = chats.words
+    ids = words.chat([{"role": "user", "content": text}]) if words.has_template else words.encode(text)
+    return Task(tuple(ids), tokens, Sampling(temperature=0))
+
+
+def sessions(options: argparse.Namespace, spec: str) -> dict[str, Any]:
+    """Tokens a second of 1, 8 and 32 texts at once on one server, which may compute steps together."""
+    found: dict[str, Any] = {}
+    prompts = list(itertools.chain(*PROMPTS.values()))
+    with local_server(spec) as server, EdgeClient(server, spec) as client:
+        for count in (1, 8, 32):
+            with (
+                closing(Chats(client, options.cut, seats=count, exact=False)) as chats,
+                ThreadPoolExecutor(count) as pool,
+            ):
+                tasks = [_task(chats, prompts[at % len(prompts)], options.new) for at in range(count)]
+                for new in (4, None):  # the first to a steady state
+                    began = time.perf_counter()
+                    asked = [task if new is None else replace(task, most=new) for task in tasks]
+                    done = list(pool.map(lambda task: chats.write(task, lambda chosen: False), asked))
+                    took = time.perf_counter() - began
+            found[str(count)] = sum(len(one.ids) for one in done) / took
+            print(f"{count} sessions: {found[str(count)]:.1f} tokens/s", flush=True)
+    whole: Any = load_spec(spec).load_model("cpu")
+    rows = [torch.tensor(task.prompt) for task in tasks]
+    with torch.inference_mode():
+        for count in (1, 8, 32):
+            try:
+                found[f"generate_batch {count}"] = _batched(whole, [row.tolist() for row in rows[:count]], options.new)
+            except Exception as error:  # what this release takes on this machine
+                found[f"generate_batch {count}"] = f"{type(error).__name__}: {error}"[:200]
+            print(f"generate_batch of {count}: {found[f'generate_batch {count}']}", flush=True)
+    return found
+
+
+def _batched(model: Any, prompts: list[list[int]], new: int) -> float:
+    """Tokens a second of transformers' own continuous batching in one process."""
+    config = copy.deepcopy(model.generation_config)
+    config.max_new_tokens, config.do_sample = new, False
+    model.generate_batch(inputs=prompts[:1], generation_config=config, progress_bar=False)
+    began = time.perf_counter()
+    made = model.generate_batch(inputs=prompts, generation_config=config, progress_bar=False)
+    return sum(len(one.generated_tokens) for one in made.values()) / (time.perf_counter() - began)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m studies.serving", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=("first-token", "drafts", "sessions"), default="first-token")
     parser.add_argument("--model")
     parser.add_argument("--cut", default="model.layers.2")
-    parser.add_argument("--tokens", type=int, default=1000)
+    parser.add_argument("--tokens", type=int, default=1000, help="of a common beginning")
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--new", type=int, default=64, help="tokens of each text, for drafts and sessions")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    dice = random.Random(0)
+    measure = {"first-token": first_tokens, "drafts": drafts, "sessions": sessions}[options.what]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "speaker.toml"
         path.write_text(SPEC)
-        spec = options.model or str(path)
-        with local_server(spec) as server, EdgeClient(server, spec) as client:
-            chats = Chats(client, options.cut, seats=2)
-            with Endpoint(chats, "0") as endpoint:
-                rows = []
-                for _ in range(options.pairs + 1):
-                    common = [dice.randrange(5, 300) for _ in range(options.tokens)]
-                    pair = [[*common, *(dice.randrange(5, 300) for _ in range(12))] for _ in range(2)]
-                    rows.append([first_token(endpoint.url, endpoint.model, ids) for ids in pair])
-            chats.close()
-    rows = rows[1:]  # without the first pair, which plans
-    read, known = (statistics.median(row[at][0] for row in rows) for at in (0, 1))
-    found = {
-        "model": options.model or "8 blocks, 512 wide",
-        "tokens": options.tokens,
-        "first_token_s": read,
-        "first_token_known_s": known,
-        "ratio": known / read,
-        "kept": min(row[1][1] for row in rows),
-    }
+        found = measure(options, options.model or str(path))
+    found = {"model": options.model or "8 blocks, 512 wide", "tokens": options.tokens, **found}
     print(json.dumps(found))
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

@@ -69,7 +69,11 @@ def measure(options: Options) -> Row:
         note = f"{CLIENTS // 2} after {EARLIER[name]} run on to {cut}; by its own times a server "
         note += "joins them" if chosen else "leaves them apart"
         lines.append(Line(f"{name}, two cuts joined / a batch of each", ratio(joined, apart), "x", None, note))
+        middle = _middles(build, EARLIER[name], cut, options.repeats(20))
+        note = f"from {EARLIER[name]} to {cut}, of a chain"
+        lines.append(Line(f"{name}, {CLIENTS} middle parts together / one by one", ratio(*middle), "x", None, note))
         details[name] = {
+            "middle parts together by alone": pairwise(*middle).as_dict(),
             "together by exact": pairwise(seconds["together"], seconds["exact"]).as_dict(),
             "tail by direct": pairwise(*direct).as_dict(),
             "own gain": gain,
@@ -141,6 +145,26 @@ def _two_cuts(build: Callable[[], nn.Module], first: str, last: str, repeats: in
         chosen = bool(ways.compatible_keys(there.batch_key, lambda batch_key: half, CLIENTS))
         batches.close()
     return took["joined"], took["apart"], chosen
+
+
+def _middles(build: Callable[[], nn.Module], first: str, last: str, repeats: int) -> tuple[list[int], list[int]]:
+    """Nanoseconds of the middle parts of all rows: as one batch, taken apart again, and one after the other."""
+    rows = torch.randn(CLIENTS, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad(), WrappedModel(built(build), metrics=False) as wrapped:
+        batches = Batches(wrapped, seconds_a_minute=float("inf"))
+        earlies = [wrapped.head(first, row[None]) for row in rows]
+        batches.learn(earlies[0].crossing, last)
+        known = batches.of(earlies[0].crossing, last)
+        assert known is not None, batches.reason(earlies[0].crossing, last)
+        functions: dict[str, Callable[[], Any]] = {
+            "together": lambda: batches.run(earlies, [known] * CLIENTS),
+            "alone": lambda: [wrapped.forward(one, end=last) for one in earlies],
+        }
+        for one, other in zip(functions["together"](), functions["alone"](), strict=True):
+            torch.testing.assert_close(one.output.pieces, other.pieces)
+        found = interleave(functions, repeats, cpu_ns, burst=2)
+        batches.close()
+    return found["together"], found["alone"]
 
 
 def _before(model: nn.Module, cut: str, rows: torch.Tensor) -> torch.Tensor:
