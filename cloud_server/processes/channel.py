@@ -335,13 +335,40 @@ class StepTask(Task):
 
 
 @dataclass(frozen=True)
+class RestTask(StepTask):
+    """What is left of a step in the middle of a chain: from its beginning, or from what the next server ``answered``,
+    an error or a parcel. The worker has others' requests while that is asked.
+    """
+
+    answered: tuple[dict[str, Any], bytes] | None = None
+
+    def head(self) -> dict[str, Any]:
+        return {**super().head(), "do": "rest", "answered": self.answered and self.answered[0]}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A question to the next server, of a worker's step: as `Link.step` takes it, but for the parcel."""
+
+    session: int
+    step: int
+    fork: tuple[int, int] | None
+    header: bytes
+    payload: bytes
+
+
+@dataclass(frozen=True)
 class SessionTask:
-    """A new decoding session, the worker's number ``session``; a copy of number ``of``, or behind the layer ``cut``."""
+    """A new decoding session, the worker's number ``session``; a copy of number ``of``, or behind the layer ``cut``, up
+    to the layer ``end`` if there is one.
+    """
 
     model_id: str
     session: int
     cut: str = ""
     of: int = 0
+    end: str = ""
 
     def head(self) -> dict[str, Any]:
-        return {"do": "session", "model": self.model_id, "session": self.session, "cut": self.cut, "of": self.of}
+        named = {"cut": self.cut, "of": self.of, "end": self.end}
+        return {"do": "session", "model": self.model_id, "session": self.session, **named}

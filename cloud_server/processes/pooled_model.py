@@ -9,19 +9,30 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import Any
 
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, End, EngineSession, FileRead, Following, Identity, Progress, inexact
 from cloud_server.models.admission import check_file, check_frontier, check_step
-from cloud_server.processes.channel import Lost, ManifestTask, ProfileTask, SessionTask, SharedMemory, StepTask, Task
+from cloud_server.processes.channel import (
+    MAX_BYTES,
+    Asked,
+    Lost,
+    ManifestTask,
+    ProfileTask,
+    RestTask,
+    SessionTask,
+    SharedMemory,
+    StepTask,
+    Task,
+)
 from cloud_server.processes.crew import Crew
 from cloud_server.processes.worker_process import ALL, Share, WorkerProcess
-from shared_hooks import Crossing
+from shared_hooks import Crossing, Parcel
 from shared_hooks.errors import (
     BadFrame,
-    CutRefused,
     IsthmusError,
     QuotaExceeded,
     ServerUnavailable,
@@ -29,6 +40,7 @@ from shared_hooks.errors import (
     TooLarge,
     WorkerLost,
 )
+from shared_hooks.generation import Link, StepReply
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.modules.manifest import Manifest, decode
 from shared_hooks.tail import payer
@@ -131,7 +143,9 @@ class Pool:
         while True:
             try:
                 with self._taken(task.account) as worker:
-                    return worker.run(task, self._patience)
+                    computed = worker.run(task, self._patience)
+                    assert isinstance(computed, Computed)
+                    return computed
             except _Ended as ended:
                 deaths += ended.begun
                 if deaths >= DEATHS:
@@ -143,8 +157,10 @@ class Pool:
                 text = "a worker ended under this request after it had begun to write to what came; send it again"
                 raise ServerUnavailable(text) from error
 
-    def step(self, task: StepTask, worker: WorkerProcess) -> Computed:
-        """Runs a step in the worker that has its session. Raises as `run`, and SessionLost when that has ended."""
+    def step(self, task: StepTask, worker: WorkerProcess) -> Computed | Asked:
+        """Runs a step, or the rest of one, in the worker that has its session. Raises as `run`, and SessionLost when
+        that has ended.
+        """
         self._crashes.check(task.account)
         with self._of_session(task.account, worker):
             return worker.run(task, self._patience)
@@ -279,24 +295,31 @@ class PooledModel:
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """In the worker that has the fewest, where it stays. Raises what the worker raises, and ServerUnavailable."""
-        if following is not None:
-            raise CutRefused(
-                f'model "{self.identity.model_id}" is computed in processes of its own, which run no middle part of a '
-                "generation: serve it without --worker-processes"
-            )
+        end, link = following or ("", None)
         worker, number = self._pool.crew.roomiest(), next(_numbers)
-        self._pool.begin(SessionTask(self.identity.model_id, number, cut=cut), payer.get().account, worker)
-        return PooledSession(self, worker, number)
+        self._pool.begin(SessionTask(self.identity.model_id, number, cut=cut, end=end), payer.get().account, worker)
+        return PooledSession(self, worker, number, link)
 
-    def begin_copy(self, of: int, worker: WorkerProcess) -> EngineSession:
+    def begin_copy(self, of: int, worker: WorkerProcess, link: Link | None) -> EngineSession:
         """A copy of a session of that worker, beside it."""
         number = next(_numbers)
         self._pool.begin(SessionTask(self.identity.model_id, number, of=of), payer.get().account, worker)
-        return PooledSession(self, worker, number)
+        return PooledSession(self, worker, number, link)
 
-    def step(self, session: int, worker: WorkerProcess, header: bytes, payload: memoryview) -> Computed:
-        """One step of a session of that worker. The payload must be a block of `allocate`, or empty."""
-        return self._pool.step(StepTask(**vars(self._task(None, "", header, payload, False)), session=session), worker)
+    def step(self, session: PooledSession, header: bytes, payload: memoryview) -> Computed:
+        """One step of a session. The payload must be a block of `allocate`, or empty."""
+        known = vars(self._task(None, "", header, payload, False))
+        computed = self._pool.step(StepTask(**known, session=session.number), session.worker)
+        assert isinstance(computed, Computed)
+        if computed.rest is None:
+            return computed
+        known |= {"header": b"", "payload": memoryview(b"")}
+        rest = RestTask(**known, session=session.number)
+        return replace(computed, rest=partial(session.rest, rest))
+
+    def rest(self, task: RestTask, worker: WorkerProcess) -> Computed | Asked:
+        """What is left of a step, up to the next question. Raises as `step`."""
+        return self._pool.step(task, worker)
 
     def has(self, worker: WorkerProcess) -> bool:
         """Whether it has not ended."""
@@ -352,26 +375,58 @@ class PooledModel:
 class PooledSession:
     """A decoding session in one worker: an `EngineSession`."""
 
-    def __init__(self, model: PooledModel, worker: WorkerProcess, number: int) -> None:
+    def __init__(self, model: PooledModel, worker: WorkerProcess, number: int, link: Link | None) -> None:
+        """``link``: to the next server of a chain."""
         self._model = model
-        self._worker = worker
-        self._number = number
+        self.worker = worker
+        self.number = number
+        self._link = link
+        self._asked: dict[int, int] = {}
+        """Sessions at the next server: the worker's number, and that there."""
         worker.sessions += 1
 
     @property
     def lost(self) -> str:
         """It ends with its worker."""
-        return "" if self._model.has(self._worker) else f"its worker process {self._worker.end}"
+        return "" if self._model.has(self.worker) else f"its worker process {self.worker.end}"
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
         """Raises what the worker raises, SessionLost when that has ended, and ServerUnavailable when it is not free."""
-        return self._model.step(self._number, self._worker, header, payload)
+        return self._model.step(self, header, payload)
+
+    def rest(self, task: RestTask) -> Computed:
+        """What is left of a step: the worker computes, and this thread asks the next server, by turns."""
+        while True:
+            found = self._model.rest(task, self.worker)
+            if isinstance(found, Computed):
+                return found
+            try:
+                reply = self._ask_next(found)
+            except IsthmusError as error:
+                task = replace(task, answered=({"error": type(error).__name__, "message": str(error)}, b""))
+                continue
+            parcel = Parcel.of_tensors(reply.header, reply.tensors)
+            answered = {"up": reply.bytes_up, "down": reply.bytes_down}, b"".join(parcel.buffers)
+            task = replace(task, header=parcel.header, answered=answered)
+
+    def _ask_next(self, asked: Asked) -> StepReply:
+        """Several workers may have the same numbers. Raises as `Link.step`."""
+        assert self._link is not None
+        known = self.worker.onward
+        number = self._asked[asked.session] = known[asked.session] = known.get(asked.session) or next(_numbers)
+        header, tensors = Parcel.tensors(asked.header, bytearray(asked.payload), len(asked.payload) + MAX_BYTES)
+        fork = None if asked.fork is None else (known.get(asked.fork[0], 0), asked.fork[1])
+        return self._link.step(number, asked.step, header, tensors, fork)
 
     def fork(self) -> EngineSession:
         """In the same worker."""
-        return self._model.begin_copy(self._number, self._worker)
+        return self._model.begin_copy(self.number, self.worker, self._link)
 
     def close(self) -> None:
         """The worker hears of it with the next that it is asked."""
-        self._worker.sessions -= 1
-        self._worker.closed.append(self._number)
+        self.worker.sessions -= 1
+        self.worker.closed.append(self.number)
+        for session, number in self._asked.items():
+            self.worker.onward.pop(session, None)
+            if self._link is not None:
+                self._link.close(number)

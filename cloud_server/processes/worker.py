@@ -11,25 +11,28 @@ import faulthandler
 import gc
 import json
 import os
+import queue
 import signal
 import socket
 import sys
+import threading
 import traceback
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import torch
 
 from cloud_server import wire
 from cloud_server.config import ModelEntry, ServerConfig
-from cloud_server.models import Computed, End, EngineSession, ServedModel, inexact
+from cloud_server.models import Computed, End, EngineSession, Following, ServedModel, inexact
 from cloud_server.options import configure, parser
-from cloud_server.processes.channel import Channel, Lost, Mapping, Message
+from cloud_server.processes.channel import MAX_BYTES, Asked, Channel, Lost, Mapping, Message
 from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
-from shared_hooks.crossing import decode, decoded_bytes
+from shared_hooks.crossing import Parcel, decode, decoded_bytes
 from shared_hooks.errors import (
     Cancelled,
     IsthmusError,
@@ -38,7 +41,9 @@ from shared_hooks.errors import (
     SessionLost,
     SpecError,
     TooLarge,
+    by_name,
 )
+from shared_hooks.generation import StepReply
 from shared_hooks.lifecycle import About, Lifecycle
 from shared_hooks.lifecycle.log import show
 from shared_hooks.models import pick_device, set_threads
@@ -135,6 +140,8 @@ class Worker:
         self._crossings: SharedCache[str, Crossing] = SharedCache(config.limits.max_cuts, config.limits.max_cuts_bytes)
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
         self._sessions: dict[int, EngineSession] = {}
+        self._rests: dict[int, _Rest] = {}
+        """What is left of the steps of sessions in the middle of a chain."""
         self._number = 0
         """The number of what is being answered."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
@@ -147,6 +154,8 @@ class Worker:
             self._number = self._begun[0] = head["number"]
             for session in head["closed"]:
                 self._sessions.pop(session, None)
+                if (rest := self._rests.pop(session, None)) is not None:
+                    rest.end()
             if head["do"] == "forget":
                 continue
             if head["do"] in ("profile", "manifest", "session"):
@@ -160,18 +169,22 @@ class Worker:
         start, nbytes = head["at"], head["bytes"]
         array = self._mapping.array(start, nbytes)
         seen = weakref.ref(array)
-        said, data = self._said(head, parts[0], memoryview(array))  # type: ignore[arg-type]
+        said, data = self._said(head, parts[0], memoryview(array), parts[1:])  # type: ignore[arg-type]
         del array
         if nbytes and seen() is not None:
             self._kept[start] = seen, nbytes
         self._say({**said, "kept": self._still_kept()}, *data)
 
-    def _said(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Message:
+    def _said(self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]) -> Message:
         """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
         try:
-            computed = self._tail(head, header, payload)
+            computed = self._tail(head, header, payload, more)
+            if isinstance(computed, Asked):
+                asked = {"is": "next?", "session": computed.session, "step": computed.step, "fork": computed.fork}
+                return asked, [computed.header, computed.payload]
             digest, description = computed.cut or ("", b"")
             said = {"is": "reply", "session_bytes": computed.session_bytes, "is_done": computed.is_done, "cut": digest}
+            said["rest"] = computed.rest is not None
             parts = [computed.reply.SerializeToString(), description]
             if computed.nbytes > INLINE_BYTES:
                 return {**said, "places": self._put(computed, payload)}, parts
@@ -179,7 +192,9 @@ class Worker:
         except IsthmusError as error:
             return _failure(error)
 
-    def _tail(self, head: dict[str, Any], header: bytes, payload: memoryview) -> Computed:
+    def _tail(
+        self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]
+    ) -> Computed | Asked:
         """Raises nothing but an IsthmusError, and Lost."""
         model, observers = self._models[head["model"]], tuple(head["observers"])
         inexact.set(head["inexact"])
@@ -188,6 +203,8 @@ class Worker:
                 stack.enter_context(self._lifecycle.request(About(*head["about"])))
                 stack.enter_context(self._overtime.limited())
                 stack.enter_context(paid_by(head["account"], About(*head["about"]).client))
+                if head["do"] == "rest":
+                    return self._rest(head, header, more[0] if more else b"")
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
                 if head["do"] == "step":
                     computed = self._step(head["session"], header, payload)
@@ -215,7 +232,19 @@ class Worker:
         # A session may keep what it was sent for as long as it lives, and shared memory is for what is on its way.
         own = memoryview(torch.empty(payload.nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
         own[:] = payload
-        return self._sessions[session].step(header, own)
+        computed = self._sessions[session].step(header, own)
+        if computed.rest is not None:
+            self._rests[session] = _Rest(computed.rest)
+        return computed
+
+    def _rest(self, head: dict[str, Any], header: bytes, payload: bytes) -> Computed | Asked:
+        if head["session"] not in self._rests:
+            raise SessionLost("its worker process does not have it")
+        rest = self._rests[head["session"]]
+        found = rest.go() if head["answered"] is None else rest.go((head["answered"], header, payload))
+        if isinstance(found, Computed):
+            del self._rests[head["session"]]
+        return found
 
     def _put(self, computed: Computed, payload: memoryview) -> list[list[int]]:
         """Where the parts of an answer lie: what the tail made in place stays there, the rest is copied, once."""
@@ -294,7 +323,8 @@ class Worker:
         parent = self._sessions.get(head["of"])
         if head["of"] and parent is None:
             raise SessionLost("its worker process does not have it")
-        made = parent.fork() if parent is not None else model.open_session(head["cut"])
+        following = Following(head["end"], _Next()) if head["end"] else None
+        made = parent.fork() if parent is not None else model.open_session(head["cut"], following)
         self._sessions[head["session"]] = made
         return b""
 
@@ -303,6 +333,75 @@ class Worker:
         if found is None:
             raise TooLarge("the model has too many modules for a comparison module by module")
         return found
+
+
+_Answer = tuple[dict[str, Any], bytes, bytes]
+_asking: ContextVar[_Rest] = ContextVar("isthmus_rest")
+"""The rest of a step that this thread computes."""
+
+
+class _Rest:
+    """What is left of a step: a thread, which runs while `go` waits for it, and stands still while the next server is
+    asked.
+    """
+
+    def __init__(self, rest: Callable[[], Computed]) -> None:
+        self._found: queue.SimpleQueue[Computed | Asked | BaseException] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run, rest), daemon=True)
+
+    def go(self, answer: _Answer | None = None) -> Computed | Asked:
+        """Up to its end, or its next question. Raises what it raises."""
+        if answer is None:
+            self._thread.start()
+        else:
+            self._answers.put(answer)
+        found = self._found.get()
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    def ask(self, asked: Asked) -> _Answer:
+        """In its thread: the next server's answer."""
+        self._found.put(asked)
+        answer = self._answers.get()
+        if answer is None:
+            raise Cancelled("its session was closed")
+        return answer
+
+    def end(self) -> None:
+        """Nobody wants it any more."""
+        self._answers.put(None)
+
+    def _run(self, rest: Callable[[], Computed]) -> None:
+        _asking.set(self)
+        try:
+            self._found.put(rest())
+        except BaseException as error:
+            self._found.put(error)
+
+
+class _Next:
+    """The next server of a chain, which this one's server asks: a `shared_hooks.generation.Link`."""
+
+    def step(
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None = None,
+    ) -> StepReply:
+        """As `Link.step`."""
+        parcel = Parcel.of_tensors(header, tensors)
+        head, said, payload = _asking.get().ask(Asked(session, number, fork, parcel.header, b"".join(parcel.buffers)))
+        if "error" in head:
+            raise by_name(head["error"])(head["message"])
+        found = Parcel.tensors(said, bytearray(payload), len(payload) + MAX_BYTES)
+        return StepReply(*found, head["up"], head["down"])
+
+    def close(self, session: int) -> None:
+        """The server closes it when it closes this one's."""
 
 
 def _failure(error: IsthmusError) -> Message:

@@ -7,6 +7,7 @@
 | cut | a cut's description | (continues) |
 | room | where there is room for an answer | (continues) |
 | step | as compute, and which session | reply, with what the session holds; failure |
+| rest | of which session, and what the next server answered | as step; or next?, a question to it |
 | forget | sessions | |
 | session | a number; a cut, or which one to copy | answer or failure |
 | profile | settings | progress (the server: go on, or not), and at last answer or failure |
@@ -27,6 +28,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import Any, NamedTuple
 
@@ -34,7 +36,17 @@ import psutil
 from google.protobuf.message import DecodeError
 
 from cloud_server.models import Computed, Identity, Progress
-from cloud_server.processes.channel import Channel, Lost, ManifestTask, ProfileTask, SessionTask, SharedMemory, Task
+from cloud_server.processes.channel import (
+    Asked,
+    Channel,
+    Lost,
+    ManifestTask,
+    ProfileTask,
+    RestTask,
+    SessionTask,
+    SharedMemory,
+    Task,
+)
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
@@ -85,6 +97,8 @@ class WorkerProcess:
         """Set where the server ends it."""
         self.sessions = 0
         """Decoding sessions that live in it."""
+        self.onward: dict[int, int] = {}
+        """Numbers at the next server of the sessions that it continues, by the worker's own."""
         self.closed: deque[int] = deque()
         """Those of them that it may forget, which it learns with the next question."""
         self._memory = memory
@@ -125,15 +139,18 @@ class WorkerProcess:
         except (KeyError, TypeError) as error:
             raise Lost(f"no identities: {error}") from error
 
-    def run(self, task: Task, seconds: float) -> Computed:
-        """The answer to a request. Raises what the worker raises, Lost, and TimeoutError after ``seconds``."""
+    def run(self, task: Task, seconds: float) -> Computed | Asked:
+        """The answer to a request; of a `RestTask` perhaps a question to the next server. Raises what the worker
+        raises, Lost, and TimeoutError after ``seconds``.
+        """
         until = time.monotonic() + seconds
         payload, room = task.payload, memoryview(b"")
         start = self._memory.mapping.offset(payload) if payload.nbytes else 0
         if payload.nbytes:
             self._kept[start] = payload  # nobody else's before the worker has said so, or is dead
         asked = {**self._asking(task), "at": start, "bytes": payload.nbytes}
-        self.channel.send(asked, task.header, seconds=seconds)
+        more = () if not isinstance(task, RestTask) or task.answered is None else (task.answered[1],)
+        self.channel.send(asked, task.header, *more, seconds=seconds)
         while True:
             head, parts = self.channel.receive(max(until - time.monotonic(), 0.001))
             self._check_number(head)
@@ -146,6 +163,9 @@ class WorkerProcess:
                 else:
                     self.answered += 1
                     self._keep(head["kept"])
+                    if kind == "next?":
+                        fork = None if head["fork"] is None else (int(head["fork"][0]), int(head["fork"][1]))
+                        return Asked(int(head["session"]), int(head["step"]), fork, parts[0], parts[1])
                     if kind == "reply":
                         return self._computed(head, parts, (payload, room))
                     self.spent = self.spent or bool(head["spent"])
@@ -225,7 +245,8 @@ class WorkerProcess:
         if sum(buffer.nbytes for buffer in buffers) != reply.payload_bytes:
             raise ValueError("an answer of another size than its header says")
         cut = (str(head["cut"]), parts[1]) if head["cut"] else None
-        return Computed(reply, buffers, int(head["session_bytes"]), bool(head["is_done"]), cut)
+        made = Computed(reply, buffers, int(head["session_bytes"]), bool(head["is_done"]), cut)
+        return replace(made, rest=_no_rest) if head["rest"] else made
 
     def _view(self, at: int, nbytes: int, blocks: tuple[memoryview, ...]) -> memoryview:
         for block in blocks:
@@ -319,6 +340,11 @@ class WorkerProcess:
         if status is None:
             return "does not answer"
         return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _no_rest() -> Computed:
+    """Stands for what is left of a step, which whoever asked for it continues."""
+    raise AssertionError("unreachable: `PooledModel` puts its own there")
 
 
 def _boot(words: Sequence[str], share: Share, channel: int, memory: SharedMemory, begun: memoryview) -> str:

@@ -45,6 +45,10 @@ class CloudProcess:
         self.address = line.split()[-1]
         self.port = int(self.address.rpartition(":")[2])
 
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
     def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -33,6 +36,8 @@ from shared_hooks.models import ModelSpec, load_spec
 from studies.experiments.relay import Relay
 from tests.edge_client.generation.speaking import SPEC
 from tests.edge_client.test_chain import Station, chained, station
+from tests.edge_client.test_processes import CloudProcess
+from tests.ports import free_port
 from tests.shared_hooks.generation.small import MODELS
 from tests.shared_hooks.generation.test_middle import cuts_of, given
 from tests.waiting import eventually
@@ -266,6 +271,58 @@ def test_what_a_session_keeps_for_the_next_server_counts(spec: ModelSpec) -> Non
         pytest.raises(IsthmusError, match="max_session_bytes"),
     ):
         SplitGenerator(edge, CUTS).generate(**ids(), max_new_tokens=200, do_sample=False)
+
+
+def test_worker_processes_of_which_one_is_killed(spec: ModelSpec) -> None:
+    last = CloudProcess("--model", SPEC)
+    many = ["--worker-processes", "--workers", "2", "--trials", "never"]
+    gateway = CloudProcess("--model", SPEC, "--next", f"gpu={last.address}", *many)
+    try:
+        with EdgeClient([gateway.address, "gpu"], spec, metrics=False) as client:
+            for way in WAYS.values():
+                asked: dict[str, Any] = {**ids(), "do_sample": False, "max_new_tokens": 12, **way}
+                expected = whole(client, **asked)
+                torch.manual_seed(0)
+                assert torch.equal(SplitGenerator(client, CUTS).generate(**asked), expected), way
+            asked = {**ids(), "do_sample": False, "max_new_tokens": 12}
+            expected, workers = whole(client, **asked), psutil.Process(gateway.process_id).children()
+            assert len(workers) == 2
+
+            def killing(worker: psutil.Process, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+                if input_ids.shape[1] == 12:
+                    worker.kill()
+                return torch.zeros(1, dtype=torch.bool)
+
+            for worker in workers:  # one of them has the session
+                asked["stopping_criteria"] = [partial(killing, worker)]
+                assert torch.equal(SplitGenerator(client, CUTS).generate(**asked), expected)
+
+            def at_once(seed: int) -> torch.Tensor:
+                model = copy.deepcopy(client.wrapped.model)
+                with SplitGenerator(client, CUTS, model=model) as own:
+                    found: torch.Tensor = own.generate(**{**ids(seed=seed), "do_sample": False, "max_new_tokens": 12})
+                return found
+
+            wanted = [whole(client, **{**ids(seed=at), "do_sample": False, "max_new_tokens": 12}) for at in range(4)]
+            with ThreadPoolExecutor(4) as pool:
+                assert all(map(torch.equal, pool.map(at_once, range(4)), wanted))
+    finally:
+        gateway.end()
+        last.end()
+
+
+def test_one_worker_process_for_every_part(spec: ModelSpec) -> None:
+    """It has other steps while the next server, which is the same, computes."""
+    port = free_port()
+    one = ["--worker-processes", "--workers", "1", "--trials", "never"]
+    server = CloudProcess("--model", SPEC, "--next", f"self=127.0.0.1:{port}", *one, port=port)
+    try:
+        with EdgeClient([server.address, "self", "self"], spec, metrics=False, deadline=20) as client:
+            for way in ("greedy", "beams"):
+                asked: dict[str, Any] = {**ids(), "do_sample": False, "max_new_tokens": 8, **WAYS[way]}
+                assert torch.equal(SplitGenerator(client, THREE).generate(**asked), whole(client, **asked)), way
+    finally:
+        server.end()
 
 
 def test_on_the_command_line(servers: list[Station], capsys: pytest.CaptureFixture[str]) -> None:
