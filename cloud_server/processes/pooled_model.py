@@ -313,8 +313,7 @@ class PooledModel:
         assert isinstance(computed, Computed)
         if computed.rest is None:
             return computed
-        known |= {"header": b"", "payload": memoryview(b"")}
-        rest = RestTask(**known, session=session.number)
+        rest = RestTask(**{**known, "header": b"", "payload": memoryview(b"")}, session=session.number)
         return replace(computed, rest=partial(session.rest, rest))
 
     def rest(self, task: RestTask, worker: WorkerProcess) -> Computed | Asked:
@@ -415,7 +414,11 @@ class PooledSession:
         known = self.worker.onward
         number = self._asked[asked.session] = known[asked.session] = known.get(asked.session) or next(_numbers)
         header, tensors = Parcel.tensors(asked.header, bytearray(asked.payload), len(asked.payload) + MAX_BYTES)
-        fork = None if asked.fork is None else (known.get(asked.fork[0], 0), asked.fork[1])
+        fork = asked.fork
+        if fork is not None:
+            if fork[0] not in known:
+                raise SessionLost("the session that this one continues was closed")
+            fork = known[fork[0]], fork[1]
         return self._link.step(number, asked.step, header, tensors, fork)
 
     def fork(self) -> EngineSession:

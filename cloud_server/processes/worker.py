@@ -238,12 +238,12 @@ class Worker:
         return computed
 
     def _rest(self, head: dict[str, Any], header: bytes, payload: bytes) -> Computed | Asked:
-        if head["session"] not in self._rests:
+        rest = self._rests.pop(head["session"], None)
+        if rest is None:
             raise SessionLost("its worker process does not have it")
-        rest = self._rests[head["session"]]
         found = rest.go() if head["answered"] is None else rest.go((head["answered"], header, payload))
-        if isinstance(found, Computed):
-            del self._rests[head["session"]]
+        if isinstance(found, Asked):
+            self._rests[head["session"]] = rest
         return found
 
     def _put(self, computed: Computed, payload: memoryview) -> list[list[int]]:
