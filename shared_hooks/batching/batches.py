@@ -199,9 +199,8 @@ class Batches:
         self._spot_check(proof, earlies, rows, parts)
         if proof.last is None:
             return [Made(unflatten(structure, own, self._find), len(rows)) for own in parts]
-        pairs = list(zip(earlies, parts, strict=True))
         targets = [self.wrapped.crossing_at(early, proof.last.cut) for early in earlies]
-        crossed = [proof.crossing(early, own, target) for (early, own), target in zip(pairs, targets, strict=True)]
+        crossed = map(proof.crossing, parts, rows, targets)
         return [Made(one, len(rows)) for one in crossed]
 
     def _spot_check(

@@ -294,13 +294,14 @@ class Proof:
         pairs = zip(found.pieces, self.last.pieces, strict=True)
         return ["cut"], [piece if own is None else piece.reshape(own.at(rows)) for piece, own in pairs]
 
-    def crossing(self, early: EarlyOutput, own: Tensors, target: Crossing) -> EarlyOutput:
+    def crossing(self, own: Tensors, rows: int, target: Crossing) -> EarlyOutput:
         """What crosses the later cut of one request, ``own`` of its batch; ``target``: its description there. Raises
         CutRefused where that is another cut.
         """
-        shapes = [piece.shape for slot in target.slots for piece in slot.pieces]
-        if len(shapes) != len(own) or target.reads or target.generators:
+        assert self.last is not None
+        if target.slots != self.last.at(rows).slots or target.reads or target.generators:
             raise CutRefused("the middle part leads to another cut than the batch is of")
+        shapes = [piece.shape for slot in target.slots for piece in slot.pieces]
         pieces = [tensor.reshape(shape) for tensor, shape in zip(own, shapes, strict=True)]
         return EarlyOutput(target, tuple(pieces), ())
 

@@ -322,6 +322,8 @@ class Place(int):
     """A cut by its number in one plan's `Trace.places`: layers by their ids, then blocks; -1 is ``"input"``."""
 
 
+MOST_SETS = 256
+"""Cuts along branches that a plan remembers."""
 TOGETHER = " + "
 """Between the names of a branch cut, where it is one text."""
 
@@ -348,7 +350,7 @@ class Known:
         self.finals: dict[int, tuple[Cutting, Mapping[Call | None, tuple[int, ...]]]] = {}
         self.walks: dict[int, tuple[Cutting, Walk | None]] = {}
         self.made: dict[int, tuple[Cutting, Any]] = {}
-        self.branches: dict[tuple[tuple[str, ...], bool], tuple[Cutting, Crossing] | CutRefused] = {}
+        self.branches: dict[tuple[tuple[int | str, ...], bool], tuple[Cutting, Crossing] | CutRefused] = {}
 
 
 @dataclass(eq=False)
@@ -539,17 +541,22 @@ class Plan:
 
     def _branch(self, cuts: Sequence[int | str], wide: bool) -> tuple[Cutting, Crossing]:
         """The cut after these calls and all that they need."""
-        end = self._end(self._places(cuts))
-        if end < 0:
-            return self.cutting(end, wide=wide)
-        calls = self._calls(cuts)
-        key = self._names(cuts), wide
+        for cut in cuts:
+            if not isinstance(cut, (int, str)):
+                self.place(cut)  # raises
+        key = tuple(cuts), wide
         found = self._known.branches.get(key)
         if found is None:
+            end = self._end(self._places(cuts))
+            if end < 0:
+                return self.cutting(end, wide=wide)
+            calls = self._calls(cuts)
             try:
                 found = self._cut_along(calls, end, wide)
             except CutRefused as error:
                 found = CutRefused(f"cannot cut after {' and '.join(call.name for call in calls)}: {error}")
+            if len(self._known.branches) >= MOST_SETS:  # whoever asks a server may name any
+                self._known.branches.clear()
             self._known.branches[key] = found
         if isinstance(found, CutRefused):
             raise CutRefused(str(found))
@@ -578,14 +585,18 @@ class Plan:
         if not isinstance(cut, str) or not cut.startswith(GROUP):
             return (cut,)
         calls = self.trace.calls
-        groups = grouped((call.path, call.module_type) for call in sorted(calls, key=lambda call: call.enter))
-        inside = groups.get(cut.removeprefix(GROUP), {})
+        groups, inside = self._groups, self._groups.get(cut.removeprefix(GROUP), {})
         found = [call.name for call in calls if call.path in inside and not self._is_in(call.parent, inside)]
         if not found:
             raise UnknownLayer(
                 f'no module of "{cut:.80}" ran; the groups of this model are: {", ".join(groups) or "none"}'
             )
         return found
+
+    @cached_property
+    def _groups(self) -> dict[str, dict[str, str]]:
+        calls = sorted(self.trace.calls, key=lambda call: call.enter)
+        return grouped((call.path, call.module_type) for call in calls)
 
     @staticmethod
     def _is_in(call: ModuleCall | None, paths: Collection[str]) -> bool:
