@@ -539,7 +539,7 @@ class Plan:
             raise found
         return found
 
-    def _branch(self, cuts: Sequence[int | str], wide: bool) -> tuple[Cutting, Crossing]:
+    def _branch(self, cuts: Sequence[Any], wide: bool) -> tuple[Cutting, Crossing]:
         """The cut after these calls and all that they need."""
         for cut in cuts:
             if not isinstance(cut, (int, str)):
