@@ -43,7 +43,10 @@ __all__ = [
 # Every architecture's own code runs: behind the last layer that is wanted, the rest of the blocks in its list pass on
 # what that one gave. So the model's own final norm and output head see the hidden state of an early layer.
 
-_OURS = ("forward", "generate", "_get_logits_processor", "_get_candidate_generator")
+_OURS = (
+    *("forward", "generate", "_get_logits_processor", "_get_candidate_generator"),
+    "prepare_inputs_for_generation",
+)
 
 
 class EarlyExit:
@@ -411,12 +414,12 @@ class Drafting:
             return _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
 
         def drafting_inputs(
-            input_ids: torch.Tensor, next_sequence_length: int | None = None, *args: Any, **kwargs: Any
+            input_ids: torch.Tensor, *args: Any, next_sequence_length: int | None = None, **kwargs: Any
         ) -> Any:
             # transformers' drafts read a prompt whole, though a state that is given has read some of it
             if next_sequence_length is None and (read := _read(kwargs)):
                 next_sequence_length = input_ids.shape[1] - read
-            return inputs_of(input_ids, next_sequence_length, *args, **kwargs)
+            return inputs_of(input_ids, *args, next_sequence_length=next_sequence_length, **kwargs)
 
         ours = {
             "generate": drafting_generate,
