@@ -180,13 +180,13 @@ class Moment:
 
     def _draws(self) -> list[Any]:
         on_gpu = None if devices.is_host(self._device) else devices.rng_state(self._device)
-        return [torch.get_rng_state(), on_gpu, random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002 (models draw from it)
+        return [devices.rng_state(), on_gpu, random.getstate(), np.random.get_state(legacy=False)]  # noqa: NPY002 (models draw from it)
 
     def _put_generators_back(self) -> None:
         cpu, gpu, python, numpy = self._generators
         moved = [not _alike(before, now) for before, now in zip(self._generators, self._draws(), strict=True)]
         if moved[0]:
-            torch.set_rng_state(cpu)
+            devices.set_rng_state(cpu)
         if moved[1]:
             devices.set_rng_state(gpu, self._device)
         if moved[2]:

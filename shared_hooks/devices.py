@@ -8,6 +8,8 @@ without streams has one queue, and one without memory counts says nothing. What 
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -188,26 +190,46 @@ def reset_peak(device: torch.device) -> None:
     _module(device).reset_peak_memory_stats(device)
 
 
-def fork_of(device: torch.device | None) -> dict[str, Any]:
-    """Arguments of `torch.random.fork_rng`: the processor's generator and this device's are put back."""
+_generator = threading.RLock()
+"""Held while the state of the processor's generator is copied or set.
+
+torch locks a mutex for both, and makes the Python object of a copy under it. Before Python 3.12 that may collect
+garbage, and so let another thread run; if that one waits for the mutex, it keeps the interpreter's lock: both hang.
+"""
+
+
+def rng_state(device: torch.device | None = None) -> torch.Tensor:
+    """A copy of the state of its generator, on the host; without a device, or on the host, of the processor's."""
     if device is None or is_host(device):
-        return {"devices": []}
-    return {"devices": [_index(device)], "device_type": device.type}
-
-
-def rng_state(device: torch.device) -> torch.Tensor:
-    """The state of its generator, on the host; of "cpu" the processor's."""
-    if is_host(device):
-        return torch.get_rng_state()
+        with _generator:
+            return torch.default_generator.get_state()
     found: torch.Tensor = _module(device).get_rng_state(*(() if device.type == "mps" else (device,)))
     return found
 
 
-def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
-    if is_host(device):
-        torch.set_rng_state(state)
+def set_rng_state(state: torch.Tensor, device: torch.device | None = None) -> None:
+    """Sets what `rng_state` returned. Raises torch's errors for a state that is none."""
+    if device is None or is_host(device):
+        with _generator:
+            torch.default_generator.set_state(state)
     else:
         _module(device).set_rng_state(state, *(() if device.type == "mps" else (device,)))
+
+
+@contextlib.contextmanager
+def forked(device: torch.device | None = None, *, seed: int | None = None) -> Iterator[None]:
+    """Restores the generators of the processor and of ``device`` afterwards. ``seed``: the processor's begins there."""
+    away = None if device is None or is_host(device) else device
+    host, other = rng_state(), None if away is None else rng_state(away)
+    try:
+        if seed is not None:
+            with _generator:
+                torch.default_generator.manual_seed(seed)
+        yield
+    finally:
+        set_rng_state(host)
+        if other is not None:
+            set_rng_state(other, away)
 
 
 def initialized() -> torch.device | None:

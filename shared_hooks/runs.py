@@ -234,23 +234,19 @@ class Runs:
     def _middle(self, early: EarlyOutput, start: Cut, end: Cut) -> EarlyOutput:
         from shared_hooks.middle import MiddleSession
 
-        crossing = early.crossing
-        self._check_start(crossing, start)
-        if crossing.later or members(end) is not None:
-            raise CutRefused("a middle part is between two plain cuts, not along branches")
-        if end in (crossing.layer_id, crossing.layer_name):
-            return early
+        self._check_start(early.crossing, start)
         span = self._span(early, end)
-        if span.target.layer_name == crossing.layer_name:  # by another name: nothing lies between
-            return early
-        found: EarlyOutput = self._resumed(early, partial(MiddleSession, span))
-        return found
+        return early if span is None else self._resumed(early, partial(MiddleSession, span))
 
-    def _span(self, early: EarlyOutput, end: Cut) -> Span:
-        """The way to a later cut; planned the first time."""
+    def _span(self, early: EarlyOutput, end: Cut) -> Span | None:
+        """The part between two cuts, planned the first time; None where nothing lies between them."""
         from shared_hooks.middle import span_between
 
         crossing = early.crossing
+        if crossing.later or members(end) is not None:
+            raise CutRefused("a middle part is between two plain cuts, not along branches")
+        if end in (crossing.layer_id, crossing.layer_name):
+            return None
         with context.restored(crossing.context):
             # what working it out may take is bounded, and planning runs the model on inputs of this form
             self.recipes.recipe(early, self.device)
@@ -261,7 +257,8 @@ class Runs:
                 if len(self._spans) >= SPANS:
                     self._spans.clear()
                 self._spans[key] = self._planner.made, span
-        return span
+        # the same cut may have another name
+        return None if span.target.layer_name == crossing.layer_name else span
 
     def _tail(
         self, early: EarlyOutput, start: Cut, substitutes: Substitutes | None = None, gradients: bool = False

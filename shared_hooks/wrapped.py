@@ -229,11 +229,12 @@ class WrappedModel(Runs):
         return early
 
     def crossing_at(self, early: EarlyOutput, end: Cut) -> Crossing:
-        """What `forward` with this later ``end`` would say of what crosses there, without running that part. Raises
+        """Describes what `forward` with this later ``end`` would return, without running the model up to there. Raises
         `UnknownLayer` and `CutRefused`.
         """
         self._check_attached()
-        return self._span(early, end).target
+        span = self._span(early, end)
+        return early.crossing if span is None else span.target
 
     def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None, gradients: bool = False) -> Any:
         """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules

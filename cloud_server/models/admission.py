@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cloud_server.models.engine import Identity
-from shared_hooks import Crossing, Plan, WrappedModel
+from shared_hooks import Crossing, Plan, WrappedModel, devices
 from shared_hooks.batching.sizes import OtherSizes, moving_shapes, other_sizes
 from shared_hooks.codecs import Bound
 from shared_hooks.crossing import (
@@ -111,7 +111,7 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
     """The inputs' shapes, and the outputs' names, dtypes and shapes, with -1 where a size was seen to be free."""
     began, state = time.monotonic(), PythonState(model)
     try:
-        with buffers_kept(model), torch.no_grad(), torch.random.fork_rng(devices=[]):
+        with buffers_kept(model), torch.no_grad(), devices.forked():
             outputs, results = _run(model, structure, tensors)
             shapes, given = [list(one.shape) for one in tensors], [list(one.shape) for one in results]
             for dim, size in sorted({(dim, size) for one in tensors for dim, size in enumerate(one.shape) if size}):

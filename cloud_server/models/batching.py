@@ -28,8 +28,8 @@ BATCH = "batch"
 Unpack = Callable[[Crossing, bytes, memoryview, End | None], tuple[EarlyOutput, int]]
 """A complete payload as a frontier, and the nanoseconds that took."""
 Alone = Callable[[EarlyOutput, int, bool, End | None], Computed]
-"""Computes a frontier by itself: what was unpacked, the nanoseconds that took, whether metrics are wanted, and where a
-middle part ends.
+"""Runs one request outside a batch, given its frontier, the nanoseconds spent unpacking it, whether to return metrics,
+and the end of a middle part.
 """
 
 
@@ -44,7 +44,9 @@ class BatchedTails:
         lifecycle: Lifecycle,
         unpack: Unpack,
         alone: Alone,
+        learned: Callable[[], None],
     ) -> None:
+        """``learned`` is called after each look at a cut, for which the whole model runs."""
         self.batches = batches
         self.ways = Ways(batches)
         self.lifecycle = lifecycle
@@ -52,6 +54,7 @@ class BatchedTails:
         self.alone = alone
         self._device = device
         self._guard = guard
+        self._learned = learned
 
     def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
         """A look at what is known."""
@@ -81,6 +84,7 @@ class BatchedTails:
                 return self.ways.learn(known)
         finally:
             self._guard.mend()
+            self._learned()
         if looked and (reason := self.batches.reason(crossing, _name(end))):
             log.info("requests after %s are computed each alone: %s", crossing.layer_name, reason)
         return looked
@@ -180,8 +184,14 @@ class _Begun:
         lifecycle.emit(Stage.AFTER_INJECT, split=split)
         lifecycle.emit(Stage.BEFORE_TAIL, split=split)
         lifecycle.emit(Stage.AFTER_TAIL, split=split, output=output)
-        took = {"decode_ns": self._decode_ns, "compute_ns": self.took_ns}
-        return packed(lifecycle, output, self._end, company=self.made.company, **took)
+        return packed(
+            lifecycle,
+            output,
+            self._end,
+            decode_ns=self._decode_ns,
+            compute_ns=self.took_ns,
+            company=self.made.company,
+        )
 
     def alone(self) -> Computed:
         return self._tails.alone(self.early, self._decode_ns, self._want_metrics, self._end)

@@ -79,7 +79,7 @@ def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, 
     wrapped.lifecycle = Lifecycle("cloud")
     heads: list[EarlyOutput] = []
     try:
-        with buffers_kept(wrapped.model), torch.random.fork_rng(devices=[]):
+        with buffers_kept(wrapped.model), devices.forked():
             for size in wanted.batch_sizes or (0,):
                 for cut in wanted.cuts or _last(plan):
                     args, kwargs = sized(example, size)  # a model may write to its inputs
@@ -314,9 +314,10 @@ class ServedModel:
                 self.compiled.add(early)
         self._heads = []
         batches = Batches(self._wrapped, partial(entry.spec.example, device))
-        self.batching = BatchedTails(batches, device, self._guard, self._lifecycle, self._unpacked, self._part)
-        if self.only is not None:
-            self.only.release()  # all of them were looked at
+        self.batching = BatchedTails(
+            batches, device, self._guard, self._lifecycle, self._unpacked, self._part, self._release
+        )
+        self._release()
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -578,6 +579,11 @@ class ServedModel:
         with named.observing(self._wrapped, named.check(observers)) as found:
             yield lambda: named.to_bytes(found())
 
+    def _release(self) -> None:
+        """Give back the weights of other parts, which were read because the whole model ran."""
+        if self.only is not None:
+            self.only.release()
+
     profile_gives_way = True
     """Between two repetitions, nothing is under way in this thread."""
 
@@ -592,6 +598,5 @@ class ServedModel:
         try:
             made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
         finally:
-            if self.only is not None:  # it has read the weights of other parts
-                self.only.release()
+            self._release()
         return to_json(made)

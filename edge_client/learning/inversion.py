@@ -22,6 +22,7 @@ from torch import nn
 from torch.nn import functional
 
 from edge_client.learning.examples import Examples
+from shared_hooks import devices
 from shared_hooks.codecs import Codec, Grain
 from shared_hooks.codecs.noise import Noise
 from shared_hooks.crossing import Parcel
@@ -262,8 +263,7 @@ def invert(
 ) -> Inverter:
     """Trained on the examples ``learn``. ``decoder``: of `WIDTHS`."""
     width, depth = WIDTHS[decoder]
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+    with devices.forked(seed=seed), torch.enable_grad():
         scaled = _standard(features, learn)
         middle, spread = target[learn].mean(0), target[learn].std(correction=0).clamp(min=1e-6)
         wanted = (target - middle) / spread
@@ -401,8 +401,7 @@ def label_share(
     it sees the main components.
     """
     flat = torch.cat([one.flatten(1) for one in _standard(features, learn)], dim=1)
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.manual_seed(seed)
+    with devices.forked(seed=seed), torch.enable_grad():
         if flat.shape[1] > _MOST_DIMENSIONS:
             _, _, axes = torch.pca_lowrank(flat[learn], q=min(_MOST_DIMENSIONS, len(learn) - 1))
             flat = flat @ axes

@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from edge_client.learning.examples import Examples, frozen
+from shared_hooks import devices
 from shared_hooks.codecs import Grain
 from shared_hooks.codecs.learned import Bottleneck, Design, Piece, SymbolCoder, flat_of, rows_of
 
@@ -153,8 +154,7 @@ class Trainer:
 
     def __init__(self, examples: Examples, designs: Sequence[Design | None], terms: Terms) -> None:
         self._examples, self._terms = examples, terms
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(terms.seed)
+        with devices.forked(seed=terms.seed):
             self._nets = [None if one is None else Bottleneck(one) for one in designs]
             self._rates = [None if one is None else _Rate(one) for one in designs]
         self._spread: list[torch.Tensor] = []

@@ -75,7 +75,7 @@ def choose(
         chosen[layer.name] = layer.layer_id
     order = {name: (at, False) for at, name in enumerate(by_name)}
     ends = {one.layer_id: (at, True) for at, one in enumerate(places)}
-    return sorted(chosen.items(), key=lambda cut: order.get(cut[0]) or ends[cut[1]])
+    return sorted(chosen.items(), key=lambda cut: order.get(cut[0]) or ends.get(cut[1], (len(places), True)))
 
 
 def _differs(places: Sequence[LayerInfo], before: Sequence[int], number: int) -> bool:

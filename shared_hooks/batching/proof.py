@@ -70,8 +70,8 @@ def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | 
 def apart(
     tensors: Sequence[torch.Tensor], rows: Sequence[int], grows: Sequence[Growth | None]
 ) -> list[list[torch.Tensor]]:
-    """The tensors of a batch's output for each of its parts, which have so many ``rows``: what belongs to no row for
-    all of them. Parts may share memory.
+    """Splits the tensors of a batch's output into those of its parts, of ``rows`` rows each; a tensor without a batch
+    dimension goes to every part. Parts may share memory.
     """
     found: list[list[torch.Tensor]] = [[] for _ in rows]
     for tensor, one in zip(tensors, grows, strict=True):
@@ -285,7 +285,9 @@ class Proof:
         return apart(tensors, rows, self.outputs)
 
     def output(self, early: EarlyOutput, rows: int) -> tuple[Structure, Tensors]:
-        """What the model, or its part up to the later cut, makes of so many rows. Raises what that raises."""
+        """Runs the tail, or the middle part up to the later cut, on a batch of ``rows`` rows. Raises the model's errors,
+        and CutRefused where something else crosses than planned.
+        """
         if self.last is None:
             return flatten(self.wrapped.tail(early))
         found: EarlyOutput = self.wrapped.forward(early, end=self.last.cut)

@@ -79,7 +79,7 @@ def _torch_checked(state: bytes) -> torch.Tensor:
 
 
 def _torch_set(state: torch.Tensor) -> None:
-    torch.set_rng_state(_torch_checked(_text(state)))
+    devices.set_rng_state(_torch_checked(_text(state)))
 
 
 def torch_generator(state: bytes) -> torch.Generator:
@@ -98,7 +98,7 @@ def _text(state: torch.Tensor) -> bytes:
 
 
 _GENERATORS: dict[str, tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], None]]] = {
-    "torch": (torch.get_rng_state, _torch_set),
+    "torch": (devices.rng_state, _torch_set),
     "python": (_python_now, _python_set),
     "numpy": (_numpy_now, _numpy_set),
 }
@@ -126,7 +126,7 @@ def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
     """What tells whether any generator has moved, except those named in ``but``; some tens of microseconds."""
     found: dict[str, object] = {}
     if "torch" not in but:
-        found["torch"] = _text(torch.get_rng_state())
+        found["torch"] = _text(devices.rng_state())
     if not devices.is_host(device):
         found[str(device)] = _text(devices.rng_state(device))
     if "python" not in but:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from shared_hooks import devices
 from shared_hooks.crossing import torch_generator
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.generation.bank import Line
@@ -159,7 +160,7 @@ def is_own(cls: type) -> bool:
 
 def state_now() -> bytes:
     """The state of torch's CPU generator."""
-    return torch.get_rng_state().numpy().tobytes()
+    return devices.rng_state().numpy().tobytes()
 
 
 def digest(state: bytes) -> str:

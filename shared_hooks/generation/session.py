@@ -31,6 +31,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from shared_hooks import devices
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden
@@ -72,9 +73,9 @@ class Draws(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **(kwargs or {}))
-        before = torch.get_rng_state()
+        before = devices.rng_state()
         result = func(*args, **(kwargs or {}))
-        if not torch.equal(before, torch.get_rng_state()):
+        if not torch.equal(before, devices.rng_state()):
             self.found = func._schema.name.removeprefix("aten::")
         return result
 

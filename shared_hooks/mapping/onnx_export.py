@@ -25,6 +25,7 @@ import torch
 from torch import nn
 from torch.fx import traceback
 
+from shared_hooks import devices
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.forward import Session, layer_name
 from shared_hooks.mapping.map_file import HierarchyMap, parent_of
@@ -186,7 +187,7 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
     modules = tables.walk(model, plan.depth)
     flat = FlatModel(model, *copied(args, dict(kwargs))).eval()
     labeller = _Labeller(modules)
-    random_state, buffers = torch.get_rng_state(), Buffers(model)
+    random_state, buffers = devices.rng_state(), Buffers(model)
     for module in modules:
         attach.attach(module)
     try:
@@ -207,7 +208,7 @@ def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[
         for module in modules:
             attach.detach(module)
         buffers.restore()
-        torch.set_rng_state(random_state)
+        devices.set_rng_state(random_state)
     inputs = [value.name or "" for value in made.model.graph.inputs]
     if inputs != flat.names:
         raise ExportFailed(f"the exported graph takes {', '.join(inputs)}, where {', '.join(flat.names)} was expected")

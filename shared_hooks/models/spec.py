@@ -128,16 +128,16 @@ class ModelSpec:
     ) -> nn.Module:
         """What the factory returns, with the weights that it makes; or what is built ``instead`` of it."""
         # importing the factory's module may draw numbers too; and there is one generator for all threads
-        with _building, torch.random.fork_rng(devices=[]):
+        with _building, devices.forked():
             build = resolve(self.factory, self.folder, f"{self.origin}: factory")
             if isinstance(build, nn.Module):
                 raise SpecError(
                     f'{self.origin}: factory: "{self.factory}" is a model already; expected a function or a class'
                 )
-            # The CPU's generator only: seeding CUDA would change the state of whoever uses the device.
-            torch.default_generator.manual_seed(self.seed)
             try:
-                model = how(instead or partial(build, **self.factory_kwargs))
+                # The CPU's generator only: seeding CUDA would change the state of whoever uses the device.
+                with devices.forked(seed=self.seed):
+                    model = how(instead or partial(build, **self.factory_kwargs))
             except Exception as error:
                 raise SpecError(
                     f'{self.origin}: factory: "{self.factory}" raised {type(error).__name__}: {error}{self._beside()}'

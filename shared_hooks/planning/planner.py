@@ -283,8 +283,7 @@ class Planner:
         that find it there.
         """
         weight = self.weight()
-        generators = devices.fork_of(None if weight is None else weight.device)
-        with torch.no_grad(), torch.random.fork_rng(**generators):
+        with torch.no_grad(), devices.forked(None if weight is None else weight.device):
             buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
             trial.left = self._left
             try:

@@ -338,7 +338,7 @@ def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tens
     if generator is not None:
         return generator.get_state().clone()  # type: ignore[no-any-return]
     away = next((one.device for one in arguments_of((tensors,), {}) if not devices.is_host(one.device)), None)
-    return torch.get_rng_state() if away is None else devices.rng_state(away)
+    return devices.rng_state(away)
 
 
 # The memory that outlives a model's forward, put back after runs that are nobody's.

@@ -15,7 +15,6 @@ import os
 import random
 import sys
 import sysconfig
-import threading
 import types
 from collections.abc import Iterator
 from pathlib import Path, PurePath
@@ -24,21 +23,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks import devices
+
 # The generators of random numbers that a forward draws from without being handed one: Python's, NumPy's, torch's.
 
 
 Interval = tuple[int, int]
-
-
-_generator_lock = threading.RLock()
-"""torch holds a lock of its own while it copies a state, and may call Python for the copy: who waits for that lock with
-the interpreter's own would wait for ever. Whoever waits for this one does not hold it.
-"""
-
-
-def _torch_state() -> torch.Tensor:
-    with _generator_lock:
-        return torch.default_generator.get_state()
 
 
 def _python_and_numpy() -> dict[str, Any]:
@@ -55,13 +45,13 @@ class Dice:
     """All of them as they are now, to be put back: runs for planning's sake are nobody's draws."""
 
     def __init__(self) -> None:
-        self._torch = _torch_state()
+        self._torch = devices.rng_state()
         self._others = _python_and_numpy()
 
     @property
     def rolled(self) -> bool:
         """Whether any of them stands elsewhere now."""
-        return not torch.equal(self._torch, _torch_state()) or bool(self.others)
+        return not torch.equal(self._torch, devices.rng_state()) or bool(self.others)
 
     @property
     def others(self) -> list[str]:
@@ -73,8 +63,7 @@ class Dice:
 
     def restore(self) -> None:
         """As they were."""
-        with _generator_lock:
-            torch.default_generator.set_state(self._torch)
+        devices.set_rng_state(self._torch)
         random.setstate(self._others["python"])
         if "numpy" in self._others:
             kind, key, *rest = self._others["numpy"]

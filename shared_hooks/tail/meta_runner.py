@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from shared_hooks import devices
 from shared_hooks.crossing import INPUTS, Crossing, Fill, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
 from shared_hooks.forward import FORM_ONLY, Placeholder, arguments_of, call_key, on_meta
@@ -171,11 +172,11 @@ class MetaRunner:
         if not _is_view(func):
             self._foresee(func, args, kwargs)
         draws = _SEEDED in func.tags
-        before = torch.get_rng_state() if draws else None
+        before = devices.rng_state() if draws else None
         result = func(*args, **kwargs)
         made = arguments_of((result,), {})
         self._note_made(made, tensors)
-        if before is not None and not torch.equal(before, torch.get_rng_state()):
+        if before is not None and not torch.equal(before, devices.rng_state()):
             self.drew = True
             for tensor in made:
                 self.placing.taint(tensor)

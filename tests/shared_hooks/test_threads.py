@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -111,3 +113,39 @@ def test_unwrapped_use_beside_wrapped_use() -> None:
         finally:
             stop.set()
         assert running.result()
+
+
+_COLLECTING = """
+import faulthandler, gc, threading, time
+from shared_hooks import devices
+
+faulthandler.dump_traceback_later(60, exit=True)
+gc.callbacks.append(lambda phase, info: time.sleep(0.0001))  # a finalizer that lets another thread run
+gc.freeze()
+gc.set_threshold(3)
+
+
+def copies():
+    kept = []
+    for _ in range(3_000):
+        kept.append(devices.rng_state())
+
+
+def sets():
+    state = devices.rng_state()
+    for _ in range(30_000):
+        devices.set_rng_state(state)
+
+
+threads = [threading.Thread(target=one) for one in (copies, copies, sets)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+"""
+
+
+def test_the_generators_state_is_copied_while_garbage_is_collected() -> None:
+    """torch makes the copy's object under its mutex: another thread that waited for that would keep both waiting."""
+    done = subprocess.run([sys.executable, "-c", _COLLECTING], capture_output=True, text=True, timeout=120, check=False)
+    assert not done.returncode, done.stderr

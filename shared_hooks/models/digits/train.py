@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional
 
+from shared_hooks import devices
 from shared_hooks.models.digits.network import DigitsNet, digits
 
 # scikit-learn's handwritten digits as 32x32 gray images, split into training and held-out images.
@@ -120,8 +121,7 @@ def train(images: Sequence[DigitImage], epochs: int = EPOCHS, seed: int = SEED, 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with devices.forked(seed=seed):
             model = digits()
         generator = torch.Generator().manual_seed(seed)
         pixels, truths = as_tensors(images)

@@ -224,7 +224,7 @@ class Custom(Observer):
         device = next((tensor.device for _, tensor in parts(output)), torch.device("cpu"))
         inputs = tuple(map(copy_of, inputs)) if self.copy else inputs
         output = copy_of(output) if self.copy else output
-        with torch.random.fork_rng(**devices.fork_of(device)):
+        with devices.forked(device):
             try:
                 value = self._worker.run(lambda: self.function(call.module, inputs, output, name), self.timeout, device)
             except Blocked as error:

@@ -8,6 +8,7 @@ are computed again, eagerly, from what the kernel was given, *beside* it: the ou
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import threading
@@ -287,7 +288,7 @@ def _of_multihead(module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: 
     # dropout draws random numbers, and zeroes weights
     query = bound.arguments["query"]
     drops = module.training and module.dropout > 0
-    with torch.random.fork_rng(enabled=drops, **devices.fork_of(query.device)):
+    with devices.forked(query.device) if drops else contextlib.nullcontext():
         found: Any = nn.MultiheadAttention.forward(*bound.args, **bound.kwargs)
     weights: torch.Tensor = found[1]
     return weights

@@ -12,13 +12,16 @@ from safetensors.torch import save_model
 
 from cloud_server.config import ModelEntry, NextServer, read_config
 from cloud_server.models import ServedModel
+from cloud_server.models.engine import End
 from cloud_server.options import configure, parser
 from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SplitGenerator
+from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, IsthmusError, SpecError, UnknownLayer
 from shared_hooks.models import ModelSpec, load_spec
 from tests.edge_client.test_chain import Deep, Station, station
 from tests.shared_hooks.generation.small import make
+from tests.shared_hooks.models.test_mapped import resident
 
 CPU = torch.device("cpu")
 
@@ -109,6 +112,20 @@ def test_a_chain_of_parts_gives_the_models_own_answer(tmp_path: Path) -> None:
             client.infer(image)
         with pytest.raises(CutRefused, match="this part begins after input"):
             client.infer(image, split="input")
+
+
+def test_weights_that_learning_of_batches_reads_are_given_back(tmp_path: Path) -> None:
+    spec = deep(tmp_path)
+    file = tmp_path / "deep.safetensors"
+    served = ServedModel(ModelEntry(spec, only=("stem", "two")), CPU)
+    wrapped = WrappedModel(spec.load_model())
+    crossing = wrapped.head("stem", torch.randn(1, 3, 8, 8)).crossing
+    assert resident(file) == 0
+    assert served.batching.learn(crossing, End("two")) and served.batching.batch_key(crossing, End("two"))
+    assert resident(file) == 0
+    assert served.only is not None
+    served.only.model(torch.randn(1, 3, 8, 8))
+    assert resident(file) > 0, "what the whole model reads stays"
 
 
 def test_generation_by_parts(tmp_path: Path) -> None:
