@@ -565,7 +565,9 @@ class EdgeClient(ClientCore):
 
 
 def _at(cut: str, codec: str) -> str:
-    """What a cut between servers uses of a codec: what books or training say of one cut says nothing of others."""
+    """The codec's name where it may be used at a cut between servers, else ``""``: codecs with a basis or frames, and a
+    learned one made for another cut, are for the first cut alone.
+    """
     own = codecs.CODECS.get(codec)
     if own is None or isinstance(own, (Basis, Frames)) or (isinstance(own, Learned) and own.file.cut != cut):
         return ""

@@ -336,8 +336,8 @@ class StepTask(Task):
 
 @dataclass(frozen=True)
 class RestTask(StepTask):
-    """What is left of a step in the middle of a chain: from its beginning, or from what the next server ``answered``,
-    an error or a parcel. The worker has others' requests while that is asked.
+    """The second half of a step in the middle of a chain. It begins with a request to the next server and continues
+    with what that ``answered``, an error or a parcel; in between the worker is free for other requests.
     """
 
     answered: tuple[dict[str, Any], bytes] | None = None
@@ -348,7 +348,7 @@ class RestTask(StepTask):
 
 @dataclass(frozen=True)
 class Asked:
-    """A question to the next server, of a worker's step: as `Link.step` takes it, but for the parcel."""
+    """A worker's request to the next server: the arguments of `Link.step`, with the tensors packed."""
 
     session: int
     step: int
@@ -359,8 +359,8 @@ class Asked:
 
 @dataclass(frozen=True)
 class SessionTask:
-    """A new decoding session, the worker's number ``session``; a copy of number ``of``, or behind the layer ``cut``, up
-    to the layer ``end`` if there is one.
+    """Opens a decoding session under the worker's number ``session``: a copy of session ``of``, or a new one after the
+    layer ``cut``, up to the layer ``end`` in the middle of a chain.
     """
 
     model_id: str

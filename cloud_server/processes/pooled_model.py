@@ -314,11 +314,24 @@ class PooledModel:
         if computed.rest is None:
             return computed
         rest = RestTask(**{**known, "header": b"", "payload": memoryview(b"")}, session=session.number)
-        return replace(computed, rest=partial(session.rest, rest))
+        return replace(computed, rest=partial(self._rest, session, rest))
 
-    def rest(self, task: RestTask, worker: WorkerProcess) -> Computed | Asked:
-        """What is left of a step, up to the next question. Raises as `step`."""
-        return self._pool.step(task, worker)
+    def _rest(self, session: PooledSession, task: RestTask) -> Computed:
+        """The second half of a step: in turns, the worker computes and this thread sends its requests to the next
+        server.
+        """
+        while True:
+            found = self._pool.step(task, session.worker)
+            if isinstance(found, Computed):
+                return found
+            try:
+                reply = session.send(found)
+            except IsthmusError as error:
+                task = replace(task, answered=({"error": type(error).__name__, "message": str(error)}, b""))
+                continue
+            parcel = Parcel.of_tensors(reply.header, reply.tensors)
+            answered = {"up": reply.bytes_up, "down": reply.bytes_down}, b"".join(parcel.buffers)
+            task = replace(task, header=parcel.header, answered=answered)
 
     def has(self, worker: WorkerProcess) -> bool:
         """Whether it has not ended."""
@@ -381,7 +394,7 @@ class PooledSession:
         self.number = number
         self._link = link
         self._asked: dict[int, int] = {}
-        """Sessions at the next server: the worker's number, and that there."""
+        """Sessions at the next server: their numbers there, by the worker's."""
         worker.sessions += 1
 
     @property
@@ -393,23 +406,10 @@ class PooledSession:
         """Raises what the worker raises, SessionLost when that has ended, and ServerUnavailable when it is not free."""
         return self._model.step(self, header, payload)
 
-    def rest(self, task: RestTask) -> Computed:
-        """What is left of a step: the worker computes, and this thread asks the next server, by turns."""
-        while True:
-            found = self._model.rest(task, self.worker)
-            if isinstance(found, Computed):
-                return found
-            try:
-                reply = self._ask_next(found)
-            except IsthmusError as error:
-                task = replace(task, answered=({"error": type(error).__name__, "message": str(error)}, b""))
-                continue
-            parcel = Parcel.of_tensors(reply.header, reply.tensors)
-            answered = {"up": reply.bytes_up, "down": reply.bytes_down}, b"".join(parcel.buffers)
-            task = replace(task, header=parcel.header, answered=answered)
-
-    def _ask_next(self, asked: Asked) -> StepReply:
-        """Several workers may have the same numbers. Raises as `Link.step`."""
+    def send(self, asked: Asked) -> StepReply:
+        """Sends the worker's request to the next server, under a session number of its own there: another worker may
+        use the same one. Raises as `Link.step`.
+        """
         assert self._link is not None
         known = self.worker.onward
         number = self._asked[asked.session] = known[asked.session] = known.get(asked.session) or next(_numbers)

@@ -337,12 +337,12 @@ class Worker:
 
 _Answer = tuple[dict[str, Any], bytes, bytes]
 _asking: ContextVar[_Rest] = ContextVar("isthmus_rest")
-"""The rest of a step that this thread computes."""
+"""The step whose second half this thread computes."""
 
 
 class _Rest:
-    """What is left of a step: a thread, which runs while `go` waits for it, and stands still while the next server is
-    asked.
+    """The second half of a step in the middle of a chain: a thread that runs while `go` waits for it, and waits in
+    `ask` while the next server answers.
     """
 
     def __init__(self, rest: Callable[[], Computed]) -> None:
@@ -351,7 +351,7 @@ class _Rest:
         self._thread = threading.Thread(target=copy_context().run, args=(self._run, rest), daemon=True)
 
     def go(self, answer: _Answer | None = None) -> Computed | Asked:
-        """Up to its end, or its next question. Raises what it raises."""
+        """Runs it up to its end, or to its next request to the next server. Raises what it raises."""
         if answer is None:
             self._thread.start()
         else:
@@ -362,7 +362,7 @@ class _Rest:
         return found
 
     def ask(self, asked: Asked) -> _Answer:
-        """In its thread: the next server's answer."""
+        """The next server's answer. Called by its own thread."""
         self._found.put(asked)
         answer = self._answers.get()
         if answer is None:
@@ -370,7 +370,7 @@ class _Rest:
         return answer
 
     def end(self) -> None:
-        """Nobody wants it any more."""
+        """Ends it with `Cancelled`: its session was closed."""
         self._answers.put(None)
 
     def _run(self, rest: Callable[[], Computed]) -> None:
@@ -382,7 +382,7 @@ class _Rest:
 
 
 class _Next:
-    """The next server of a chain, which this one's server asks: a `shared_hooks.generation.Link`."""
+    """The link to the next server of a chain, by way of the server's own process: a `shared_hooks.generation.Link`."""
 
     def step(
         self,
@@ -401,7 +401,7 @@ class _Next:
         return StepReply(*found, head["up"], head["down"])
 
     def close(self, session: int) -> None:
-        """The server closes it when it closes this one's."""
+        """Nothing: the server's process closes it with this server's session."""
 
 
 def _failure(error: IsthmusError) -> Message:

@@ -98,9 +98,9 @@ class WorkerProcess:
         self.sessions = 0
         """Decoding sessions that live in it."""
         self.onward: dict[int, int] = {}
-        """Numbers at the next server of the sessions that it continues, by the worker's own."""
+        """Its sessions at the next server of a chain: their numbers there, by the worker's."""
         self.closed: deque[int] = deque()
-        """Those of them that it may forget, which it learns with the next question."""
+        """Sessions that were closed; the next task names them to the worker."""
         self._memory = memory
         self._kept: dict[int, memoryview] = {}
         """Payloads that something in the worker still refers to, by where they begin."""
@@ -343,7 +343,7 @@ class WorkerProcess:
 
 
 def _no_rest() -> Computed:
-    """Stands for what is left of a step, which whoever asked for it continues."""
+    """Marks a step that has a second half."""
     raise AssertionError("unreachable: `PooledModel` puts its own there")
 
 

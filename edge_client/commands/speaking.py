@@ -107,13 +107,16 @@ def drafts(options: argparse.Namespace, client: ClientCore) -> tuple[Source | No
     if options.assistant is None:
         return None, 0
     model = ModelChoice(options.assistant).spec().load_model(client.device)
-    theirs, ours = (_words_of(one) for one in (model, client.wrapped.model))
+    theirs, ours = (_vocabulary(one) for one in (model, client.wrapped.model))
+    if theirs is None:
+        raise SpecError(f"--assistant {options.assistant} is no language model: it has no input embeddings")
     if theirs != ours:
-        raise SpecError(f"--assistant {options.assistant}: it knows {theirs} words, and {client.model_id} {ours}")
+        raise SpecError(f"--assistant {options.assistant}: {theirs} token ids, and {client.model_id} has {ours}")
     return Assistant(model), MOST_DRAFTED
 
 
-def _words_of(model: Any) -> int | None:
+def _vocabulary(model: Any) -> int | None:
+    """Token ids that a model's input embeddings know; None where it has none."""
     weight = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "weight", None)
     return None if weight is None else int(weight.shape[0])
 
@@ -122,7 +125,8 @@ def _drafting(options: argparse.Namespace, generator: SplitGenerator) -> Abstrac
     source, most = drafts(options, generator.client)
     if source is None:
         return nullcontext()
-    pace = Constant(most) if options.seed is not None else Measured(most)  # a seed says the same text every time
+    # with a measured pace a seed would not give the same text every time
+    pace = Constant(most) if options.seed is not None else Measured(most)
     return Drafting(generator.model, source, pace=pace)
 
 

@@ -397,6 +397,8 @@ class Drafting:
         self._source = source
         self._clock = clock
         self._stack = ExitStack()
+        self._read = 0
+        """Tokens of the text under way that the state given with it has read."""
 
     def __enter__(self) -> Drafting:
         arguments = self._stack.enter_context(self._source.ready(self._model))
@@ -411,14 +413,15 @@ class Drafting:
             rows = kwargs["input_ids"].shape[0]
             if rows != 1:
                 raise InputMismatch(f"drafts are for one row, and generate() has {rows}")
+            self._read = _read(kwargs["input_ids"], kwargs["generation_config"], kwargs["model_kwargs"])
             return _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
 
         def drafting_inputs(
             input_ids: torch.Tensor, *args: Any, next_sequence_length: int | None = None, **kwargs: Any
         ) -> Any:
             # transformers' drafts read a prompt whole, though a state that is given has read some of it
-            if next_sequence_length is None and (read := _read(kwargs)):
-                next_sequence_length = input_ids.shape[1] - read
+            if kwargs.get("is_first_iteration") and self._read:
+                next_sequence_length = input_ids.shape[1] - self._read
             return inputs_of(input_ids, *args, next_sequence_length=next_sequence_length, **kwargs)
 
         ours = {
@@ -435,14 +438,21 @@ class Drafting:
         self._stack.close()
 
 
-def _read(given: dict[str, Any]) -> int:
-    """Tokens that the state of a first step has read."""
-    if not given.get("is_first_iteration") or given.get("inputs_embeds") is not None:
-        return 0
+def _read(ids: torch.Tensor, settings: Any, given: dict[str, Any]) -> int:
+    """How many of the ids (1, length) the state given to ``generate()`` has read: none where it has no state, and where
+    the ids are new ones alone, which the longer attention mask shows. Raises InputMismatch where none are left.
+    """
     try:
-        return int(given["past_key_values"].get_seq_length())
+        read = int(given["past_key_values"].get_seq_length())
     except (KeyError, AttributeError, TypeError, ValueError):  # there is none, or it counts nothing
         return 0
+    mask = given.get("decoder_attention_mask", None if "encoder_outputs" in given else given.get("attention_mask"))
+    masked = getattr(settings, "_mask_length", -1) if mask is None else mask.shape[1]
+    if not read or masked != ids.shape[1] or given.get("inputs_embeds") is not None:
+        return 0
+    if read >= ids.shape[1]:
+        raise InputMismatch(f"the state has read {read} tokens, and the text has {ids.shape[1]}: nothing to continue")
+    return read
 
 
 class _Candidates:

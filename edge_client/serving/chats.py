@@ -123,6 +123,9 @@ class Chats:
         self._most_waiting = waiting
         self._closed = False
         self._seats: list[_Seat] = []
+        if drafts is not None:
+            with Drafting(_with_shared_weights(model), drafts):
+                pass  # raises here what it would raise in a request
         for _ in range(seats):
             own = _with_shared_weights(model)
             first = SplitGenerator(client, cut, model=own, answer=LEAST, codec=codec) if not self._seats else None
@@ -131,9 +134,6 @@ class Chats:
             chosen = list(cuts) if len(cuts) > 1 else cuts[0]
             made = SplitGenerator(client, chosen, model=own, answer=LEAST, codec=codec, link=link)
             self._seats.append(_Seat(made.__enter__(), Measured(most_drafted)))
-        if drafts is not None:
-            with Drafting(own, drafts):
-                pass  # what it cannot be is said now
         self._free.extend(self._seats)
 
     @property

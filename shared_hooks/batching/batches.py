@@ -46,8 +46,8 @@ SPOT = 64
 
 
 class CutKey(NamedTuple):
-    """``layer_id``: of the last layer before a cut, ``name``: the cut's, ``calls``: of one along branches; ``end``: the
-    later cut up to which a middle part runs, empty for a tail.
+    """What tells one cut from another: the ``layer_id`` of the last layer before it, its ``name``, the ``calls`` of a
+    cut along branches, and the later cut ``end`` of a middle part, empty for a tail.
     """
 
     layer_id: int
@@ -83,8 +83,8 @@ class _BatchKey:
 
 @dataclass(frozen=True)
 class Made:
-    """A request's output, or what crosses the later cut of a middle part, and how many were computed together. Outputs
-    of one batch may share memory.
+    """The result of one request of a batch: its output, or what crosses the later cut of a middle part. Outputs of one
+    batch may share memory.
     """
 
     output: Any

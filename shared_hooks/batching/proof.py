@@ -285,8 +285,8 @@ class Proof:
         return apart(tensors, rows, self.outputs)
 
     def output(self, early: EarlyOutput, rows: int) -> tuple[Structure, Tensors]:
-        """Runs the tail, or the middle part up to the later cut, on a batch of ``rows`` rows. Raises the model's errors,
-        and CutRefused where something else crosses than planned.
+        """Runs the tail, or the middle part up to the later cut, on a batch of ``rows`` rows. Raises the model's
+        errors, and CutRefused where something else crosses than planned.
         """
         if self.last is None:
             return flatten(self.wrapped.tail(early))

@@ -322,8 +322,8 @@ add_group(
 
 
 def grouped(modules: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """Group -> its modules' paths -> the path of the outermost that this one is in, by pairs (path, name of the type),
-    parents before what is in them; groups without a module are left out.
+    """The modules of each group that has some: ``{group: {path: path of the outermost module around it}}``.
+    ``modules``: pairs (path, name of the type), parents before children.
     """
     found: dict[str, dict[str, str]] = {}
     owner: dict[str, tuple[str, str] | None] = {ROOT: None, "": None}

@@ -490,7 +490,9 @@ class Plan:
         return max(inside, key=lambda number: calls[number].exit, default=None)
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
-        """The layer, or the block, of a cut; None for ``"input"``. Of a set, what crosses, by the name of the set."""
+        """The layer or block of a cut, None for ``"input"``. A set is given as a layer of type "set" with the
+        bytes that cross it.
+        """
         if (along := self._members(cut)) is not None:
             return self._set(along)
         number = self.place(cut)

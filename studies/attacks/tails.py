@@ -46,7 +46,7 @@ VALUES = [float("nan"), float("inf"), -1e38, 1e-45, 0.0, -0.0, 7.0]
 CODECS = ["lz4", "shuffle-zstd", "fp16", "int8", "zstd", "basis", "frames", "sparse", "int1", "x", ""]
 SECONDS = 20.0
 FIRST_SECONDS = 90.0
-"""For honest requests before any attack: the server tries a model that it does not know in a process of its own."""
+"""For honest requests before any attack: one took 18.7 s on a busy machine, and less than 0.5 s on a quiet one."""
 ALLOWED_MIB = 256
 """Above rest: four requests of at most 16 MiB under way, decoded, computed, answered."""
 

@@ -112,6 +112,7 @@ def test_other_ways_to_write(server: str, capsys: Captured, more: tuple[str, ...
         (("--first-layers", "model.layers.1", "--lookup", "3"), CUT, "drafts come from one of them"),
         (("--first-layers", "model.layers.5"), CUT, "is the last block"),
         (("--assistant", "nowhere.toml"), CUT, "nowhere.toml"),
+        (("--assistant", "digits"), CUT, "--assistant digits is no language model"),
         ((), "model.layer.2", "Did you mean model.layers.2"),
         ((), "input", "model.layers.0 to model.layers.5"),
         ((), "lm_head", "lm_head"),

@@ -215,12 +215,14 @@ class Choosing(nn.Module):
         torch.manual_seed(2)
         self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
         self.right, self.end = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 4)
+        self.aside = nn.Linear(4, 4)
 
     def forward(self, value: Tensor, other: Tensor) -> Tensor:
+        aside = self.aside(value)
         first = self.one(value)
         left = self.two(first)
         right = self.right(other)
-        mixed: Tensor = self.end(left + right)
+        mixed: Tensor = self.end(left + right + aside)
         if value.sum() > 10:
             return mixed + first.relu()
         if value.sum() > 5:
@@ -229,10 +231,10 @@ class Choosing(nn.Module):
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((0.1, 2.0, 4.0))), ids=str)
-@pytest.mark.parametrize("cut", [["right"], ["one", "right"], ["one", "right.0"], ["right.0"]], ids=str)
+@pytest.mark.parametrize("cut", [["right"], ["one", "right"], ["two", "right.0"], ["right.0"]], ids=str)
 def test_data_may_decide_behind_the_cut(order: tuple[float, ...], cut: list[str]) -> None:
     edge, cloud, model = WrappedModel(Choosing().eval()), WrappedModel(Choosing().eval()), Choosing().eval()
-    exact = 0
+    exact = mismatches = 0
     for size in (*order, *order):
         inputs = torch.full((1, 4), size), torch.arange(4.0)[None]
         with torch.no_grad():
@@ -242,11 +244,14 @@ def test_data_may_decide_behind_the_cut(order: tuple[float, ...], cut: list[str]
             try:
                 assert torch.equal(cloud.tail(EarlyOutput.from_bytes(early.to_bytes())), expected)
             except PlanMismatch:
+                mismatches += 1
                 edge.plan(*inputs)
                 continue
             exact += 1
             break
     assert exact == 6
+    needs_other, needs_first = order[0] != 2.0, cut == ["two", "right.0"] and order[0] != 4.0
+    assert mismatches == needs_other + needs_first  # of another path, once each
 
 
 def test_random_numbers_between_branches_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -122,6 +123,28 @@ def test_it_runs_through_the_service(client: EdgeClient) -> None:
         ):
             assert torch.equal(generator.generate(**asked), plain)
         assert len(generator.records) == 40 - drafting.tally.accepted
+
+
+def test_a_state_that_has_read_a_beginning() -> None:
+    model = make("llama")
+    first = generate(model, return_dict_in_generate=True)
+    text = torch.cat([first.sequences, torch.arange(3, 43)[None]], dim=1)
+    read = first.past_key_values.get_seq_length()
+
+    def continued(ids: torch.Tensor, **more: Any) -> torch.Tensor:
+        state = copy.deepcopy(first.past_key_values)
+        given: Any = model.generate(  # type: ignore[operator]
+            input_ids=ids, past_key_values=state, max_new_tokens=TOKENS, do_sample=False, **more
+        )
+        return given[:, -TOKENS:]
+
+    plain = continued(text)
+    for source in (Lookup(2), Assistant(make("gpt2")), FirstLayers("model.layers.1")):
+        with Drafting(model, source, pace=Constant(3)):
+            assert torch.equal(continued(text), plain)
+            assert torch.equal(continued(text[:, read:], attention_mask=torch.ones_like(text)), plain)
+            with pytest.raises(InputMismatch, match=f"has read {read} tokens, and the text has {read}"):
+                continued(text[:, :read])
 
 
 def test_the_model_is_afterwards_as_it_was() -> None:
