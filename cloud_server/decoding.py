@@ -197,7 +197,7 @@ class Taken:
 @dataclass(frozen=True)
 class Turn:
     """A step, and who takes it: header and payload in, the answer out. ``begin`` and ``end`` do the same in two halves,
-    between which it is computed with others (`Engine.company`).
+    between which it is computed with others (`Engine.step_batching`).
     """
 
     step: Step
@@ -271,11 +271,11 @@ class Sessions:
         return computed
 
     def begin(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Taken:
-        """As `run`, up to where the step is to be computed in company; `end` follows, whatever becomes of it."""
+        """As `run`, up to where the step is to be computed with others; `end` follows, whatever becomes of it."""
         session = self._session(engine, (*party, step.session), step)
         with self._stepping(session):
-            assert session.handle is not None and engine.company is not None
-            return Taken(session, engine.company.begin(session.handle, header, payload))
+            assert session.handle is not None and engine.step_batching is not None
+            return Taken(session, engine.step_batching.begin(session.handle, header, payload))
 
     def end(self, taken: Taken, outcome: Outcome[None]) -> Computed:
         """The rest of `run`."""

@@ -365,7 +365,7 @@ class RequestCounts(Collector):
             durations = time.perf_counter_ns() - event.began_ns, took.receive_ns, took.queue_ns, *work
             for histogram, ns in zip(self._times[account.model], durations, strict=True):
                 histogram.add(ns)
-            self._sizes[account.model].add(max(1, reply.company))
+            self._sizes[account.model].add(max(1, reply.batch_size))
             if reply.forward.energy:
                 joules = reply.readings[reply.forward.energy - 1]
                 if joules.HasField("value"):

@@ -42,7 +42,9 @@ class Answer:
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
     transforms: Sequence[str] = ()  # modules whose output is changed: the edge's, then the cloud's
     compiled: bool = False  # whether the server used a tail that torch.compile has made: last bits may differ
-    company: int = 1  # how many requests (or steps) the server computed as one batch; 1: exact, as the model gives it
+    batch_size: int = (
+        1  # how many requests (or steps) the server computed as one batch; 1: exact, as the model gives it
+    )
     fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
     witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
     parts: Sequence[Part] = ()  # of a chain: the servers behind the first one, in order
@@ -73,7 +75,7 @@ class Answer:
         parts["other"] = max(0, self.measured_ns - sum(parts.values()))  # preparing, planning, waiting, encoding
         took = f"{duration(self.measured_ns)}: " + " + ".join(f"{name} {duration(ns)}" for name, ns in parts.items())
         sent = f"{size(self.bytes_up)} up, {size(self.bytes_down)} down" if self.layer_id is not None else ""
-        made = f"in a batch of {self.company} requests: not exact" if self.company > 1 else ""
+        made = f"in a batch of {self.batch_size} requests: not exact" if self.batch_size > 1 else ""
         return summary_of(self, f"output={brief(self.output)}", where, took, sent, made, self._best())
 
     def _best(self) -> str:

@@ -92,7 +92,7 @@ class EdgeClient(ClientCore):
 
     `exact=False` lets the server compute a request as one row of a batch with other clients' (docs/batching.md), where
     it has proven that rows do not influence each other: more answers a second, and last bits that may differ, as a
-    batch's do. `Answer.company` says how many there were; 1 is exact. What a witness compares is always exact.
+    batch's do. `Answer.batch_size` says how many there were; 1 is exact. What a witness compares is always exact.
 
     What `infer` takes and `Answer.result` is follows the model's spec, as in ``edge-client run`` (docs/python.md);
     ``preprocess``, ``postprocess``, ``labels``, ``call_kwargs`` switch one of its parts off.

@@ -23,7 +23,7 @@ from shared_hooks.tail import payer
 class Replicated:
     """``replicas``: engines of one model with the same weights. Raises Disagreement where they are not the same."""
 
-    company = None
+    step_batching = None
     """Decoding sessions live on one replica each: a group would have to be of one."""
     batching = None
     """A request goes to whichever replica has the fewest, and is computed there alone."""

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from cloud_server.config import ModelEntry
 from cloud_server.models import Computed, End, Engine, EngineSession, FileRead, Following, Leave, Progress, room_for
 from cloud_server.models.admission import check_file, check_frontier, check_step
-from cloud_server.models.engine import Batching, Company
+from cloud_server.models.engine import Batching, StepBatching
 from cloud_server.processes import Trials
 from shared_hooks import Crossing
 from shared_hooks.errors import IsthmusError, ServerUnavailable
@@ -335,9 +335,9 @@ class Version:
     # The engine
 
     @property
-    def company(self) -> Company | None:
+    def step_batching(self) -> StepBatching | None:
         home = self._home
-        return None if home is None else home.loaded.engine.company
+        return None if home is None else home.loaded.engine.step_batching
 
     @property
     def batching(self) -> Batching | None:

@@ -319,7 +319,7 @@ class _Statistics:
                 compute_output=one.encode_ns,
             )
             known.last_ms = time.time_ns() // 10**6
-            known.executions += 1 / max(1, reply.company)
+            known.executions += 1 / max(1, reply.batch_size)
 
     def of(self, model: str) -> dict[str, Any]:
         """As Triton's JSON and messages have it."""

@@ -190,7 +190,7 @@ class _Begun:
             self._end,
             decode_ns=self._decode_ns,
             compute_ns=self.took_ns,
-            company=self.made.company,
+            batch_size=self.made.batch_size,
         )
 
     def alone(self) -> Computed:

@@ -31,7 +31,7 @@ from shared_hooks.observers import transforms
 from shared_hooks.tensors.staging import to_device, wait
 
 NEED = "need"
-ALONE: Outcome[None] = Outcome(None, None, company=1, meetings=0)
+ALONE: Outcome[None] = Outcome(None, None, batch_size=1, meetings=0)
 
 
 class DecodingSession(Protocol):
@@ -111,12 +111,12 @@ class DecodingTails:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 
     def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> BegunStep:
-        """As `Company.begin`."""
+        """As `StepBatching.begin`."""
         assert isinstance(session, ModelSession)
         return BegunStep(self, session, header, payload)
 
     def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
-        """As `Company.run`. The model is looked after once, for all."""
+        """As `StepBatching.run`. The model is looked after once, for all."""
         with self._lock:
             if self._together is None:
                 self._together = Together(self.wrapped.model)
@@ -255,7 +255,7 @@ class BegunStep:
             "transforms": self._changed,
         }
         if self._rest is None:
-            return self._packed(self._done, company=outcome.company, **took)
+            return self._packed(self._done, batch_size=outcome.batch_size, **took)
         part = Computed.of(Parcel.of_tensors({}, []).header, (), 0, session_bytes=self._tail.nbytes, **took)
         return replace(part, rest=self._continued)
 

@@ -184,18 +184,18 @@ class Computed:
         transforms: Iterable[str] = (),
         session_bytes: int = 0,
         is_done: bool = True,
-        company: int = 0,
+        batch_size: int = 0,
         compiled: bool = False,
         cut: tuple[str, bytes] | None = None,
     ) -> Computed:
-        """``transforms``: modules whose output a Transform may have changed. ``company``: requests or steps
+        """``transforms``: modules whose output a Transform may have changed. ``batch_size``: requests or steps
         that were computed together. ``compiled``: a compiled tail was used, if it did not break.
         """
         reply = split_pb2.ReplyHeader(
             header=header,
             payload_bytes=nbytes,
             transforms=transforms,
-            company=company,
+            batch_size=batch_size,
             compiled=compiled,
             durations=split_pb2.Durations(
                 decode_ns=decode_ns, inject_ns=inject_ns, compute_ns=compute_ns, encode_ns=encode_ns
@@ -288,7 +288,7 @@ class Begun(Protocol):
         ...
 
 
-class Company(Protocol):
+class StepBatching(Protocol):
     """Steps of several decoding sessions of one model, computed together."""
 
     def begin(self, session: EngineSession, header: bytes, payload: memoryview) -> Begun:
@@ -398,7 +398,7 @@ class Engine(Protocol):
         ...
 
     @property
-    def company(self) -> Company | None:
+    def step_batching(self) -> StepBatching | None:
         """None where each step is computed alone."""
         ...
 

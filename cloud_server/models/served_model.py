@@ -21,7 +21,6 @@ from cloud_server.models.batching import BatchedTails
 from cloud_server.models.decoding import DecodingTails
 from cloud_server.models.engine import (
     FILE,
-    Company,
     Computed,
     End,
     EngineSession,
@@ -29,6 +28,7 @@ from cloud_server.models.engine import (
     Following,
     Identity,
     Progress,
+    StepBatching,
     inexact,
     packed,
     room_for,
@@ -364,7 +364,7 @@ class ServedModel:
         self._wrapped.detach()
 
     @property
-    def company(self) -> Company:
+    def step_batching(self) -> StepBatching:
         """Steps of its sessions, computed together."""
         return self._decoding
 

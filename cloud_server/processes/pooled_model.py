@@ -238,7 +238,7 @@ class PooledModel:
     def __init__(self, pool: Pool, identity: Identity, lifecycle: Lifecycle) -> None:
         """``lifecycle`` knows which request a thread works for."""
         self.identity = identity
-        self.company = self.batching = None
+        self.step_batching = self.batching = None
         """A worker takes one request at a time."""
         self.residence = None
         self._pool = pool

@@ -131,13 +131,13 @@ class _Step:
         self.started_ns = time.perf_counter_ns()
         self._turn = request.turn
         self._taken: Taken | None = None
-        self._outcome: Outcome[None] = Outcome(None, None, company=1, meetings=0)
+        self._outcome: Outcome[None] = Outcome(None, None, batch_size=1, meetings=0)
 
     def begin(self) -> None:
         try:
             self._taken = self._turn.begin(self.request.header, self.request.payload)
         except BaseException as error:  # `end` raises it
-            self._outcome = Outcome(None, error, company=1, meetings=0)
+            self._outcome = Outcome(None, error, batch_size=1, meetings=0)
 
     @property
     def is_begun(self) -> bool:
@@ -145,13 +145,13 @@ class _Step:
 
     @staticmethod
     def run(batch: Sequence[_Step], bounded: Bounded) -> None:
-        company = batch[0].request.engine.company
-        assert company is not None
+        batching = batch[0].request.engine.step_batching
+        assert batching is not None
         calls = [partial(bounded, one.request, one._taken.begun.run) for one in batch if one._taken is not None]
         try:
-            outcomes = company.run(calls, lambda number: batch[number]._ended)
+            outcomes = batching.run(calls, lambda number: batch[number]._ended)
         except BaseException as error:  # none of theirs
-            outcomes = [Outcome(None, error, company=1, meetings=0)] * len(batch)
+            outcomes = [Outcome(None, error, batch_size=1, meetings=0)] * len(batch)
         for one, outcome in zip(batch, outcomes, strict=True):
             one._outcome = outcome
 

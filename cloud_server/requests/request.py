@@ -349,7 +349,7 @@ class Request:
             batching = self.batching
             return None if batching is None or self.crossing is None else batching.batch_key(self.crossing, self.end)
         step = self.turn.step
-        if self.engine.company is None or not step.together or step.close or step.number == 0 or step.route:
+        if self.engine.step_batching is None or not step.together or step.close or step.number == 0 or step.route:
             return None
         if not self.header or max(self.payload_bytes, read_header(self.header)[1].raw_bytes) > wire.INLINE_BYTES:
             return None

@@ -54,7 +54,7 @@ def joined(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHe
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
     reply.header, reply.payload_bytes = rest.header, rest.payload_bytes
-    reply.company, reply.compiled = max(own.company, rest.company), own.compiled or rest.compiled
+    reply.batch_size, reply.compiled = max(own.batch_size, rest.batch_size), own.compiled or rest.compiled
     reply.durations.onward_ns = hop.took_ns
     part = reply.parts.add(server=hop.server, cut=hop.cut, bytes_up=hop.bytes_up, sends=hop.sends)
     for name in ("durations", "forward", "load"):

@@ -76,7 +76,7 @@ class LiveLane(WaitingLane):
         pending = self._client.submit(self._load.calls[shot.input], split=self._load.cuts[shot.cut], deadline=left)
         try:
             answer = pending.result()
-            ended.company, ended.bytes_up = answer.company, answer.bytes_up
+            ended.batch_size, ended.bytes_up = answer.batch_size, answer.bytes_up
             if (load := answer.load) is not None:
                 ended.pending, ended.workers, ended.queue_ns = load.pending, load.workers, int(load.queue_ns)
         finally:
@@ -196,7 +196,7 @@ class RecordedLane:
         error = "" if exchange.error is None else type(exchange.error).__name__
         ended = Ended(shot.number, late_ns, took_ns, error, exchange.put_offs, exchange.bytes_up)
         if not error and (reply := exchange.reply) is not None:
-            ended.company = max(1, reply.company)
+            ended.batch_size = max(1, reply.batch_size)
             if (load := wire.load(reply)) is not None:
                 ended.pending, ended.workers, ended.queue_ns = load.pending, load.workers, int(load.queue_ns)
         exchange.payload = bytearray()  # a bench counts answers and does not decode them

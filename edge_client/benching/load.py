@@ -53,7 +53,7 @@ class Ended:
     pending: int = -1
     workers: int = 0
     queue_ns: int = 0
-    company: int = 1
+    batch_size: int = 1
 
     @property
     def refused(self) -> bool:

@@ -135,13 +135,13 @@ def _way(ends: Sequence[tuple[Shot, Ended]], at: int, name: str) -> dict[str, An
 def _server(ends: Sequence[tuple[Shot, Ended]]) -> dict[str, Any]:
     """What the server said with its answers: requests waiting or running, workers, its wait, how many went together."""
     reported = [one for _, one in ends if one.pending >= 0]
-    answered = [one.company for _, one in ends if not one.error]
+    answered = [one.batch_size for _, one in ends if not one.error]
     return {
         "pending_mean": sum(one.pending for one in reported) / len(reported) if reported else None,
         "pending_max": max((one.pending for one in reported), default=None),
         "workers": max((one.workers for one in reported), default=None),
         "queue_ns": sum(one.queue_ns for one in reported) / len(reported) if reported else None,
-        "company": sum(answered) / len(answered) if answered else None,
+        "batch_size": sum(answered) / len(answered) if answered else None,
     }
 
 
@@ -390,7 +390,7 @@ def _outcomes(known: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     headers = ["rate", *(key.replace("_", " ") for key in keys), "pending there", "computed together"]
     rows = []
     for one in known["steps"]:
-        said = [one["server"][key] for key in ("pending_mean", "company")]
+        said = [one["server"][key] for key in ("pending_mean", "batch_size")]
         shown = ["–" if value is None else f"{value:.1f}" for value in said]
         rows.append([f"{one['rate']:g}", *(f"{one[key]}" for key in keys), *shown])
     return headers, rows

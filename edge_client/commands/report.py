@@ -113,7 +113,7 @@ class Outcome:
             "codecs": list(self.answer.codecs),
             "witness": self.answer.witness.as_dict() if self.answer.witness else None,
             "fallback": self.answer.fallback or None,
-            "company": self.answer.company,
+            "batch_size": self.answer.batch_size,
         }
 
 
@@ -267,7 +267,7 @@ class Totals:
             self.correct += outcome.correct
         self.fallen += bool(answer.fallback)
         self.why_fallen = answer.fallback or self.why_fallen
-        self.in_batches += answer.company > 1
+        self.in_batches += answer.batch_size > 1
         self.bytes_up += answer.bytes_up
         self.bytes_down += answer.bytes_down
         self.measured_ns += outcome.measured_ns

@@ -28,7 +28,7 @@ class SessionLink:
     call; steps of one session come one after the other.
 
     ``exact`` False: the server may compute steps together with those of other sessions, more of them a second. The last
-    bits may then differ, as `StepReply.company` says.
+    bits may then differ, as `StepReply.batch_size` says.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class SessionLink:
         answer = self._client.requests.ask(pack, self.cut, stamps, until)
         said, results = answer.output
         nbytes = answer.bytes_up, answer.bytes_down
-        return StepReply(said, results, *nbytes, _durations(answer.times), answer.company)
+        return StepReply(said, results, *nbytes, _durations(answer.times), answer.batch_size)
 
 
 def _durations(times: Times) -> dict[str, int]:

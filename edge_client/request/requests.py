@@ -85,7 +85,7 @@ class Steps:
             load=wire.load(reply),
             observations=self._edge_model.observed(exchange.observers, {}, reply.observations),
             transforms=tuple(reply.transforms),
-            company=max(1, reply.company),
+            batch_size=max(1, reply.batch_size),
         )
 
 
@@ -210,7 +210,7 @@ class Receiver:
             ),
             parts=parts,
             compiled=exchange.reply.compiled,
-            company=max(1, exchange.reply.company),
+            batch_size=max(1, exchange.reply.batch_size),
             witness=witness,
             codecs=running.head.outgoing.codecs,
         )

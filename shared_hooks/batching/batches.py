@@ -88,7 +88,7 @@ class Made:
     """
 
     output: Any
-    company: int
+    batch_size: int
 
 
 class Batches:

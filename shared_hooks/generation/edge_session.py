@@ -30,7 +30,7 @@ from shared_hooks.tensors import tensors_in
 class StepReply:
     """What came back. Bytes are those of headers and payloads, durations nanoseconds on the server's clock.
 
-    ``company``: how many steps were computed together at the most, this one included; 1: it is as if computed alone.
+    ``batch_size``: how many steps were computed together at the most, this one included; 1: it is as if computed alone.
     """
 
     header: dict[str, Any]
@@ -38,7 +38,7 @@ class StepReply:
     bytes_up: int = 0
     bytes_down: int = 0
     durations: dict[str, int] = field(default_factory=dict)
-    company: int = 1
+    batch_size: int = 1
 
 
 class Link(Protocol):

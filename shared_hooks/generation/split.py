@@ -43,7 +43,7 @@ from shared_hooks.state import Dice
 @dataclass(frozen=True)
 class StepRecord:
     """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
-    and payloads. ``server``: nanoseconds on the server's clock, by name. ``company``: how many steps the server
+    and payloads. ``server``: nanoseconds on the server's clock, by name. ``batch_size``: how many steps the server
     computed together at the most, this one included; 1: what it gives is exact. ``codec``: that of the hidden
     states; empty where they travelled as they are.
     """
@@ -54,7 +54,7 @@ class StepRecord:
     bytes_up: int
     bytes_down: int
     server: dict[str, int]
-    company: int = 1
+    batch_size: int = 1
     codec: str = ""
 
     @property
@@ -224,7 +224,7 @@ class SplitForward:
         handle.done = []
         times = headed - began, answered - headed, time.perf_counter_ns() - answered
         codec = self._codec or "" if session.coded else ""
-        self.records.append(StepRecord(*times, up, down, reply.durations, reply.company, codec))
+        self.records.append(StepRecord(*times, up, down, reply.durations, reply.batch_size, codec))
         return output, handle
 
     def _session(self) -> EdgeSession:

@@ -268,7 +268,7 @@ class Outcome(Generic[Result]):
 
     value: Result | None
     error: BaseException | None
-    company: int
+    batch_size: int
     """The most calls that went through a gate as one with this one, itself included; 1: what it computed is what it
     would have computed alone, bit for bit."""
     meetings: int
@@ -332,7 +332,7 @@ class Lockstep(Generic[Result]):
             if found is not None:
                 traveller.answer = found[number]
                 traveller.meetings += 1
-                traveller.company = max(traveller.company, len(group))
+                traveller.batch_size = max(traveller.batch_size, len(group))
         return group
 
     def _is_ended(self, traveller: _Traveller[Result]) -> bool:
@@ -351,7 +351,7 @@ class _Traveller(Generic[Result]):
     def __init__(self, together: Lockstep[Result], number: int, call: Callable[[], Result]) -> None:
         self.number = number
         self.answer: Any = None
-        self.company = 1
+        self.batch_size = 1
         self.meetings = 0
         self._value: Result | None = None
         self._error: BaseException | None = None
@@ -388,7 +388,7 @@ class _Traveller(Generic[Result]):
         self._error = error or self._error
 
     def outcome(self) -> Outcome[Result]:
-        return Outcome(self._value, self._error, self.company, self.meetings)
+        return Outcome(self._value, self._error, self.batch_size, self.meetings)
 
     # Of its gates
 
@@ -460,10 +460,10 @@ class Together:
         before = self._state()
         with torch.no_grad():
             outcomes = Lockstep(calls, before, ended).run()
-        if all(outcome.company == 1 for outcome in outcomes) or not (changes := before.changes()):
+        if all(outcome.batch_size == 1 for outcome in outcomes) or not (changes := before.changes()):
             return outcomes
         error = PlanMismatch(f"steps that ran together changed {changes[0].name}, and may have read each other's")
-        return [replace(one, value=None, error=error) if one.company > 1 else one for one in outcomes]
+        return [replace(one, value=None, error=error) if one.batch_size > 1 else one for one in outcomes]
 
     def _state(self) -> PythonState:
         """The model's Python state, now."""

@@ -455,8 +455,8 @@ def honest(name: str, address: str, spec: str, answers: int, queue: Any, go: Any
             waits.append(time.monotonic() - began)
             counted["answers"] += 1
             output = getattr(answer.output, "logits", answer.output)
-            if answer.company > 1:
-                counted["in company"] += 1
+            if answer.batch_size > 1:
+                counted["in a batch"] += 1
                 same = torch.allclose(output, wanted[which], rtol=1e-4, atol=1e-5)
             else:
                 same = identical(output, wanted[which])

@@ -35,7 +35,7 @@ ROWS = {
     "lengths": ("lengths", "a new sequence length"),
     "decoding": ("decoding", "a token of a split generate()"),
     "together": ("together", "decode steps together"),
-    "company": ("company", "sessions of one server together"),
+    "sessions": ("sessions", "sessions of one server together"),
     "batching": ("batching", "requests of several clients as a batch"),
     "compiled": ("compiled", "compiled tails"),
     "drafting": ("drafting", "drafts over 40 ms"),

@@ -53,9 +53,9 @@ def measure(options: Options) -> Row:
             with cloud(name, shape=(1, 3, 224, 224), threads=options.threads, words=[str(file)]) as address:
                 words = address, name, cut, f"{options.repeats(12)}"
                 found = probe("batching_clients", *words, threads=options.threads)
-        seconds, company = found["seconds"], found["company"]
+        seconds, batch_size = found["seconds"], found["batch_size"]
         share = ratio(seconds["together"], seconds["exact"])
-        met = statistics.mean(company["together"])
+        met = statistics.mean(batch_size["together"])
         note = (
             f"{1 / share:.2f} times the requests a second; the model alone gains {gain:.2f} times from {CLIENTS} rows; "
             f"{met:.1f} met on the average"

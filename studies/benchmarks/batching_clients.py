@@ -45,17 +45,17 @@ class Replayed:
 
     def ask(self, exact: bool) -> list[int]:
         """How many were computed together, of each request."""
-        return [self._client.infer(self._image, exact=exact).company for _ in range(REQUESTS)]
+        return [self._client.infer(self._image, exact=exact).batch_size for _ in range(REQUESTS)]
 
 
 def round_of(clients: list[Replayed], exact: bool) -> tuple[float, list[int]]:
-    """Seconds, and the companies of all requests."""
-    companies: list[int] = []
+    """Seconds, and the sizes of all requests."""
+    sizes: list[int] = []
     barrier = threading.Barrier(len(clients) + 1)
 
     def work(client: Replayed) -> None:
         barrier.wait()
-        companies.extend(client.ask(exact))
+        sizes.extend(client.ask(exact))
 
     threads = [threading.Thread(target=work, args=(client,)) for client in clients]
     for thread in threads:
@@ -64,14 +64,14 @@ def round_of(clients: list[Replayed], exact: bool) -> tuple[float, list[int]]:
     began = time.perf_counter()
     for thread in threads:
         thread.join()
-    return time.perf_counter() - began, companies
+    return time.perf_counter() - began, sizes
 
 
 def main() -> None:
     address, network, cut, rounds = sys.argv[1:]
     torch.set_num_threads(1)
     seconds: dict[str, list[float]] = {way: [] for way in WAYS}
-    company: dict[str, list[int]] = {way: [] for way in WAYS}
+    batch_size: dict[str, list[int]] = {way: [] for way in WAYS}
     with ExitStack() as stack:
         clients = []
         first: EdgeClient | None = None
@@ -90,8 +90,8 @@ def main() -> None:
                 found, met = round_of(clients, exact)
                 if turn > 1:
                     seconds[way].append(found)
-                    company[way] += met
-    print(json.dumps({"seconds": seconds, "company": company}))
+                    batch_size[way] += met
+    print(json.dumps({"seconds": seconds, "batch_size": batch_size}))
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ def batches() -> str:
             pending = [client.submit(image(number)) for number, client in enumerate(clients)]
             for number, one in enumerate(pending):
                 answer = one.result()
-                together = max(together, answer.company)
+                together = max(together, answer.batch_size)
                 wanted = clients[0].infer(image(number), split="edge-only").output
                 torch.testing.assert_close(answer.output.cpu(), wanted.cpu())
         for client in clients:

@@ -59,7 +59,7 @@ class FakeEngine:
         self.before = before
         self.computed = 0
 
-    company = None
+    step_batching = None
     batching = None
     residence = None
 

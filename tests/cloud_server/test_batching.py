@@ -106,8 +106,8 @@ class World:
     def head(self, ids: torch.Tensor, cut: str = "input") -> EarlyOutput:
         return self.edge.head(cut, ids)
 
-    def companies(self, names: Sequence[str], ids: Sequence[int]) -> list[int]:
-        return [self.reply(name, id).company for name, id in zip(names, ids, strict=True)]
+    def sizes(self, names: Sequence[str], ids: Sequence[int]) -> list[int]:
+        return [self.reply(name, id).batch_size for name, id in zip(names, ids, strict=True)]
 
 
 def example() -> torch.Tensor:
@@ -152,11 +152,11 @@ def test_an_input_that_fails_fails_alone_and_goes_alone_for_a_while(world: World
     ids = world.at_once([(name, world.head(x), {}) for name, x in zip(names, inputs, strict=True)])
     assert failure(world.client("evil"), ids[1])[0] == "ModelFailed"
     for name, x, id in ((names[0], inputs[0], ids[0]), (names[2], inputs[2], ids[2])):
-        assert world.reply(name, id).company <= 1
+        assert world.reply(name, id).batch_size <= 1
         assert torch.equal(value(world.client(name), id), expected(world, x)), "computed again alone, it is exact"
     inputs[1] = row(2)
     ids = world.at_once([(name, world.head(x), {}) for name, x in zip(names, inputs, strict=True)])
-    assert world.companies(names, ids) == [2, 0, 2]
+    assert world.sizes(names, ids) == [2, 0, 2]
 
 
 def test_who_calls_himself_otherwise_each_time_spoils_two_batches_a_minute(world: World) -> None:
@@ -167,8 +167,8 @@ def test_who_calls_himself_otherwise_each_time_spoils_two_batches_a_minute(world
         names = ["a", f"evil/{number}", "b"]
         ids = world.at_once([(name, world.head(bad if "evil" in name else row(1)), {}) for name in names])
         assert failure(world.client(names[1]), ids[1])[0] == "ModelFailed"
-        companies = [world.reply(name, id).company for name, id in ((names[0], ids[0]), (names[2], ids[2]))]
-        assert companies == [0 if number < 2 else 2] * 2
+        sizes = [world.reply(name, id).batch_size for name, id in ((names[0], ids[0]), (names[2], ids[2]))]
+        assert sizes == [0 if number < 2 else 2] * 2
 
 
 def test_a_row_of_nan_and_its_neighbours(world: World) -> None:
@@ -177,7 +177,7 @@ def test_a_row_of_nan_and_its_neighbours(world: World) -> None:
     poisoned = replace(heads[1], pieces=tuple(torch.full_like(piece, torch.nan) for piece in heads[1].pieces))
     names = ["a", "evil", "b"]
     ids = world.at_once(list(zip(names, [heads[0], poisoned, heads[2]], [{}] * 3, strict=True)))
-    assert world.companies(names, ids) == [3] * 3
+    assert world.sizes(names, ids) == [3] * 3
     found = [value(world.client(name), id) for name, id in zip(names, ids, strict=True)]
     assert found[1].isnan().all()
     for number in (0, 2):
@@ -190,7 +190,7 @@ def test_rows_count_and_one_of_too_many_goes_alone(world: World) -> None:
     names = ["a", "b", "large", "c"]
     sizes = [1, 4, 7, 4]
     ids = world.at_once([(n, world.head(row(0, rows)), {}) for n, rows in zip(names, sizes, strict=True)])
-    assert world.companies(names, ids) == [2, 2, 0, 0]
+    assert world.sizes(names, ids) == [2, 2, 0, 0]
     found = [value(world.client(name), id) for name, id in zip(names, ids, strict=True)]
     for rows, output in zip(sizes, found, strict=True):
         torch.testing.assert_close(output, expected(world, row(0, rows)))
@@ -205,10 +205,10 @@ def test_who_lies_of_its_cut_joins_nobody(world: World) -> None:
     names = ["a", "evil", "b"]
     heads = [honest, replace(honest, crossing=lying), honest]
     ids = world.at_once([(name, early, {}) for name, early in zip(names, heads, strict=True)])
-    assert [world.reply(name, id).company for name, id in ((names[0], ids[0]), (names[2], ids[2]))] == [2, 2]
+    assert [world.reply(name, id).batch_size for name, id in ((names[0], ids[0]), (names[2], ids[2]))] == [2, 2]
     assert world.client("evil").answer(ids[1]).failed is not None
     again = world.at_once([(name, early, {}) for name, early in zip(names, heads, strict=True)])
-    assert world.reply("a", again[0]).company == 2 and world.client("evil").answer(again[1]).failed is not None
+    assert world.reply("a", again[0]).batch_size == 2 and world.client("evil").answer(again[1]).failed is not None
 
 
 def test_bytes_that_were_altered_on_the_way_fail_and_nobody_else_does(world: World) -> None:
@@ -217,7 +217,7 @@ def test_bytes_that_were_altered_on_the_way_fail_and_nobody_else_does(world: Wor
     names = ["a", "evil", "b"]
     altered = {"header": world.head(row(5)).pack().header}  # with another payload's checksum
     ids = world.at_once([(name, early, altered if name == "evil" else {}) for name in names])
-    assert world.companies(names[::2], ids[::2]) == [2, 2]
+    assert world.sizes(names[::2], ids[::2]) == [2, 2]
     assert failure(world.client("evil"), ids[1])[0] == "BadFrame"
 
 
@@ -227,7 +227,7 @@ def test_observers_and_those_who_want_it_exact_go_alone(world: World) -> None:
     names = ["a", "looking", "b", "exact"]
     changes: list[dict[str, Any]] = [{}, {"hooks": ["activation"]}, {}, {"together": False}]
     ids = world.at_once([(name, early, change) for name, change in zip(names, changes, strict=True)])
-    assert world.companies(names, ids) == [2, 0, 2, 0]
+    assert world.sizes(names, ids) == [2, 0, 2, 0]
     assert world.reply("looking", ids[1]).observations
 
 
@@ -235,7 +235,7 @@ def test_hooks_hear_of_each_request_by_itself(world: World) -> None:
     early = world.head(row(0))
     world.known(early)
     ids = world.at_once([(name, early, {}) for name in "ab"])
-    assert world.companies("ab", ids) == [2, 2]
+    assert world.sizes("ab", ids) == [2, 2]
     eventually(lambda: len(world.heard.stages) >= 5)
     own = [(stage, id) for stage, id in world.heard.stages if id in ids]
     assert own == [(stage, id) for id in ids for stage in ("before_tail", "after_tail")]
@@ -253,7 +253,7 @@ def test_one_that_is_cancelled_is_not_computed_and_the_others_are(world: World) 
     assert failure(world.client("b"), ids[1])[0] == "Cancelled"
     world.gate.opened.set()
     world.reply("holder", hold)
-    assert world.companies("ac", [ids[0], ids[2]]) == [2, 2]
+    assert world.sizes("ac", [ids[0], ids[2]]) == [2, 2]
 
 
 def test_who_would_be_answered_too_late_by_the_batch_goes_first_and_alone(world: World) -> None:
@@ -270,7 +270,7 @@ def test_who_would_be_answered_too_late_by_the_batch_goes_first_and_alone(world:
     eventually(lambda: len(world.core.scheduler._queue) == 3)
     world.gate.opened.set()
     world.reply("holder", hold)
-    assert world.companies(names, ids) == [2, 0, 2]
+    assert world.sizes(names, ids) == [2, 0, 2]
 
 
 class TestSmall:
@@ -282,7 +282,7 @@ class TestSmall:
         early = world.head(row(0))  # 32 bytes
         world.known(early)
         ids = world.at_once([(name, early, {}) for name in "abcd"])
-        assert world.companies("abcd", ids) == [3, 3, 3, 0]
+        assert world.sizes("abcd", ids) == [3, 3, 3, 0]
 
 
 class TestQueue:

@@ -55,7 +55,7 @@ def test_clients_that_allow_it_are_one_batch_and_each_has_its_own_rows(server: S
         clients = [stack.enter_context(client(server)) for _ in range(4)]
         inputs = [torch.randn(1 + number % 2, 8) for number in range(4)]
         answers = together(server, [(one, x, None) for one, x in zip(clients, inputs, strict=True)])
-    assert [answer.company for answer in answers] == [4] * 4
+    assert [answer.batch_size for answer in answers] == [4] * 4
     assert all("batch of 4" in repr(answer) for answer in answers)
     for x, answer in zip(inputs, answers, strict=True):
         torch.testing.assert_close(answer.output, Small()(x).detach())
@@ -65,7 +65,7 @@ def test_who_wants_it_exact_goes_alone_and_has_the_models_own_bits(server: Serve
     with client(server) as one, client(server) as other, client(server, exact=True) as third:
         x = torch.randn(1, 8)
         answers = together(server, [(one, x, None), (other, x, None), (other, x, True), (third, x, None)])
-    assert [answer.company for answer in answers] == [2, 2, 1, 1]
+    assert [answer.batch_size for answer in answers] == [2, 2, 1, 1]
     for answer in answers[2:]:
         assert torch.equal(answer.output, Small()(x))
         assert "batch" not in repr(answer)
@@ -74,14 +74,14 @@ def test_who_wants_it_exact_goes_alone_and_has_the_models_own_bits(server: Serve
 def test_what_a_witness_compares_is_exact(server: Served) -> None:
     with client(server, witness=1.0) as one, client(server) as other:
         answers = together(server, [(one, torch.randn(1, 8), None), (other, torch.randn(1, 8), None)])
-    assert [answer.company for answer in answers] == [1, 1]
+    assert [answer.batch_size for answer in answers] == [1, 1]
     assert answers[0].witness is not None and answers[0].witness.same
 
 
 def test_a_batchs_answer_has_no_records_of_layers(server: Served) -> None:
     with client(server, metrics=True) as one, client(server) as other:
         answers = together(server, [(one, torch.randn(1, 8), None), (other, torch.randn(1, 8), None)])
-    assert [answer.company for answer in answers] == [2, 2]
+    assert [answer.batch_size for answer in answers] == [2, 2]
     assert answers[0].layers_edge and not answers[0].layers_cloud, "their times would be the batch's"
 
 
@@ -112,18 +112,18 @@ def mixed(server: Served, inputs: Sequence[torch.Tensor], exact: Sequence[bool |
 def test_requests_of_two_cuts_are_one_batch_where_that_pays(server: Served, joining: list[bool]) -> None:
     inputs = [torch.randn(1, 8) for _ in range(4)]
     answers = mixed(server, inputs, [None] * 4)
-    assert [answer.company for answer in answers] == [4] * 4
+    assert [answer.batch_size for answer in answers] == [4] * 4
     assert [answer.split for answer in answers] == [CUT, CUT, "second", "second"]
     for x, answer in zip(inputs, answers, strict=True):
         torch.testing.assert_close(answer.output, Small()(x).detach())
     joining[0] = False
-    assert [answer.company for answer in mixed(server, inputs, [None] * 4)] == [2] * 4
+    assert [answer.batch_size for answer in mixed(server, inputs, [None] * 4)] == [2] * 4
 
 
 def test_exact_requests_of_an_earlier_cut_run_on_to_nothing(server: Served, joining: list[bool]) -> None:
     inputs = [torch.randn(1, 8) for _ in range(4)]
     answers = mixed(server, inputs, [True, None, None, None])
-    assert [answer.company for answer in answers] == [1, 3, 3, 3]
+    assert [answer.batch_size for answer in answers] == [1, 3, 3, 3]
     assert torch.equal(answers[0].output, Small()(inputs[0]).detach())
 
 
@@ -136,6 +136,6 @@ def test_one_whose_middle_part_is_refused_leaves_the_others_alone(
     monkeypatch.setattr(Ways, "run", refuses)
     inputs = [torch.randn(1, 8) for _ in range(4)]
     answers = mixed(server, inputs, [None] * 4)
-    assert [answer.company for answer in answers[:2]] == [1, 1]
+    assert [answer.batch_size for answer in answers[:2]] == [1, 1]
     for x, answer in zip(inputs, answers, strict=True):
         torch.testing.assert_close(answer.output, Small()(x).detach())

@@ -91,7 +91,7 @@ def test_witnesses_observers_and_batches_hold(spec: ModelSpec) -> None:
     choice = ModelChoice(spec, device="cpu")
     with served(spec) as address, EdgeClient(address, choice, ["right"], witness=1.0, exact=False) as client:
         answer = client.infer(*INPUTS)
-        assert answer.witness is not None and answer.witness.same and answer.company == 1
+        assert answer.witness is not None and answer.witness.same and answer.batch_size == 1
 
 
 def test_a_group_of_modules_is_a_set(spec: ModelSpec) -> None:

@@ -240,10 +240,10 @@ def test_many_inputs_keep_every_hop_busy(spec: ModelSpec) -> None:
 
 def test_middle_parts_of_several_requests_are_one_batch_where_all_allow_it(spec: ModelSpec) -> None:
     class Seen:
-        companies: list[int] = []  # noqa: RUF012
+        sizes: list[int] = []  # noqa: RUF012
 
         def on_result(self, event: Event) -> None:
-            self.companies.append(event.computed.reply.company)
+            self.sizes.append(event.computed.reply.batch_size)
 
     inputs = [image(seed, rows=1 + seed % 2) for seed in range(3)]
     alone, wanted = whole(image()), [whole(one) for one in inputs]  # now: a server that learns draws random numbers
@@ -265,7 +265,7 @@ def test_middle_parts_of_several_requests_are_one_batch_where_all_allow_it(spec:
             found = pending.result().output
             for key in expected:
                 torch.testing.assert_close(found[key], expected[key])
-        assert sorted(Seen.companies)[1:] == [3, 3, 3]
+        assert sorted(Seen.sizes)[1:] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ def test_how_many_requests_were_computed_as_one() -> None:
     counts, registry, lifecycle = RequestCounts(["a"]), CollectorRegistry(), Lifecycle("cloud")
     registry.register(counts)
     lifecycle.register(counts)
-    for company in (0, 1, 3, 3, 3):
-        reply = Computed.of(b"", (), 0, company=company).reply
+    for batch_size in (0, 1, 3, 3, 3):
+        reply = Computed.of(b"", (), 0, batch_size=batch_size).reply
         lifecycle.emit(Stage.AFTER_REQUEST, About(1, 0, None, "a"), error=None, nbytes=0, reply=reply, began_ns=0)
     assert value(registry, "batch_size_bucket", model="a", le="1") == 2
     assert (

@@ -69,7 +69,7 @@ class Sides:
             assert found is not None, self.batches.reason(early.crossing, end)
             known.append(found)
         made = self.batches.run(earlies, known)
-        assert [one.company for one in made] == [len(earlies)] * len(earlies)
+        assert [one.batch_size for one in made] == [len(earlies)] * len(earlies)
         return [one.output for one in made]
 
     def alike(self, output: Any, inputs: tuple[torch.Tensor, ...]) -> bool:
@@ -248,7 +248,7 @@ def test_a_batch_that_would_take_too_much_memory_is_made_in_parts() -> None:
     known = sides.batches.of(earlies[0].crossing)
     assert known is not None
     made = sides.batches.run(earlies, [known] * 8)
-    assert [one.company for one in made] == [4] * 8
+    assert [one.batch_size for one in made] == [4] * 8
 
 
 def test_inputs_of_which_the_model_would_make_too_much_are_not_run() -> None:

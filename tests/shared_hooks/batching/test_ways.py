@@ -49,7 +49,7 @@ def test_what_runs_on_is_what_a_head_gives_there_and_each_gets_its_own(name: str
         assert same(list(brought.pieces), list(there[0].pieces))
         late = known(sides, ways, there[2])
         made = sides.batches.run([brought, there[1], there[2]], [b, b, late])
-        assert [one.company for one in made] == [3, 3, 3]
+        assert [one.batch_size for one in made] == [3, 3, 3]
         assert all(sides.alike(one.output, own) for one, own in zip(made, asked, strict=True))
 
 

@@ -61,7 +61,7 @@ def test_each_gets_what_it_gets_alone(model: Counting, shapes: list[tuple[int, i
         outcomes = together.run([lambda rows=rows: model(rows) for rows in given])
     for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
         close(outcome.result(), wanted)
-        assert outcome.company == len(shapes)
+        assert outcome.batch_size == len(shapes)
         assert outcome.meetings == 3  # first, block as a whole, last
 
 
@@ -71,7 +71,7 @@ def test_one_call_is_computed_as_ever(model: Counting) -> None:
         (outcome,) = together.run([lambda: model(given[0])])
         assert together.run([]) == []
     assert torch.equal(outcome.result(), alone(model, given)[0])
-    assert (outcome.company, outcome.meetings) == (1, 0)
+    assert (outcome.batch_size, outcome.meetings) == (1, 0)
 
 
 def test_results_share_no_memory(model: Counting) -> None:
@@ -233,7 +233,7 @@ def test_what_torch_keeps_for_the_thread_is_nobody_elses(model: Counting) -> Non
     with torch.no_grad():
         for outcome, call in zip(outcomes[:3], calls, strict=True):
             assert torch.equal(outcome.result(), call())
-            assert outcome.company == 1
+            assert outcome.batch_size == 1
     assert seen == [(False, False, "cpu")]
     close(outcomes[3].result(), alone(model, given)[3])
 
@@ -331,7 +331,7 @@ def test_a_new_way_that_keeps_something_is_an_error() -> None:
     model.kept = None
     with Together(model) as together:
         quiet = together.run([lambda r=r: model(r, keeps=False) for r in given])
-        assert [outcome.company for outcome in quiet] == [2, 2]
+        assert [outcome.batch_size for outcome in quiet] == [2, 2]
         calls = [lambda r=r: model(r) for r in given]
         for outcome in together.run(calls):
             with pytest.raises(PlanMismatch, match="kept"):
@@ -349,7 +349,7 @@ def test_tails_run_together() -> None:
         outcomes = together.run([lambda head=head: wrapped.tail(head) for head in heads])
     for outcome, wanted in zip(outcomes, alone(model, given), strict=True):
         close(outcome.result(), wanted)
-        assert outcome.company == len(given)
+        assert outcome.batch_size == len(given)
 
 
 def test_the_gates_go_as_they_came(model: Counting) -> None:
@@ -359,7 +359,7 @@ def test_the_gates_go_as_they_came(model: Counting) -> None:
         pass
     (given,) = inputs((1, 1))
     first, second = one.run([lambda: model(given), lambda: model(given)])
-    assert first.company == second.company == 2
+    assert first.batch_size == second.batch_size == 2
     one.close()
     one.close()
     assert [dict(vars(module)) for module in model.modules()] == before
@@ -369,4 +369,4 @@ def test_a_model_in_training_has_no_gates() -> None:
     model = Counting().train()
     (given,) = inputs((1, 1))
     with Together(model) as together:
-        assert [o.company for o in together.run([lambda: model(given), lambda: model(given)])] == [1, 1]
+        assert [o.batch_size for o in together.run([lambda: model(given), lambda: model(given)])] == [1, 1]

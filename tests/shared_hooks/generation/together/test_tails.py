@@ -47,7 +47,7 @@ def test_steps_of_sessions_at_one_cut_run_together(name: str) -> None:
             for session, step, outcome in zip(alone, steps, outcomes, strict=True):
                 (header, tensors), (wanted_header, wanted) = outcome.result(), stepped(session, step)
                 assert header == wanted_header
-                met.append(outcome.company)
+                met.append(outcome.batch_size)
                 for found, value in zip(tensors, wanted, strict=True):
                     torch.testing.assert_close(found, value, rtol=0, atol=1e-4 * float(value.abs().max()))
     # the generations that were recorded have been through this tail, so nothing is looked at for its size, and all meet

@@ -117,7 +117,7 @@ def test_sessions_decode_as_alone(name: str) -> None:
                 for one, outcome in zip(alone, outcomes, strict=True):
                     wanted = one.step()
                     close(outcome.result(), wanted)
-                    assert outcome.company == len(sessions)
+                    assert outcome.batch_size == len(sessions)
                     assert one.stands_out.all()
         for one, session in zip(alone, sessions, strict=True):
             assert torch.equal(one.tokens, session.tokens)
@@ -146,4 +146,4 @@ def test_steps_of_different_lengths_meet() -> None:
         outcomes = together.run([lambda ids=ids: model(input_ids=ids).logits for ids in chunks])
         for outcome, ids in zip(outcomes, chunks, strict=True):
             close(outcome.result(), model(input_ids=ids).logits)
-            assert outcome.company == 3
+            assert outcome.batch_size == 3

@@ -11,9 +11,9 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from studies.benchmarks.company_clients import LANGUAGE, LENGTHS
 from studies.benchmarks.processes import cloud, probe
 from studies.benchmarks.row import Line, Options, Row
+from studies.benchmarks.sessions_clients import LANGUAGE, LENGTHS
 from studies.benchmarks.timing import pairwise, ratio
 
 NETWORK, CUT = "language_16x768", "model.layers.0"
@@ -28,13 +28,13 @@ def measure(options: Options) -> Row:
         file.write_text(f"[limits]\nmax_queue_delay_microseconds = {DELAY}\n")
         with cloud(NETWORK, shape=None, module=LANGUAGE, threads=options.threads, words=[str(file)]) as address:
             words = address, NETWORK, CUT, f"{options.repeats(6)}"
-            found = probe("company_clients", *words, threads=options.threads)
-    lines, seconds, company = [], found["seconds"], found["company"]
+            found = probe("sessions_clients", *words, threads=options.threads)
+    lines, seconds, batch_size = [], found["seconds"], found["batch_size"]
     details = {}
     for kind, what in (("replayed", "recorded steps"), ("generated", "generate()")):
         alone = seconds[f"{kind} alone"]
         for way, limit in (("exact", None), ("together", LIMIT if kind == "replayed" else None)):
-            own, met = seconds[f"{kind} {way}"], company[f"{kind} {way}"]
+            own, met = seconds[f"{kind} {way}"], batch_size[f"{kind} {way}"]
             share = ratio(own, alone)
             note = (
                 f"{1 / share:.2f} times the tokens a second: {1 / statistics.median(own):.1f} against "

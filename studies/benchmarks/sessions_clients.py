@@ -1,6 +1,6 @@
-"""Several clients of one server at once; run in a process of its own by `company`.
+"""Several clients of one server at once; run in a process of its own by `sessions`.
 
-``python -m studies.benchmarks.company_clients ADDRESS NETWORK CUT ROUNDS`` prints JSON: seconds a token, of all
+``python -m studies.benchmarks.sessions_clients ADDRESS NETWORK CUT ROUNDS`` prints JSON: seconds a token, of all
 sessions together, by way of asking and number of sessions, one value a round. ``replayed``: the steps of a generation
 are recorded once and sent again, so that heads take no processor from the server. ``generated``: `generate()`, with
 heads, of models that share their weights.
@@ -52,7 +52,7 @@ class Clock:
 
     def __init__(self, count: int) -> None:
         self.barrier = threading.Barrier(count + 1)
-        self.company: list[int] = []
+        self.batch_size: list[int] = []
 
     def seconds(self, works: list[Callable[[], None]]) -> float:
         threads = [threading.Thread(target=work) for work in works]
@@ -87,10 +87,10 @@ class Clients:
             for number, (header, tensors) in enumerate(steps):
                 if number == 1:
                     clock.barrier.wait()
-                clock.company.append(link.step(session, number, header, tensors).company)
+                clock.batch_size.append(link.step(session, number, header, tensors).batch_size)
             link.close(session)
 
-        return clock.seconds([lambda steps=steps: work(steps) for steps in self._records[:count]]), clock.company  # type: ignore[misc]
+        return clock.seconds([lambda steps=steps: work(steps) for steps in self._records[:count]]), clock.batch_size  # type: ignore[misc]
 
     def generated(self, count: int, exact: bool) -> tuple[float, list[int]]:
         """As `replayed`."""
@@ -108,10 +108,10 @@ class Clients:
             with SplitForward(model, self._cut, link) as split:
                 words = LogitsProcessorList([first])
                 model.generate(**_prompt(length), max_new_tokens=WORDS, do_sample=False, logits_processor=words)
-                clock.company += [record.company for record in split.records]
+                clock.batch_size += [record.batch_size for record in split.records]
 
         pairs = zip(self._models[:count], LENGTHS, strict=False)
-        return clock.seconds([lambda pair=pair: work(*pair) for pair in pairs]), clock.company  # type: ignore[misc]
+        return clock.seconds([lambda pair=pair: work(*pair) for pair in pairs]), clock.batch_size  # type: ignore[misc]
 
 
 def _same(model: Any) -> Any:
@@ -130,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     choice = ModelChoice(target(network, LANGUAGE), device="cpu", threads=1)
     seconds: dict[str, list[float]] = {}
-    company: dict[str, list[int]] = {}
+    batch_size: dict[str, list[int]] = {}
     connection = ConnectionOptions(max_in_flight=len(LENGTHS))
     with EdgeClient(address, choice, metrics=False, connection=connection) as client:
         clients = Clients(client, cut)
@@ -140,8 +140,8 @@ def main() -> None:
                 found, met = run(*asked)
                 if turn:
                     seconds.setdefault(f"{kind} {way}", []).append(found)
-                    company.setdefault(f"{kind} {way}", []).extend(met)
-    print(json.dumps({"seconds": seconds, "company": company}))
+                    batch_size.setdefault(f"{kind} {way}", []).extend(met)
+    print(json.dumps({"seconds": seconds, "batch_size": batch_size}))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ def test_all_write_what_they_write_alone_and_exact_ones_to_the_last_bit(address:
     for writer in writers:
         assert torch.equal(writer.found.sequences, writer.wanted.sequences)
         if writer.exact:
-            assert {record.company for record in writer.records} == {1}
+            assert {record.batch_size for record in writer.records} == {1}
             pairs = zip(writer.found.logits, writer.wanted.logits, strict=True)
             assert all(torch.equal(found, wanted) for found, wanted in pairs)
-    assert max(record.company for writer in writers for record in writer.records) > 1
+    assert max(record.batch_size for writer in writers for record in writer.records) > 1

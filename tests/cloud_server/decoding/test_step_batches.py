@@ -89,8 +89,8 @@ def test_what_is_computed_together_says_so_and_is_what_it_is_alone_but_for_round
     opened(client, 1, 2, 3)
     alone = [client.answer(step(client, session, 1, together=False)) for session in (1, 2, 3)]
     ids = asked_at_once(core, client, {1: {}, 2: {}, 3: {}}, number=2)
-    assert [reply(client, id).company for id in ids] == [3, 3, 3]
-    assert [one.reply.company for one in alone if one.reply] == [1, 1, 1]
+    assert [reply(client, id).batch_size for id in ids] == [3, 3, 3]
+    assert [one.reply.batch_size for one in alone if one.reply] == [1, 1, 1]
     for session, id in zip((1, 2, 3), ids, strict=True):
         reported, (found,) = answered(client, id)
         (wanted,) = answered(client, step(client, session, 3, together=False))[1]
@@ -105,8 +105,8 @@ def test_who_does_not_allow_it_meets_nobody(core: Core, client: CoreClient) -> N
     others = [step(client, session, 1) for session in (1, 3)]
     eventually(lambda: len(core.scheduler._queue) == 3)
     hold.set()
-    assert reply(client, exact).company == 1
-    assert [reply(client, id).company for id in others] == [2, 2]
+    assert reply(client, exact).batch_size == 1
+    assert [reply(client, id).batch_size for id in others] == [2, 2]
 
 
 def test_first_steps_and_large_ones_are_computed_alone(core: Core, client: CoreClient) -> None:
@@ -122,16 +122,16 @@ def test_first_steps_and_large_ones_are_computed_alone(core: Core, client: CoreC
         client.send(sent, *chunks(large[-1], Parcel.of_tensors({}, [tensor]).buffers, 100_000))
     eventually(lambda: len(core.scheduler._queue) == 4)
     hold.set()
-    assert [reply(client, id).company for id in [*first, *large]] == [1] * 4
+    assert [reply(client, id).batch_size for id in [*first, *large]] == [1] * 4
 
 
 def test_one_that_fails_leaves_its_session_and_the_others_as_they_were(core: Core, client: CoreClient) -> None:
     opened(client, 1, 2, 3)
     ids = asked_at_once(core, client, {1: {}, 2: {"fail_at": 1}, 3: {}})
     assert failure(client, ids[1])[0] == "InputMismatch"
-    assert [reply(client, id).company for id in (ids[0], ids[2])] == [3, 3]
+    assert [reply(client, id).batch_size for id in (ids[0], ids[2])] == [3, 3]
     again = asked_at_once(core, client, {2: {}})
-    assert reply(client, again[0]).company == 1
+    assert reply(client, again[0]).batch_size == 1
 
 
 def test_one_that_asks_for_another_step_is_refused_and_the_others_go_on(core: Core, client: CoreClient) -> None:
@@ -140,7 +140,7 @@ def test_one_that_asks_for_another_step_is_refused_and_the_others_go_on(core: Co
     ids = [step(client, 1, 1), step(client, 2, 7), step(client, 99, 3)]
     eventually(lambda: len(core.scheduler._queue) == 3)
     hold.set()
-    assert reply(client, ids[0]).company == 1
+    assert reply(client, ids[0]).batch_size == 1
     assert [failure(client, id)[0] for id in ids[1:]] == ["StepOutOfOrder", "SessionLost"]
 
 
@@ -148,7 +148,7 @@ def test_one_that_ends_the_process_ends_itself(core: Core, client: CoreClient) -
     opened(client, 1, 2, 3)
     ids = asked_at_once(core, client, {1: {}, 2: {"exit_at": 1}, 3: {}})
     assert failure(client, ids[1])[0] == "ModelFailed"
-    assert [reply(client, id).company for id in (ids[0], ids[2])] == [3, 3]
+    assert [reply(client, id).batch_size for id in (ids[0], ids[2])] == [3, 3]
     assert failure(client, step(client, 2, 1))[0] == "SessionLost"
 
 
@@ -163,9 +163,9 @@ def test_a_cancelled_one_ends_between_two_layers_and_the_others_go_on(core: Core
     client.send(cancel(ids[0]))
     assert failure(client, ids[0])[0] == "Cancelled"
     stops["cancel"].opened.set()
-    assert [reply(client, id).company for id in ids[1:]] == [3, 3]
+    assert [reply(client, id).batch_size for id in ids[1:]] == [3, 3]
     assert Rows.done["gone"] == 2
-    assert reply(client, step(client, 1, 1)).company == 1, "its session is at the step before"
+    assert reply(client, step(client, 1, 1)).batch_size == 1, "its session is at the step before"
 
 
 class TestTime:
@@ -177,7 +177,7 @@ class TestTime:
         opened(client, 1, 2, 3)
         ids = asked_at_once(core, client, {1: {}, 2: {"spin_at": 1}, 3: {}})
         assert failure(client, ids[1])[0] == "TooLarge"
-        assert [reply(client, id).company for id in (ids[0], ids[2])] == [3, 3]
+        assert [reply(client, id).batch_size for id in (ids[0], ids[2])] == [3, 3]
         assert failure(client, step(client, 2, 1))[0] == "SessionLost"
 
 
@@ -189,7 +189,7 @@ class TestSize:
     def test_no_more_than_that_many(self, core: Core, client: CoreClient) -> None:
         opened(client, *range(1, 6))
         ids = asked_at_once(core, client, {session: {} for session in range(1, 6)})
-        assert sorted(reply(client, id).company for id in ids) == [1, 2, 2, 2, 2]
+        assert sorted(reply(client, id).batch_size for id in ids) == [1, 2, 2, 2, 2]
 
 
 class TestDelay:
@@ -200,4 +200,4 @@ class TestDelay:
     def test_a_worker_with_nothing_else_to_do_waits_for_another(self, core: Core, client: CoreClient) -> None:
         opened(client, 1, 2)
         ids = [step(client, 1, 1), step(client, 2, 1)]
-        assert [reply(client, id).company for id in ids] == [2, 2]
+        assert [reply(client, id).batch_size for id in ids] == [2, 2]
