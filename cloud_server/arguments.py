@@ -87,6 +87,8 @@ def parser() -> Parser:
     text = "weights in memory, on each device, such as 8GiB; models that are used least give way; default: no bound"
     made.add_argument("--memory-budget", type=_bytes, dest="max_model_bytes", metavar="SIZE", help=text)
     made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
+    text = "divide each model's weights among N processes, by transformers' tp_plan: for generations; docs/chains.md"
+    made.add_argument("--tensor-parallel", type=int, metavar="N", help=text)
     where = made.add_mutually_exclusive_group()
     text = "each worker is a process of its own, replaced when it ends; default with several workers"
     where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)

@@ -5,6 +5,7 @@ reuse_port = true                    # another server may listen there, too (doc
 device = "auto"                      # auto, cpu, cuda, xpu, mps, cuda:N; "cuda:0,cuda:1": each (docs/operations.md)
 threads = 4                          # inside one operation on the CPU; absent = torch's choice
 workers = 1                          # tails computed at a time, on each device
+tensor_parallel = 1                  # processes among which the weights of each model are divided; docs/chains.md
 worker_processes = false             # each in a process of its own; absent = if there are several
 trials = "auto"                      # try cuts cold before they are served: auto, always, never (docs/operations.md)
 codecs = ["learned:stem.safetensors"]  # beside the built-in ones, and plugins (docs/codec-plugins.md); absent = none
@@ -350,6 +351,8 @@ class ServerConfig:
     workers: int = 1
     worker_processes: bool | None = None
     """Whether tails are computed in processes of their own; None = if there are several workers."""
+    tensor_parallel: int = 1
+    """Processes among which each model's weights are divided."""
     trials: str = "auto"
     """Whether cuts are tried in a process of their own before they are served (`processes.trials`)."""
     limits: Limits = field(default_factory=Limits)
@@ -395,11 +398,28 @@ class ServerConfig:
             raise SpecError(f'trials: expected {", ".join(TRIALS)}, found "{self.trials}"')
         if self.workers < 1:
             raise SpecError(f"workers: expected at least 1, found {self.workers}")
+        if self.tensor_parallel < 1:
+            raise SpecError(f"tensor_parallel: expected at least 1, found {self.tensor_parallel}")
+        if self.tensor_parallel > 1:
+            self._check_shards()
+
+    def _check_shards(self) -> None:
+        if self.worker_processes is False:
+            raise SpecError("--in-process: a model that is divided among processes (tensor_parallel) needs workers")
+        if "," in self.device or any("," in entry.device for entry in self.models):
+            raise SpecError("device: one kind for a model that is divided among processes: each takes one of it")
+        for entry in self.models:
+            if entry.only or entry.tails or entry.compile or entry.decoding is not None or entry.warm_up != WarmUp():
+                raise SpecError(
+                    f"{entry.spec.model_id}: only, tails, compile, warm_up and decoding are not for models that are "
+                    "divided among processes (tensor_parallel)"
+                )
 
     @property
     def in_processes(self) -> bool:
         """Whether workers are processes."""
-        return self.workers > 1 if self.worker_processes is None else self.worker_processes
+        many = self.workers > 1 or self.tensor_parallel > 1
+        return many if self.worker_processes is None else self.worker_processes
 
     def check_access(self) -> None:
         """Raises SpecError for files that say who may and cannot be used, and for an address that other machines reach
@@ -425,6 +445,7 @@ def read_config(path: Path) -> ServerConfig:
         "device": table.take("device", str),
         "threads": table.take("threads", int),
         "workers": table.take("workers", int),
+        "tensor_parallel": table.take("tensor_parallel", int),
         "worker_processes": table.take("worker_processes", bool),
         "trials": table.take("trials", str),
         "codecs": table.take_list("codecs", str, "a list of codecs"),

@@ -24,7 +24,9 @@ def configure(options: argparse.Namespace) -> ServerConfig:
 def composed(options: argparse.Namespace) -> ServerConfig:
     """As `configure`, and nobody has looked at certificates and identities yet."""
     config = read_config(options.config) if options.config else ServerConfig()
-    names = "listen device threads workers worker_processes metrics rest pages identities trials".split()
+    names = (
+        "listen device threads workers worker_processes tensor_parallel metrics rest pages identities trials".split()
+    )
     given = {name: getattr(options, name) for name in names}
     given |= {name: True for name in ("insecure", "reflection", "reuse_port") if getattr(options, name)}
     given["tls"] = _tls(options)

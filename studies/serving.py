@@ -3,9 +3,11 @@
     python -m studies.serving [first-token] [--model SPEC --cut CUT] [--tokens 1000] [--json FILE]
     python -m studies.serving drafts ...      tokens a second over 40 ms with drafts and without, ten prompts
     python -m studies.serving sessions ...    tokens a second of 1, 8 and 32 texts at once, and of `generate_batch`
+    python -m studies.serving divided ...     a server whose weights are divided among --processes: tokens, time, memory
 
-Without a model a Llama with random weights, 8 blocks 512 wide. The prompts of ``first-token`` are token ids, drawn;
-each pair begins with its own; times are those of the first event of a stream.
+Without a model a Llama with random weights, 8 blocks 512 wide (``divided``: in a folder of its own; a --model there is
+a spec whose factory is from_pretrained). The prompts of ``first-token`` are token ids, drawn; each pair begins with its
+own; times are those of the first event of a stream.
 """
 
 from __future__ import annotations
@@ -27,10 +29,13 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
+import psutil
 import torch
 
 from edge_client import EdgeClient, local_server
+from edge_client.generation import SplitGenerator
 from edge_client.generation.drafting import FirstLayers, Lookup, Source
+from edge_client.model_choice import ModelChoice
 from edge_client.serving.app import Endpoint
 from edge_client.serving.chats import Chats, Task
 from edge_client.serving.sampling import Sampling
@@ -40,11 +45,11 @@ from studies.experiments.relay import Relay
 ROOT = Path(__file__).parents[1]
 
 
-def model() -> Any:
+def model(width: int = 512) -> Any:
     """See the module."""
     import transformers
 
-    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8, "num_attention_heads": 8}
+    sizes = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": 8, "num_attention_heads": 8}
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(vocab_size=384, max_position_embeddings=2048, **sizes)
     )
@@ -209,18 +214,76 @@ def _batched(model: Any, prompts: list[list[int]], new: int) -> float:
     return sum(len(one.generated_tokens) for one in made.values()) / took
 
 
+def divided(options: argparse.Namespace, spec: str) -> dict[str, Any]:
+    """Greedy texts of a whole server and of one with `--tensor-parallel`: tokens against the whole model's,
+    milliseconds a token, and what each process takes beyond one with a model of next to no weights.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        tiny = _saved(model(16), folder / "tiny")
+        large = options.model or str(_saved(model(), folder / "large"))
+        found: dict[str, Any] = {"processes": options.processes}
+        for processes in (1, options.processes):
+            base = _texts(tiny, "model.layers.2", options, processes)[1]
+            wrong, taken, seconds = _texts(large, options.cut, options, processes)
+            beyond = [(one - two) / 2**20 for one, two in zip(taken, base, strict=True)]
+            found[str(processes)] = {"other texts": wrong, "ms a token": 1e3 * seconds, "MiB beyond the base": beyond}
+            print(processes, found[str(processes)], flush=True)
+        whole: Any = load_spec(large).load_model("cpu")
+        found["MiB of weights"] = sum(one.nbytes for one in whole.parameters()) / 2**20
+    return found
+
+
+def _saved(made: Any, folder: Path) -> str:
+    """A spec of a model in a folder."""
+    made.save_pretrained(folder)
+    path = folder.with_suffix(".toml")
+    path.write_text(
+        f'id = "{folder.name}"\nfactory = "transformers:AutoModelForCausalLM.from_pretrained"\n'
+        f'[factory_kwargs]\npretrained_model_name_or_path = "{folder}"\n'
+    )
+    return str(path)
+
+
+def _texts(spec: str, cut: str, options: argparse.Namespace, processes: int) -> tuple[int, list[int], float]:
+    """How many of ten texts are not the whole model's; bytes of each process that computes; seconds a token."""
+    words = ["--threads", "1", "--worker-processes", "--tensor-parallel", str(processes)]
+    own = psutil.Process()
+    before = set(own.children(recursive=True))
+    with local_server(spec, arguments=words) as server, EdgeClient(server, ModelChoice(spec, threads=1)) as client:
+        dice, wrong, took = torch.Generator().manual_seed(0), 0, []
+        whole: Any = client.wrapped.model
+        with SplitGenerator(client, cut) as split:
+            for _ in range(10):
+                ids = torch.randint(5, 300, (1, 40), generator=dice)
+                asked: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
+                asked |= {"max_new_tokens": options.new, "min_new_tokens": options.new}
+                began = time.perf_counter()
+                found = split.generate(**asked)
+                took.append((time.perf_counter() - began) / options.new)
+                wrong += not torch.equal(found, whole.generate(**asked))
+        made = set(own.children(recursive=True)) - before
+        computing = [
+            one for one in made if any("processes.worker" in word or "spawn_main" in word for word in one.cmdline())
+        ]
+        taken = sorted((one.memory_info().rss for one in computing), reverse=True)
+    return wrong, taken, statistics.median(took)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(prog="python -m studies.serving", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("what", nargs="?", choices=("first-token", "drafts", "sessions"), default="first-token")
+    measures = {"first-token": first_tokens, "drafts": drafts, "sessions": sessions, "divided": divided}
+    parser.add_argument("what", nargs="?", choices=tuple(measures), default="first-token")
     parser.add_argument("--model")
     parser.add_argument("--cut", default="model.layers.2")
     parser.add_argument("--tokens", type=int, default=1000, help="of a common beginning")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--new", type=int, default=64, help="tokens of each text, for drafts and sessions")
+    parser.add_argument("--processes", type=int, default=2, help="for divided")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)
-    measure = {"first-token": first_tokens, "drafts": drafts, "sessions": sessions}[options.what]
+    measure = measures[options.what]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "speaker.toml"
         path.write_text(SPEC)

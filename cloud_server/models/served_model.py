@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -50,6 +50,7 @@ from shared_hooks.errors import (
 )
 from shared_hooks.forward import Allowance, Kind, interruptible
 from shared_hooks.lifecycle import Lifecycle, Stage
+from shared_hooks.models import ModelSpec
 from shared_hooks.models.inputs import IMAGE_SUFFIXES, Inputs, to_device
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
@@ -60,7 +61,7 @@ from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.state import PythonState
 from shared_hooks.tail import Substitutes, payer
-from shared_hooks.tensors import View, flatten, tensors_in, unflatten
+from shared_hooks.tensors import View, flatten, held, tensors_in, unflatten
 from shared_hooks.tensors.staging import wait
 
 # Tails that are run before a model serves: recipes are worked out, kernels chosen, memory touched, at nobody's cost.
@@ -226,10 +227,55 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
 
 def bytes_of(model: nn.Module) -> int:
     """Memory of its parameters and buffers; what two share counts once."""
-    storages = {
-        one.untyped_storage().data_ptr(): one.untyped_storage() for one in (*model.parameters(), *model.buffers())
-    }
+    weights = map(held, (*model.parameters(), *model.buffers()))
+    storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in weights}
     return sum(one.nbytes() for one in storages.values())
+
+
+Made = TypeVar("Made")
+
+
+class Shards(Protocol):
+    """Processes among which weights are divided (`torch.distributed`), this one included."""
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        ...
+
+    def once(self, make: Callable[[], Made]) -> Made:
+        """What ``make`` gives in the first of them, in all of them."""
+        ...
+
+
+class _Whole:
+    """What a model is as clients have it, where only a share of its weights is served."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        """The weights are left in their files, or loaded for a moment where a model changes them when it loads."""
+        try:
+            model, weights = spec.load_mapped()
+        except SpecError:
+            model, weights = spec.load_model(), None
+        wrapped = WrappedModel(model)
+        self._hash, self._digest = wrapped.weights_hash(), wrapped.structure_digest()
+        self._environment, self.facts = wrapped.environment(), wrapped.manifest(None)
+        if weights is not None:
+            weights.release()
+
+    def weights_hash(self) -> str:
+        return self._hash
+
+    def structure_digest(self) -> str:
+        return self._digest
+
+    def environment(self) -> dict[str, str]:
+        return self._environment
+
+
+def _cannot_reload() -> NoReturn:
+    """One process cannot do that by itself: it ends, and with it the others that have shares of the model."""
+    raise SystemExit("a model that is divided among processes had changed in memory")
 
 
 def about(device: torch.device) -> dict[str, str]:
@@ -261,11 +307,14 @@ class ServedModel:
         rehearsals: RehearsalLimits | None = None,
         files: FileLimits | None = None,
         frames_bytes: int = Limits.max_frames_bytes,
+        *,
+        shards: Shards | None = None,
     ) -> None:
-        """Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
-
+        """``shards``: the processes among which the weights are divided; each makes this object at the same time.
         ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file,
         ``frames_bytes`` what is kept of clients' last frames.
+
+        Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
         """
         self._files = files or FileLimits()
         self._frames = KeptFrames(frames_bytes)
@@ -276,21 +325,26 @@ class ServedModel:
         self._spec = entry.spec
         self.only = _part_of(entry, device)
         """The part whose weights are in memory; None: all are."""
-        model = entry.spec.load_model(device) if self.only is None else self.only.model
+        self._shards = shards
+        if shards is not None:
+            model = entry.spec.load_shard(shards.size)
+        else:
+            model = entry.spec.load_model(device) if self.only is None else self.only.model
         self._wrapped = WrappedModel(
             model, lifecycle=self._lifecycle, rehearsals=rehearsals, isolated=True, loads=self.only
         )
         self._form: Form = {}
         self._heads: list[EarlyOutput] = []
-        self._plan = self._plan_example(entry)
+        self._plan = self._plan_example(entry) if shards is None else None
         # Only a model that reads values from its data can take more than one path.
         self._branches = self._plan is not None and any(op.kind is Kind.VALUE for op in self._plan.trace.ops)
+        described = self._wrapped if shards is None else shards.once(partial(_Whole, entry.spec))
         self.identity = Identity(
             model_id=entry.spec.model_id,
-            weights_hash=self._wrapped.weights_hash(),
-            structure_digest=self._wrapped.structure_digest(),
+            weights_hash=described.weights_hash(),
+            structure_digest=described.structure_digest(),
             plan_digest=self._plan.digest if self._plan else "",
-            environment=self._wrapped.environment(),
+            environment=described.environment(),
             about=about(device),
             layers=len(self._plan.layers) if self._plan else 0,
             cuts=len(self._plan.cuts) if self._plan else 0,
@@ -303,7 +357,9 @@ class ServedModel:
         """Bytes of its parameters and buffers in memory."""
         # of a part the weights are left in their files again
         load = partial(entry.spec.load_model, device) if self.only is None else lambda: entry.spec.load_mapped()[0]
-        self._guard = WeightsGuard(entry.spec.model_id, model, load, self._wrapped.renew)
+        if isinstance(described, _Whole):
+            load, self._manifest = _cannot_reload, described.facts
+        self._guard = WeightsGuard(self.identity, model, load, self._wrapped.renew)
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most)
         self.compiled: CompiledTails | None = None
@@ -395,6 +451,11 @@ class ServedModel:
 
     def _check_part(self, begin: str, end: End | Following | None) -> None:
         """Raises CutRefused where the weights of a part are not loaded here."""
+        if self._shards is not None:
+            raise CutRefused(
+                f'model "{self.identity.model_id}" is divided among {self._shards.size} processes '
+                "(--tensor-parallel): it continues generations (generate, chat, serve), and computes no other requests"
+            )
         if self.only is not None:
             self.only.check(begin, None if end is None else end.cut)
 
@@ -513,8 +574,21 @@ class ServedModel:
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """A decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused saying why."""
-        self._check_part(cut, following)
+        if self._shards is not None:
+            self._check_block(cut, following)
+        else:
+            self._check_part(cut, following)
         return self._decoding.open(cut, following)
+
+    def _check_block(self, cut: str, following: Following | None) -> None:
+        """Raises CutRefused for sessions that a model in several processes does not have."""
+        assert self._shards is not None
+        where = f'model "{self.identity.model_id}" is divided among {self._shards.size} processes (--tensor-parallel)'
+        if following is not None:
+            raise CutRefused(f"{where}: it computes to the end, and hands nothing on")
+        above, _, name = cut.rpartition(".")
+        if not (name.isdigit() and isinstance(dict(self._wrapped.model.named_modules()).get(above), nn.ModuleList)):
+            raise CutRefused(f"{where}: it is cut after whole blocks, such as model.layers.3, and {cut[:256]} is none")
 
     def _run(
         self,
@@ -591,6 +665,8 @@ class ServedModel:
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
         """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
+        if self._shards is not None:
+            self._check_part(INPUT, None)
         example = self._spec.example(self._device)
         if example is None:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')

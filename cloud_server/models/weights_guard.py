@@ -13,9 +13,11 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from cloud_server.models.engine import Identity
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.modules import weights_hash
 from shared_hooks.state import PythonState
+from shared_hooks.tensors import held
 
 log = logging.getLogger("cloud_server")
 
@@ -24,19 +26,24 @@ class WeightsGuard:
     """Watches one model; safe with several workers. ``load`` builds it again, after which ``mended`` is called."""
 
     def __init__(
-        self, model_id: str, model: nn.Module, load: Callable[[], nn.Module], mended: Callable[[], None] = lambda: None
+        self,
+        identity: Identity,
+        model: nn.Module,
+        load: Callable[[], nn.Module],
+        mended: Callable[[], None] = lambda: None,
     ) -> None:
-        self._model_id = model_id
+        self._model_id = identity.model_id
         self._model = model
         self._load = load
         self._on_mended = mended
-        self._hash = weights_hash(model)
+        self._hash = identity.weights_hash
         self._lock = threading.Lock()
         self.mended = 0
         """How often the model was put right: what was computed before is not to be continued."""
-        self._tensors = [*model.parameters(), *model.buffers()]
+        weights = [*model.parameters(), *model.buffers()]
+        self._tensors = list(map(held, weights))
         # what else the model keeps is not in a file of weights
-        known = set(map(id, self._tensors))
+        known = set(map(id, weights))
         others = {id(one): one for one in PythonState(model).tensors() if id(one) not in known}
         self._copies = [(one, one.clone()) for one in others.values() if one.layout == torch.strided]
         self._tensors += [one for one, _ in self._copies]

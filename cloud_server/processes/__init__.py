@@ -4,6 +4,7 @@ pooled_model    the engine that hands its work to workers
 crew            the workers: warm, watched, replaced
 worker          one worker's own program
 worker_process  ... as the server sees it
+ranks           the processes among which one worker's models are divided
 channel         messages between the two, and memory for payloads that both see
 trials          cuts tried in a process of their own, before they are served
 

@@ -16,19 +16,23 @@ import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from contextvars import ContextVar, copy_context
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from cloud_server import wire
 from cloud_server.config import ModelEntry, ServerConfig
-from cloud_server.models import Computed, End, EngineSession, Following, ServedModel, inexact
+from cloud_server.models import Computed, End, Following, ServedModel, inexact
 from cloud_server.options import configure, parser
+from cloud_server.processes import ranks
 from cloud_server.processes.channel import MAX_BYTES, Asked, Channel, Lost, Mapping, Message
 from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
@@ -57,6 +61,8 @@ KEPT_BYTES = 64 << 20
 """Bytes of payloads that something still refers to after their request; from there on garbage is collected at once."""
 MAX_TRACEBACK = 16 << 10
 """Characters of a traceback that go into the server's log."""
+REFUSED_SECONDS = 60.0
+"""For a worker to report why its models cannot be loaded, while those that have shares of them know it, too."""
 SERVER = Party()
 """On whom cuts are charged here: whose they are, the server knows."""
 _CUDA_ERROR = "CUDA error"
@@ -76,35 +82,67 @@ def main(
     """Serves until the process ``server`` hangs up; returns the exit status. ``share``: as `Share`. Where ``begun`` is
     in the shared memory it says which question it is at.
     """
-    die_with(server)
+    _belong_to(server)
+    channel = Channel(socket.socket(fileno=channel_fd))
+    mapping = Mapping(memory_fd, memory_bytes)
+    os.close(memory_fd)
+    try:
+        config, models, shards = _loaded(words, share, partial(ranks.start, partial(follow, words, share, os.getpid())))
+    except IsthmusError as error:
+        channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
+        return 1
+    if shards is not None:
+        shards.ready()
+    channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models.values()]})
+    try:
+        Worker(config, models, channel, mapping, begun, shards).serve()
+    except Lost:
+        return 0  # the server has ended, or wants no more of this worker
+    return 0
+
+
+def follow(words: Sequence[str], share: tuple[str, Sequence[str] | None], leader: int, rank: int, store: Path) -> None:
+    """The program of a process with a share of the models of the worker ``leader``."""
+    _belong_to(leader)
+    try:
+        _, models, shards = _loaded(words, share, partial(ranks.Ranks, rank, store))
+    except IsthmusError:
+        time.sleep(REFUSED_SECONDS)
+        raise
+    assert shards is not None
+    ranks.follow(shards, ranks.Sessions(models))
+
+
+def _belong_to(process: int) -> None:
+    """Ends with that process, the parent, and leaves signals to the server."""
+    die_with(process)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Both reach every process of a terminal or a unit; it is the server that drains, or reloads, and hangs up.
         signal.signal(number, signal.SIG_IGN)
     faulthandler.enable()
-    channel = Channel(socket.socket(fileno=channel_fd))
-    mapping = Mapping(memory_fd, memory_bytes)
-    os.close(memory_fd)
+
+
+def _loaded(
+    words: Sequence[str], share: tuple[str, Sequence[str] | None], join: Callable[[int, torch.device], ranks.Ranks]
+) -> tuple[ServerConfig, dict[str, ServedModel], ranks.Ranks | None]:
+    """The configuration, this worker's models by their ids, and the processes among which they are divided. ``join``
+    makes those, so many. Raises SpecError, and as `ServedModel`.
+    """
     options = parser().parse_args(words)
     bounds = show(options.log_level, options.log_format)
-    try:
-        config = configure(options)
-        bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
-        where, names = share
-        device = pick_device(where or config.device)
-        set_threads(config.threads)
-        limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
-        models = [ServedModel(entry, device, config.lifecycle, *limits) for entry in _wanted(config, names)]
-    except IsthmusError as error:
-        channel.send({"is": "refused", "error": type(error).__name__, "message": wire.message(error)})
-        return 1
+    config = configure(options)
+    bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
+    where, names = share
+    device = pick_device(where or config.device)
+    set_threads(config.threads)
+    entries = _wanted(config, names)
+    shards = join(config.tensor_parallel, device) if config.tensor_parallel > 1 else None
+    device = device if shards is None else shards.device
+    limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
+    models = [ServedModel(entry, device, config.lifecycle, *limits, shards=shards) for entry in entries]
     gc.collect()
     gc.freeze()  # what is loaded stays: no collection looks at it again
-    channel.send({"is": "warm", "identities": [dataclasses.asdict(one.identity) for one in models]})
-    try:
-        Worker(config, {one.identity.model_id: one for one in models}, channel, mapping, begun).serve()
-    except Lost:
-        return 0  # the server has ended, or wants no more of this worker
-    return 0
+    return config, {one.identity.model_id: one for one in models}, shards
 
 
 def _wanted(config: ServerConfig, names: Sequence[str] | None) -> list[ModelEntry]:
@@ -129,7 +167,13 @@ class Worker:
     """Answers one message after the other."""
 
     def __init__(
-        self, config: ServerConfig, models: dict[str, ServedModel], channel: Channel, mapping: Mapping, begun: int
+        self,
+        config: ServerConfig,
+        models: dict[str, ServedModel],
+        channel: Channel,
+        mapping: Mapping,
+        begun: int,
+        shards: ranks.Ranks | None = None,
     ) -> None:
         self._limits = config.limits
         self._lifecycle: Lifecycle = config.lifecycle
@@ -139,7 +183,7 @@ class Worker:
         self._overtime = Watchdog(config.limits.max_compute_seconds)
         self._crossings: SharedCache[str, Crossing] = SharedCache(config.limits.max_cuts, config.limits.max_cuts_bytes)
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
-        self._sessions: dict[int, EngineSession] = {}
+        self._sessions = ranks.Sessions(models) if shards is None else ranks.LedSessions(models, shards)
         self._rests: dict[int, _Rest] = {}
         """What is left of the steps of sessions in the middle of a chain."""
         self._number = 0
@@ -152,8 +196,8 @@ class Worker:
         while True:
             head, parts = self._channel.receive()
             self._number = self._begun[0] = head["number"]
+            self._sessions.close(head["closed"])
             for session in head["closed"]:
-                self._sessions.pop(session, None)
                 if (rest := self._rests.pop(session, None)) is not None:
                     rest.end()
             if head["do"] == "forget":
@@ -227,12 +271,7 @@ class Worker:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 
     def _step(self, session: int, header: bytes, payload: memoryview) -> Computed:
-        if session not in self._sessions:
-            raise SessionLost("its worker process does not have it")
-        # A session may keep what it was sent for as long as it lives, and shared memory is for what is on its way.
-        own = memoryview(torch.empty(payload.nbytes, dtype=torch.uint8).numpy())  # type: ignore[arg-type]
-        own[:] = payload
-        computed = self._sessions[session].step(header, own)
+        computed = self._sessions.step(session, header, payload)
         if computed.rest is not None:
             self._rests[session] = _Rest(computed.rest)
         return computed
@@ -294,7 +333,7 @@ class Worker:
         try:
             model = self._models[head["model"]]
             if head["do"] == "session":
-                reported = self._begin(model, head)
+                reported = self._begin(head)
             else:
                 reported = self._profile(model, head) if head["do"] == "profile" else self._manifest(model)
             said: Message = {"is": "answer"}, [reported]
@@ -318,14 +357,10 @@ class Worker:
         made = model.profile(head["warmup"], head["repetitions"], head["seconds"], on_progress, head["codecs"])
         return json.dumps(made, allow_nan=False).encode()
 
-    def _begin(self, model: ServedModel, head: dict[str, Any]) -> bytes:
+    def _begin(self, head: dict[str, Any]) -> bytes:
         """A new decoding session."""
-        parent = self._sessions.get(head["of"])
-        if head["of"] and parent is None:
-            raise SessionLost("its worker process does not have it")
         following = Following(head["end"], _Next()) if head["end"] else None
-        made = parent.fork() if parent is not None else model.open_session(head["cut"], following)
-        self._sessions[head["session"]] = made
+        self._sessions.begin(head["session"], head["model"], head["cut"], head["of"], following)
         return b""
 
     def _manifest(self, model: ServedModel) -> bytes:

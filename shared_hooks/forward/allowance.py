@@ -194,6 +194,8 @@ def _takes_memory(func: Any) -> bool:
     """Whether a kernel gives tensors in memory that was not there."""
     if func._schema.name in _BY_VALUE:
         return True
+    if func.namespace == "c10d":  # collectives of torch.distributed, in the memory of their arguments
+        return False
     return any(one.alias_info is None and "Tensor" in str(one.type) for one in func._schema.returns)
 
 

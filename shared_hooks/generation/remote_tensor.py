@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -159,8 +160,11 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
         learn(here[0])
         raise RemoteRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
     known: dict[int, tuple[Any, Any]] = {}
+    drawn = random.getstate() if func.namespace == "c10d" else None
     try:
         found = func(*on_meta(args, known), **on_meta(kwargs, known))
+        if drawn is not None:  # torch draws numbers for collectives without data
+            random.setstate(drawn)
     except Exception as error:  # no kernel for meta, or a form that depends on data
         raise RemoteRead(
             f"{name} reads {_place(first)}, which is on the other side: {error!s:.120}", _need(first)

@@ -98,6 +98,29 @@ class ModelSpec:
                 )
         return model.eval().to(device)
 
+    def load_shard(self, size: int) -> nn.Module:
+        """This process's share of the model's weights, which transformers divides among ``size`` processes by the
+        architecture's ``tp_plan``: `torch.distributed` joins them. Raises SpecError where that cannot be done.
+        """
+        where = f"{self.origin}: tensor parallel"
+        if self.factory.rpartition(".")[2] != "from_pretrained" or self.weights or self.selection is not None:
+            raise SpecError(
+                f"{where}: for models of transformers whose factory is from_pretrained, with no other weights"
+            )
+        try:
+            from transformers.distributed.configuration_utils import DistributedConfig
+        except ImportError as error:
+            raise SpecError(f"{where}: needs a transformers with transformers.distributed: {error}") from error
+
+        def build() -> object:
+            made: Any = resolve(self.factory, self.folder, f"{self.origin}: factory")
+            return made(**self.factory_kwargs, distributed_config=DistributedConfig(tp_size=size))
+
+        model = self._built(instead=build)
+        if not any(hasattr(one, "full_tensor") for one in model.parameters()):
+            raise SpecError(f"{where}: {type(model).__name__} has no tp_plan: transformers does not divide its weights")
+        return model.eval()
+
     def load_mapped(self) -> tuple[nn.Module, MappedWeights]:
         """The same model on the CPU, with its parameters left in their files (`mapped`). Raises SpecError also where
         they are in none.

@@ -80,6 +80,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name, value in vars(module).items():
         if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
             continue
+        if name in _LEFT_BY_LOADING and not value:
+            continue
         if _is_number(value) or (torchs and type(value) is str):
             yield name, tuple(value) if isinstance(value, (list, tuple)) else value
         elif torchs and callable(value) and not isinstance(value, nn.Module) and (text := _function(value)):
@@ -133,6 +135,12 @@ def is_torchs(kind: type) -> bool:
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes that torch keeps on each."""
+
+
+_LEFT_BY_LOADING = frozenset({"_use_kernels", "_weight_conversions"})
+"""Attributes that ``from_pretrained`` of transformers sets and its ``from_config`` does not; false and empty ones mean
+nothing.
+"""
 
 
 def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:

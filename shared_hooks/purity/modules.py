@@ -141,7 +141,7 @@ class _Look:
         for base in type(module).__mro__:
             if not _is_torch_class(base):
                 _check_only_extends(base, kind)
-        for name, value in vars(module).items():
+        for name, value in list(vars(module).items()):  # others may hook it meanwhile
             if name not in _MODULE_OWN and not isinstance(value, Shim) and not _is_inert(value):
                 raise Impure(f"{kind}.{name} is a {type(value).__name__}")
         for child in module._modules.values():
@@ -158,7 +158,7 @@ def _check_instance(module: nn.Module) -> None:
     own = vars(module)
     if own.get(COMPILED) is not None:
         raise Impure(f"{kind} is compiled")
-    for name, value in own.items():
+    for name, value in list(own.items()):  # others may hook it meanwhile
         if name == "forward" and isinstance(value, Shim):
             ours = value.module is module and value.before is _ABSENT
             if ours and getattr(value.forward, "__func__", None) is type(module).forward:

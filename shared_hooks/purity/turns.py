@@ -19,6 +19,7 @@ from torch import nn
 from shared_hooks.errors import ModelChanged
 from shared_hooks.purity.modules import pure_modules
 from shared_hooks.state import PythonState, Settings, first_few
+from shared_hooks.tensors import held
 
 
 class Turns:
@@ -106,7 +107,7 @@ class Turns:
         """As it is before a run. Looked at again only where its owner has changed the model since the last one."""
         if self._state is None or not self._state.looks_same:
             self._state = PythonState(self.model, settings=False)
-            tensors = {id(one): one for one in (*self.model.parameters(), *self.model.buffers())}
+            tensors = {id(one): held(one) for one in (*self.model.parameters(), *self.model.buffers())}
             tensors |= {id(one): one for one in self._state.tensors()}
             self._tensors = [one for one in tensors.values() if one.layout == torch.strided]
             self._counted = [one for one in self._tensors if not one.is_inference()]

@@ -7,7 +7,7 @@ staging  copies, and those to and from a CUDA device
 May import errors.
 """
 
-from shared_hooks.tensors.staging import Buffers, bytes_of, copied, identical, own_class
+from shared_hooks.tensors.staging import Buffers, bytes_of, copied, held, identical, own_class
 from shared_hooks.tensors.trees import (
     DTYPE_NAMES,
     DTYPES,
@@ -49,6 +49,7 @@ __all__ = [
     "flatten",
     "flatten_inputs",
     "form_of",
+    "held",
     "identical",
     "is_namedtuple",
     "leaves_of",

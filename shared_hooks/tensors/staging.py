@@ -66,6 +66,12 @@ def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return found
 
 
+def held(tensor: torch.Tensor) -> torch.Tensor:
+    """What this process has of a tensor: of one that is divided among processes (a DTensor) its share."""
+    with torch.no_grad():
+        return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     """The elements of a dense tensor in row-major order, as one run of bytes on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)

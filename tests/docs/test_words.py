@@ -6,8 +6,8 @@ import re
 
 from tests.docs.pages import ROOT, pages
 
-MOST = 37_980
-"""Raised with a capability that needs a page, by no more than that page: the last was `serving.md`."""
+MOST = 38_095
+"""Raised with a capability that needs a page, by no more than that page: the last was a section of `chains.md`."""
 
 
 def words(text: str) -> int:

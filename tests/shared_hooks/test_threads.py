@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from shared_hooks import WrappedModel
 from tests.shared_hooks.cutting import case_of, through_bytes
@@ -49,6 +50,23 @@ def test_mixed_cuts_in_eight_threads(name: str) -> None:
     with ThreadPoolExecutor(THREADS) as pool:
         wrong = [text for found in pool.map(work, range(THREADS)) for text in found]
     assert not wrong
+
+
+def test_a_model_is_looked_at_while_another_thread_hooks_it() -> None:
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        for _ in range(20):  # without the copies of what modules hold, 19 of 20 failed
+            wrapped, start = WrappedModel(nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(12)])), threading.Barrier(6)
+
+            def work(number: int, wrapped: WrappedModel = wrapped, start: threading.Barrier = start) -> Any:
+                start.wait(30)
+                return wrapped.forward(torch.full((1, 2, 4, 4), float(number)))
+
+            with ThreadPoolExecutor(6) as pool:
+                assert len(list(pool.map(work, range(6)))) == 6
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_first_use_by_many_threads_at_once() -> None:

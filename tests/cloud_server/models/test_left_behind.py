@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from cloud_server.config import ModelEntry
-from cloud_server.models.engine import Computed
+from cloud_server.models.engine import Computed, Identity
 from cloud_server.models.served_model import ServedModel
 from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from shared_hooks.errors import IsthmusError, ModelChanged, ServerUnavailable
 from shared_hooks.models import Table, spec_from_table
+from shared_hooks.modules import weights_hash
 
 CPU = torch.device("cpu")
 FAR = 1e6
@@ -236,7 +237,7 @@ class TestCustody:
     def test_a_model_that_changes_is_loaded_again(self) -> None:
         model, again = nn.Linear(2, 2), nn.Linear(2, 2)
         again.load_state_dict(model.state_dict())
-        guard = WeightsGuard("m", model, lambda: again)
+        guard = WeightsGuard(Identity("m", weights_hash(model), ""), model, lambda: again)
         guard.check()
         with torch.no_grad():
             model.weight.add_(1)
@@ -248,13 +249,13 @@ class TestCustody:
     def test_other_memory_is_a_change(self) -> None:
         model, again = nn.Linear(2, 2), nn.Linear(2, 2)
         again.load_state_dict(model.state_dict())
-        guard = WeightsGuard("m", model, lambda: again)
+        guard = WeightsGuard(Identity("m", weights_hash(model), ""), model, lambda: again)
         model.weight.data = model.weight.data * 2
         assert guard.mend() and torch.equal(model.weight, again.weight)
 
     def test_other_weights_than_were_announced_serve_nobody(self) -> None:
         model = nn.Linear(2, 2)
-        guard = WeightsGuard("m", model, lambda: nn.Linear(2, 2))  # drawn: others
+        guard = WeightsGuard(Identity("m", weights_hash(model), ""), model, lambda: nn.Linear(2, 2))  # drawn: others
         with torch.no_grad():
             model.weight.add_(1)
         for _ in range(3):

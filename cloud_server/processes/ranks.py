@@ -1,0 +1,186 @@
+"""One model's weights over several processes: tensor parallelism of transformers, for generations.
+
+A worker process is rank 0. It starts the others, hands each what it is asked, and answers for all: in every rank the
+same steps run with its own share of the weights, and kernels exchange what they need (`torch.distributed`). If one
+ends, or computes something else than the others, the worker ends with all of them, and the server starts new ones.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from cloud_server.models import Computed, EngineSession, Following, ServedModel
+from shared_hooks import devices
+from shared_hooks.errors import CutRefused, IsthmusError, SessionLost
+
+log = logging.getLogger("cloud_server")
+
+Result = TypeVar("Result")
+
+_IDLE: Final = timedelta(days=3650)
+"""Ranks wait so long for what is asked next."""
+_ENDED: Final = 70
+"""Exit status of a worker whose ranks went apart."""
+
+
+class Sessions:
+    """Decoding sessions of one process by their numbers. One thread at a time calls."""
+
+    def __init__(self, models: Mapping[str, ServedModel]) -> None:
+        self._models = models
+        self._open: dict[int, EngineSession] = {}
+
+    def begin(self, number: int, model_id: str, cut: str, of: int = 0, following: Following | None = None) -> None:
+        """Opens session ``number``: a copy of session ``of``, or a new one after the layer ``cut``. Raises SessionLost,
+        and as `Engine.open_session`.
+        """
+        parent = self._open.get(of)
+        if of and parent is None:
+            raise SessionLost("its worker process does not have it")
+        model = self._models[model_id]
+        self._open[number] = model.open_session(cut, following) if parent is None else parent.fork()
+
+    def step(self, number: int, header: bytes, payload: bytes | memoryview) -> Computed:
+        """The session's next step. Raises SessionLost, and as `EngineSession.step`."""
+        if number not in self._open:
+            raise SessionLost("its worker process does not have it")
+        # A session may keep what it was sent for as long as it lives, and shared memory is for what is on its way.
+        own = memoryview(torch.empty(len(payload), dtype=torch.uint8).numpy())  # type: ignore[arg-type]
+        own[:] = payload
+        return self._open[number].step(header, own)
+
+    def close(self, numbers: Iterable[int]) -> None:
+        """Forgets sessions; unknown numbers are ignored."""
+        for number in numbers:
+            self._open.pop(number, None)
+
+
+class Ranks:
+    """All processes of one worker, this one among them: a `models.Shards`. Every method is called by all of them at the
+    same place, but `end`.
+    """
+
+    def __init__(self, rank: int, store: Path, size: int, device: torch.device) -> None:
+        """Returns when all are there. They meet in the file ``store``, until `ready`. ``device``: of its kind each
+        takes the one with its rank, but on the CPU.
+        """
+        on_host = devices.is_host(device)
+        self.device = device if on_host else torch.device(device.type, rank)
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are of one machine
+        found = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
+        backend = "gloo" if on_host else f"cpu:gloo,{device.type}:nccl"
+        dist.init_process_group(backend, store=found, rank=rank, world_size=size)
+        self.size = size
+        self._store = store
+        self._rank = rank
+        self._group = dist.new_group(backend="gloo", timeout=_IDLE)
+        """What they say to each other, beside what kernels exchange."""
+
+    def ready(self) -> None:
+        """Returns when all have loaded their models."""
+        dist.barrier(self._group)
+        if self._rank == 0:
+            shutil.rmtree(self._store.parent, ignore_errors=True)
+
+    def broadcast(self, value: Any = None) -> Any:
+        """The value that rank 0 has."""
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self._group)
+        return values[0]
+
+    def once(self, make: Callable[[], Result]) -> Result:
+        """As `Shards.once`."""
+        made: Result = self.broadcast(make() if self._rank == 0 else None)
+        return made
+
+    def agree(self, error: IsthmusError | None) -> bool:
+        """Whether a call has ended with the same class of error in all, or with none."""
+        found: list[str] = [""] * self.size
+        dist.all_gather_object(found, "" if error is None else type(error).__name__, group=self._group)
+        return len(set(found)) == 1
+
+
+class LedSessions(Sessions):
+    """Sessions of rank 0: every call is made in all ranks."""
+
+    def __init__(self, models: Mapping[str, ServedModel], ranks: Ranks) -> None:
+        super().__init__(models)
+        self._ranks = ranks
+
+    def begin(self, number: int, model_id: str, cut: str, of: int = 0, following: Following | None = None) -> None:
+        if following is not None:
+            raise CutRefused(f"{model_id} is divided among processes (--tensor-parallel): it hands nothing on")
+        self._everywhere("begin", number, model_id, cut, of)
+
+    def step(self, number: int, header: bytes, payload: bytes | memoryview) -> Computed:
+        made: Computed = self._everywhere("step", number, header, bytes(payload))
+        return made
+
+    def close(self, numbers: Iterable[int]) -> None:
+        if known := [number for number in numbers if number in self._open]:
+            self._everywhere("close", known)
+
+    def _everywhere(self, name: str, *arguments: Any) -> Any:
+        try:
+            self._ranks.broadcast((name, arguments))
+            result, error = _called(super(), name, arguments)
+            alike = self._ranks.agree(error)
+        except BaseException as wrong:  # also an interruption: the others are at another place now
+            _end(f"a step of a model in several processes was ended by {type(wrong).__name__}: {wrong}")
+        if not alike:
+            _end(f"the processes of a model disagree on a step ({error or 'no error here'})")
+        if error is not None:
+            raise error
+        return result
+
+
+def _called(sessions: Any, name: str, arguments: tuple[Any, ...]) -> tuple[Any, IsthmusError | None]:
+    try:
+        return getattr(sessions, name)(*arguments), None
+    except IsthmusError as error:
+        return None, error
+
+
+def _end(why: str) -> NoReturn:
+    log.critical("%s; this worker ends", why)
+    os._exit(_ENDED)
+
+
+def start(program: Callable[[int, Path], object], size: int, device: torch.device) -> Ranks:
+    """Makes this process rank 0 of ``size``, and starts the others: each runs ``program`` with its rank, and the file
+    in which they meet.
+    """
+    store = Path(tempfile.mkdtemp(prefix="isthmus-ranks-"), "store")
+    make = multiprocessing.get_context("spawn").Process
+    others = [make(target=program, args=(rank, store), daemon=True) for rank in range(1, size)]
+    for process in others:
+        process.start()
+    threading.Thread(target=_watch, args=([one.sentinel for one in others],), name="isthmus-ranks", daemon=True).start()
+    return Ranks(0, store, size, device)
+
+
+def follow(ranks: Ranks, sessions: Sessions) -> NoReturn:
+    """What rank 0 is asked, in any other rank."""
+    ranks.ready()
+    while True:
+        _, error = _called(sessions, *ranks.broadcast())
+        ranks.agree(error)
+
+
+def _watch(sentinels: list[int]) -> None:
+    wait(sentinels)
+    _end("a process with a share of a model has ended")
