@@ -147,7 +147,7 @@ MAX_NAME = 1024
 @dataclass(frozen=True)
 class Step:
     """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps.
-    ``together``: it may be computed with steps of other sessions.
+    ``together``: 0, or it may be computed with steps of other sessions, of which its client sends so many at once.
     """
 
     session: int
@@ -156,7 +156,7 @@ class Step:
     fork_of: int
     fork_step: int
     close: bool
-    together: bool = False
+    together: int = 0
     route: Route = ()
 
     @classmethod

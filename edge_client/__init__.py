@@ -16,7 +16,6 @@ light         an edge without PyTorch: heads as ONNX files
 light_codecs  ... codecs of what crosses, in numpy
 journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
-service_manager  ready and alive, for systemd
 intervention  activations changed on purpose
 credentials   what this side shows a server
 settings      which server is asked where nobody names one

@@ -32,7 +32,7 @@ import httpx
 import psutil
 import torch
 
-from edge_client import EdgeClient, local_server
+from edge_client import ConnectionOptions, EdgeClient, local_server
 from edge_client.generation import SplitGenerator
 from edge_client.generation.drafting import FirstLayers, Lookup, Source
 from edge_client.model_choice import ModelChoice
@@ -175,7 +175,8 @@ def sessions(options: argparse.Namespace, spec: str) -> dict[str, Any]:
     """Tokens a second of 1, 8 and 32 texts at once on one server, which may compute steps together."""
     found: dict[str, Any] = {}
     prompts = list(itertools.chain(*PROMPTS.values()))
-    with local_server(spec) as server, EdgeClient(server, spec) as client:
+    many = ConnectionOptions(max_in_flight=32)
+    with local_server(spec) as server, EdgeClient(server, spec, connection=many) as client:
         for count in (1, 8, 32):
             with (
                 closing(Chats(client, options.cut, seats=count, exact=False)) as chats,

@@ -333,6 +333,7 @@ class Request:
         task, key, batching = Task(self, self.payer), self.batch_key, self.batching
         if key is not None:
             task.batch_key, task.rows = key.key, key.rows
+            task.wanted_rows = 0 if self.turn is None else self.turn.step.together
         if batching is not None and self.crossing is not None:
             task.compatible_keys, task.nbytes = batching.compatible_keys, self.crossing.storage_bytes
             task.seconds_left = partial(self.seconds_left, server_limit) if self.deadline_ms else None

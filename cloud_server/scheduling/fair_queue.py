@@ -203,6 +203,8 @@ class Task:
     """Equal for tasks that may be computed together; None: it is computed alone."""
     rows: int = 1
     """Its size in a batch."""
+    wanted_rows: int = 0
+    """Of what its client has sent at once, this one's included."""
     nbytes: int = 0
     """What it takes in memory while it is computed."""
     compatible_keys: Callable[[Hashable, Waiting, int], Collection[Hashable]] | None = None

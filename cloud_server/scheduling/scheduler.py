@@ -17,6 +17,8 @@ from shared_hooks.errors import ServerUnavailable
 ISOLATED_SECONDS = 60.0
 """How long the tasks of a client that has spoilt a batch go alone."""
 MAX_ISOLATED = 4096
+AT_ONCE_SECONDS = 0.05
+"""How long an idle worker waits for the rest of the steps that a client sends at once."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Scheduler:
                 return self._in_time(self._batch()) if self._split or self._queue.ahead(before) else []
             self._changed.wait_for(lambda: self._queue or self._split or self._stopped)
             tasks = self._batch()
-            if tasks and tasks[0].batch_key is not None and self._limits.delay:
+            if tasks and tasks[0].batch_key is not None:
                 self._wait_for_more(tasks)
             return self._in_time(tasks)
 
@@ -172,9 +174,11 @@ class Scheduler:
         return self._queue.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
 
     def _wait_for_more(self, tasks: list[Task]) -> None:
-        until = time.monotonic() + self._limits.delay
+        """Until the batch is full, for `BatchLimits.delay`; for what a client has sent at once, at least a moment."""
+        began = time.monotonic()
         while (rows := _rows(tasks)) < self._limits.rows and rows not in self._preferred:
-            left = until - time.monotonic()
+            moment = AT_ONCE_SECONDS if rows < max(task.wanted_rows for task in tasks) else 0.0
+            left = began + max(self._limits.delay, moment) - time.monotonic()
             if left <= 0 or self._queue or self._stopped:
                 break
             self._changed.wait(left)

@@ -40,8 +40,10 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 
 @contextmanager
-def connected(options: argparse.Namespace) -> Iterator[tuple[EdgeClient, str | list[str]]]:
-    """The client of the options, and where its model is to be cut. Raises what commands tell."""
+def connected(options: argparse.Namespace, texts: int = 1) -> Iterator[tuple[EdgeClient, str | list[str]]]:
+    """The client of the options, and where its model is to be cut. ``texts``: so many at a time have a step under way.
+    Raises what commands tell.
+    """
     server, cuts = needed(options, chain=True), options.cut.split(",")
     choice = choice_of(options)
     spec = choice.spec()
@@ -52,7 +54,9 @@ def connected(options: argparse.Namespace) -> Iterator[tuple[EdgeClient, str | l
             metrics=False,
             deadline=options.deadline,
             lifecycle=configured(options.config, options.log_level, options.log_format),
-            connection=ConnectionOptions(patience=options.patience, credentials=credentials_of(options)),
+            connection=ConnectionOptions(
+                patience=options.patience, max_in_flight=max(texts, 4), credentials=credentials_of(options)
+            ),
         )
         try:
             yield client, cuts if len(cuts) > 1 else options.cut
@@ -349,7 +353,7 @@ def serve(options: argparse.Namespace) -> int:
             raise SpecError(f"--key-file: {options.key_file} is empty")
     ended = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ended.set())
-    with connected(options) as (client, cut):
+    with connected(options, options.seats) as (client, cut):
         client.open()
         _tell_loaded(client, options)
         source, most = drafts(options, client)

@@ -4,6 +4,7 @@ link          steps of decoding sessions over a client's connection
 generator     `SplitGenerator`, `split_model`: generate() of transformers, split
 summary       when tokens came, and what a generation took
 conversation  turns of a chat; text to token ids and back
+heads         heads of several texts at once
 drafting      several tokens a round trip
 survey        a few split steps, measured: what a plan of a generation is made of
 """

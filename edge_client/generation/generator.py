@@ -21,7 +21,7 @@ from shared_hooks.errors import CutRefused, Disagreement, SpecError, UnknownLaye
 from shared_hooks.generation import Link, SplitForward, StepRecord
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.results import Answer
-from shared_hooks.generation.split import HISTORY_BYTES
+from shared_hooks.generation.split import HISTORY_BYTES, Heads
 from shared_hooks.modules import GROUP, groups_of, weights_hash
 from shared_hooks.showing import summary_of
 
@@ -128,7 +128,7 @@ class SplitGenerator:
     of what it has sent a session keeps, to be made again when the server has lost it. ``exact=False`` allows the
     server to compute steps together with those of other clients, whose last bits then differ. ``codec``: "int8",
     "int6", "int5" or "int4" send hidden states with so many bits a number, a loss. ``link``: in place of the
-    client's connection.
+    client's connection. ``heads``: runs those of steps beside others' (`edge_client.generation.heads`).
 
     Along a chain of servers ``cut`` is a list, one for each server: where its part begins (docs/chains.md).
 
@@ -150,6 +150,7 @@ class SplitGenerator:
         exact: bool = True,
         codec: str | None = None,
         link: Link | None = None,
+        heads: Heads | None = None,
     ) -> None:
         self.client = client
         self.model: Any = _model_of(client, model)
@@ -168,6 +169,7 @@ class SplitGenerator:
             history_bytes=history_bytes,
             modules=None if own is None else own.modules,
             codec=codec,
+            heads=heads,
         )
         self._one = threading.RLock()
         self._inside = 0

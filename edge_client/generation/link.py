@@ -38,6 +38,8 @@ class SessionLink:
         hops = zip(client.chain[1:], rest, strict=True)
         self._route = tuple(split_pb2.Hop(server=server, cut=cut) for server, cut in hops)
         self.exact = exact
+        self.at_once = 1
+        """Steps of so many sessions, this one's included, that are sent at the same time."""
         self.deadline = deadline
         self._client = client
 
@@ -53,7 +55,8 @@ class SessionLink:
         JSON-able. ``fork``: the session begins as a copy of that one, which has done so many steps.
         """
         of, steps = fork or (0, 0)
-        decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=not self.exact)
+        together = 0 if self.exact else self.at_once
+        decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=together)
         return self._ask(session, number, decoding, header, tensors, self.deadline)
 
     def close(self, session: int) -> None:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -22,6 +22,9 @@ from edge_client.generation.drafting import Drafting, Measured, Pace, Source
 from edge_client.generation.link import SessionLink
 from edge_client.serving.sampling import Choice, Chosen, Grammars, Sampling
 from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
+
+if TYPE_CHECKING:
+    from edge_client.generation.heads import SharedHeads, TextHeads
 
 KEPT: Final = 4
 """States of earlier texts that a copy of the model keeps."""
@@ -63,6 +66,7 @@ class _State:
 class _Seat:
     generator: SplitGenerator
     pace: Pace
+    heads: TextHeads | None = None
     states: list[_State] = field(default_factory=list)
     """The one that was used last comes last."""
 
@@ -126,14 +130,16 @@ class Chats:
         if drafts is not None:
             with Drafting(_with_shared_weights(model), drafts):
                 pass  # raises here what it would raise in a request
-        for _ in range(seats):
-            own = _with_shared_weights(model)
+        copies = [_with_shared_weights(model) for _ in range(seats)]
+        self._heads = _shared_heads(copies) if seats > 1 and not exact else None
+        for own in copies:
             first = SplitGenerator(client, cut, model=own, answer=LEAST, codec=codec) if not self._seats else None
             cuts = (first or self._seats[0].generator).cuts
             link = SessionLink(client, cuts, exact=exact)
+            heads = None if self._heads is None else self._heads.of_text(link)
             chosen = list(cuts) if len(cuts) > 1 else cuts[0]
-            made = SplitGenerator(client, chosen, model=own, answer=LEAST, codec=codec, link=link)
-            self._seats.append(_Seat(made.__enter__(), Measured(most_drafted)))
+            made = SplitGenerator(client, chosen, model=own, answer=LEAST, codec=codec, link=link, heads=heads)
+            self._seats.append(_Seat(made.__enter__(), Measured(most_drafted), heads))
         self._free.extend(self._seats)
 
     @property
@@ -176,9 +182,7 @@ class Chats:
         try:
             return self._written(seat, task, most, on_token, wanted)
         finally:
-            with self._changed:
-                self._free.append(seat)
-                self._changed.notify()
+            self._give_back(seat)
 
     def embed(self, ids: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> list[float]:
         """The mean of the last hidden states of a text, of length 1. Raises SpecError where the model gives none."""
@@ -197,9 +201,7 @@ class Chats:
                     return_dict=True,
                 )
         finally:
-            with self._changed:
-                self._free.append(seat)
-                self._changed.notify()
+            self._give_back(seat)
         states = getattr(output, "hidden_states", None)
         if not states:
             raise SpecError(f'model "{self.client.model_id}" gives no hidden states, and so no embeddings')
@@ -216,6 +218,8 @@ class Chats:
         for seat in self._seats:
             seat.states.clear()
             seat.generator.__exit__(None, None, None)
+        if self._heads is not None:
+            self._heads.close()
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         if not ids:
@@ -253,6 +257,13 @@ class Chats:
                 return best
             finally:
                 self._waiting -= 1
+
+    def _give_back(self, seat: _Seat) -> None:
+        if seat.heads is not None:
+            seat.heads.ended()
+        with self._changed:
+            self._free.append(seat)
+            self._changed.notify()
 
     def _written(
         self, seat: _Seat, task: Task, most: int, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool]
@@ -308,6 +319,12 @@ class Chats:
         if self._drafts is None or choice is not None:
             return nullcontext()
         return Drafting(seat.generator.model, self._drafts, pace=seat.pace)
+
+
+def _shared_heads(models: list[Any]) -> SharedHeads:
+    from edge_client.generation.heads import SharedHeads  # greenlets, for this alone
+
+    return SharedHeads(models)
 
 
 def _with_shared_weights(model: Any) -> Any:

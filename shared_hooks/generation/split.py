@@ -11,11 +11,12 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -43,7 +44,7 @@ from shared_hooks.state import Dice
 @dataclass(frozen=True)
 class StepRecord:
     """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
-    and payloads. ``server``: nanoseconds on the server's clock, by name. ``batch_size``: how many steps the server
+    and payloads. ``server``: nanoseconds on the server's clock, by name. ``batch_size``: how many steps a side
     computed together at the most, this one included; 1: what it gives is exact. ``codec``: that of the hidden
     states; empty where they travelled as they are.
     """
@@ -68,6 +69,18 @@ MOST_TRIES = 64
 RECORDS_KEPT = 100_000
 
 
+class Heads(Protocol):
+    """Runs the heads of one text beside those of others."""
+
+    def run(self, head: Callable[[], None]) -> int:
+        """Runs a head, and says how many were computed together. Raises what it raises."""
+        ...
+
+    def answered(self) -> None:
+        """The step is answered: the next head will come soon."""
+        ...
+
+
 class SplitForward:
     """Takes over the forward of ``model`` while the ``with`` block runs. ``cut``: a module's path, after whose call the
     head ends. ``link``: the way to the tail.
@@ -82,7 +95,7 @@ class SplitForward:
     draws, too, with this side's generator and processors: the same words, and the server knows which they are.
 
     ``codec``: "int8", "int6", "int5" or "int4" send hidden states with so many bits a number (`hidden`): a loss. None
-    sends them as they are.
+    sends them as they are. ``heads``: runs those of steps behind a prompt; None: each by itself.
 
     Raises UnknownLayer, CutRefused and SpecError. What cannot be split raises an IsthmusError in the call itself.
     """
@@ -98,8 +111,10 @@ class SplitForward:
         history_bytes: int = HISTORY_BYTES,
         modules: object = None,
         codec: str | None = None,
+        heads: Heads | None = None,
     ) -> None:
         self.model = model
+        self._heads = heads
         self._codec = hidden.check(codec)
         self.cut = Cut.of(model, cut)
         self._link = link
@@ -191,7 +206,11 @@ class SplitForward:
         head = Head(self.cut, self._paths, self._here, self._needed, seek=handle.mirror is None, modules=self._modules)
         try:
             handle.busy = True
-            self._run_head(head, kwargs)
+            run = partial(self._run_head, head, kwargs)
+            if self._heads is None or opening is not None or handle.mirror is None:
+                beside = run() or 1
+            else:
+                beside = self._heads.run(run)
             made = None if head.born is None else head.born.state  # kept until the output has it
             if head.born is not None:
                 handle = self._adopted(handle, head.born)
@@ -203,6 +222,8 @@ class SplitForward:
             message = self._message(head, kwargs, handle, opening, born=head.born is not None)
             reply, up, down = self._sent(session, head, *message)
             answered = time.perf_counter_ns()
+            if self._heads is not None:
+                self._heads.answered()
             with _reading():
                 output = self._output(reply, head, kwargs, handle)
             del made
@@ -224,7 +245,8 @@ class SplitForward:
         handle.done = []
         times = headed - began, answered - headed, time.perf_counter_ns() - answered
         codec = self._codec or "" if session.coded else ""
-        self.records.append(StepRecord(*times, up, down, reply.durations, reply.batch_size, codec))
+        met = max(beside, reply.batch_size)
+        self.records.append(StepRecord(*times, up, down, reply.durations, met, codec))
         return output, handle
 
     def _session(self) -> EdgeSession:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -180,14 +180,17 @@ class Gate:
 
     __slots__ = ("_inside", "_known", "_looks", "_quiet", "forward", "module", "number", "users")
 
-    def __init__(self, module: nn.Module, forward: Callable[..., Any], number: int) -> None:
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module] = ()
+    ) -> None:
+        """``copies``: of the module, over the same weights; each has this gate, too."""
         self.module = module
         self.forward = forward
         self.number = number
         self.users = 0
-        self._inside = [child for child in module.modules() if child is not module]
+        self._inside = [child for one in (module, *copies) for child in one.modules() if child is not one]
         self._known: dict[Form, bool] = {}
-        self._quiet = False
+        self._quiet = bool(copies)
         self._looks = LOOKS
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -285,13 +288,20 @@ class Outcome(Generic[Result]):
 class Lockstep(Generic[Result]):
     """Runs these calls once, in the thread that calls `run`."""
 
-    def __init__(self, calls: Sequence[Callable[[], Result]], before: PythonState, ended: Ended | None = None) -> None:
-        """``before``: the model's Python state, now."""
+    def __init__(
+        self,
+        calls: Sequence[Callable[[], Result]],
+        before: PythonState | None,
+        ended: Ended | None = None,
+        contexts: Sequence[Context] | None = None,
+    ) -> None:
+        """``before``: the model's Python state, now; None where each call has a copy of the model."""
         self._ended = ended
         self.before = before
         self.surroundings: Any = None
         self.under_way = len(calls)
-        self._travellers = [_Traveller(self, number, call) for number, call in enumerate(calls)]
+        contexts = [copy_context() for _ in calls] if contexts is None else contexts
+        self._travellers = [_Traveller(self, *one) for one in zip(range(len(calls)), calls, contexts, strict=True)]
 
     def run(self) -> list[Outcome[Result]]:
         """In order. What ends this thread's work itself (an exception that comes from outside at a gate) ends all."""
@@ -348,7 +358,7 @@ class _Traveller(Generic[Result]):
     place: tuple[Gate, Form]
     rows: torch.Tensor
 
-    def __init__(self, together: Lockstep[Result], number: int, call: Callable[[], Result]) -> None:
+    def __init__(self, together: Lockstep[Result], number: int, call: Callable[[], Result], context: Context) -> None:
         self.number = number
         self.answer: Any = None
         self.batch_size = 1
@@ -359,7 +369,7 @@ class _Traveller(Generic[Result]):
         self._together = together
         self._call = call
         self._greenlet = greenlet(self._run)
-        self._greenlet.gr_context = copy_context()
+        self._greenlet.gr_context = context
 
     def _run(self) -> None:
         travelling.set(self)
@@ -399,7 +409,7 @@ class _Traveller(Generic[Result]):
 
     @property
     def is_quiet(self) -> bool:
-        return self._together.before.is_same
+        return self._together.before is None or self._together.before.is_same
 
     def arrive(self, gate: Gate, form: Form, rows: torch.Tensor) -> Any:
         self.place, self.rows = (gate, form), rows
@@ -432,35 +442,49 @@ class Together:
     Sums are added up in another order than alone, so the last bits may differ; an `Outcome` says whether they may.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, copies: Sequence[nn.Module] = ()) -> None:
         """``model`` in evaluation, as it will stay. Modules that may write state, draw random numbers or have hooks
-        get no gate.
+        get no gate. ``copies``: of the model, over the same weights, whose calls meet those of the model; then each of
+        the calls that run together is of another copy, or of the model.
         """
         numbers = {module: number for number, module in enumerate(model.modules())}
         pure = pure_modules(numbers)
         self._model = model
+        self._apart = bool(copies)
         self._python: PythonState | None = None
-        self._gated = [module for module in numbers if module in pure and _gains(module)]
-        for module in self._gated:
+        alike = list(zip(*(one.modules() for one in (model, *copies)), strict=True))
+        self._gated: list[nn.Module] = []
+        for same in alike:
+            if same[0] not in pure or not _gains(same[0]):
+                continue
+            self._gated += same
             with attach.lock:
-                shim = attach.attach(module)
-                gate = shim.gate
+                shims = [attach.attach(one) for one in same]
+                gate = shims[0].gate
                 if not isinstance(gate, Gate):
-                    gate = shim.gate = Gate(module, shim.forward, numbers[module])
-                gate.users += 1
+                    gate = Gate(same[0], shims[0].forward, numbers[same[0]], same[1:])
+                for shim in shims:
+                    shim.gate = gate
+                    gate.users += 1
 
-    def run(self, calls: Sequence[Callable[[], Result]], ended: Ended | None = None) -> list[Outcome[Result]]:
+    def run(
+        self,
+        calls: Sequence[Callable[[], Result]],
+        ended: Ended | None = None,
+        contexts: Sequence[Context] | None = None,
+    ) -> list[Outcome[Result]]:
         """What becomes of each call, in order. ``calls`` run the model or parts of it, without gradients, in this
-        thread; the exception of one leaves the others alone.
+        thread, each with the context variables of its own of ``contexts`` (None: as they are here); the exception of
+        one leaves the others alone.
 
         ``ended`` is asked for a call's number at every gate: the exception that it gives is raised in that call. All
         that met others end in PlanMismatch where the model's Python wrote state on a way it had not taken before: they
         may have read each other's.
         """
-        before = self._state()
+        before = None if self._apart else self._state()
         with torch.no_grad():
-            outcomes = Lockstep(calls, before, ended).run()
-        if all(outcome.batch_size == 1 for outcome in outcomes) or not (changes := before.changes()):
+            outcomes = Lockstep(calls, before, ended, contexts).run()
+        if before is None or all(one.batch_size == 1 for one in outcomes) or not (changes := before.changes()):
             return outcomes
         error = PlanMismatch(f"steps that ran together changed {changes[0].name}, and may have read each other's")
         return [replace(one, value=None, error=error) if one.batch_size > 1 else one for one in outcomes]
@@ -483,7 +507,7 @@ class Together:
                 shim = attach.shim_of(module)
                 if shim is not None and isinstance(shim.gate, Gate):
                     shim.gate.users -= 1
-                    if not shim.gate.users:
+                    if self._apart or not shim.gate.users:
                         shim.gate = None
                 attach.detach(module)
         self._gated = []

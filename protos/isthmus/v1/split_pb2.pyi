@@ -227,8 +227,8 @@ class Decoding(_message.Message):
     fork_of: int
     fork_step: int
     close: bool
-    together: bool
-    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., fork_step: _Optional[int] = ..., close: bool = ..., together: bool = ...) -> None: ...
+    together: int
+    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., fork_step: _Optional[int] = ..., close: bool = ..., together: _Optional[int] = ...) -> None: ...
 
 class FileInput(_message.Message):
     __slots__ = ("suffix", "preprocess_digest")

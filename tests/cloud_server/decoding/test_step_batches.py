@@ -50,7 +50,7 @@ def row(number: int, rows: int = 1) -> torch.Tensor:
 def step(client: CoreClient, session: int, number: int, asked: Asked | None = None, *, together: bool = True) -> int:
     """The request's id."""
     id = next(_ids)
-    decoding = split_pb2.Decoding(cut=CUT, together=together)
+    decoding = split_pb2.Decoding(cut=CUT, together=int(together))
     client.send(frame(id, session, number, asked, [row(session, 1 + session % 3)], decoding=decoding))
     return id
 
@@ -115,7 +115,7 @@ def test_first_steps_and_large_ones_are_computed_alone(core: Core, client: CoreC
     first = [step(client, session, 0) for session in (3, 4)]
     large = []
     for session in (1, 2):
-        decoding = split_pb2.Decoding(cut=CUT, together=True)
+        decoding = split_pb2.Decoding(cut=CUT, together=1)
         large.append(next(_ids))
         tensor = torch.ones(4000, 8)
         sent = frame(large[-1], session, 1, {}, [tensor], decoding=decoding, payload=b"")

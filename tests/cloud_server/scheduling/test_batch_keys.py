@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cloud_server.scheduling import BatchLimits, FairQueue, Payer, Result, Scheduler, Task, Workers
+from cloud_server.scheduling import BatchLimits, FairQueue, Payer, Result, Scheduler, Task, Workers, scheduler
 from tests.waiting import PATIENCE, eventually
 
 KIN = "a model and a cut"
@@ -148,6 +148,25 @@ class TestDelay:
         crowd.add(Task(crowd.work, Payer("a"), KIN))
         crowd.workers.stop(PATIENCE)
         crowd.wait(1)
+
+    def test_what_a_client_sends_at_once_is_waited_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(scheduler, "AT_ONCE_SECONDS", 1e6)
+        crowd = Crowd(most=8)
+        for _ in range(3):
+            crowd.add(Task(crowd.work, Payer("a"), KIN, wanted_rows=3))
+        crowd.wait(3)
+        assert crowd.groups == [3]
+        crowd.add(Task(crowd.work, Payer("a"), KIN, wanted_rows=1000))
+        eventually(lambda: not len(crowd.scheduler))
+        crowd.add(Task(crowd.work, Payer("b")))
+        crowd.wait(2)  # and no further, where others wait
+        crowd.workers.stop()
+
+    def test_for_a_moment_only(self) -> None:
+        crowd = Crowd(most=8)
+        crowd.add(Task(crowd.work, Payer("a"), KIN, wanted_rows=1000))
+        crowd.wait(1)
+        crowd.workers.stop()
 
     def test_nor_one_of_a_size_that_is_preferred(self) -> None:
         crowd = Crowd(most=8, delay=1e6, preferred=(3,))

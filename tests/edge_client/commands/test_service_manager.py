@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_client.service_manager import ServiceManager
+from edge_client.commands.run import ServiceManager
 from shared_hooks.models import digits
 
 TIMEOUT = 120.0

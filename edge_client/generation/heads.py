@@ -1,0 +1,120 @@
+"""Heads of several texts at once: copies of one model, whose steps share what their weights do row by row."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextvars import Context, copy_context
+
+from torch import nn
+
+from edge_client.generation.link import SessionLink
+from shared_hooks.generation.together import Outcome, Together
+
+FIRST_PATIENCE, MOST_PATIENCE = 0.02, 0.5
+"""Seconds that heads wait for those of other texts whose steps are under way: before a step was measured, and at the
+most.
+"""
+
+
+class SharedHeads:
+    """Runs the heads of steps in lock-step (`shared_hooks.generation.together`), so last bits may differ. Any thread
+    may call: one of those that wait runs the heads of all.
+    """
+
+    def __init__(self, models: Sequence[nn.Module]) -> None:
+        """``models``: copies over the same weights, one for each text."""
+        self._together = Together(models[0], models[1:])
+        self._changed = threading.Condition()
+        self._waiting: list[_Head] = []
+        self._expected: dict[TextHeads, float] = {}
+        """Texts whose next head is due, and since when: their last one is done, or their prompt is answered."""
+        self._patience = FIRST_PATIENCE
+        self._runs = False
+
+    def of_text(self, link: SessionLink) -> TextHeads:
+        """For one copy of the model, whose steps go by ``link``."""
+        return TextHeads(self, link)
+
+    def close(self) -> None:
+        """The models are as before; no head may be under way."""
+        self._together.close()
+
+    def run(self, text: TextHeads, head: Callable[[], None]) -> int:
+        """As `TextHeads.run`."""
+        mine = _Head(text, head, copy_context())
+        with self._changed:
+            self._waiting.append(mine)
+            if (since := self._expected.pop(text, None)) is not None:
+                self._patience += 0.1 * (2 * (time.monotonic() - since) - self._patience)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: mine.outcome is not None or not self._runs)
+            leads = mine.outcome is None
+            if leads:
+                self._runs = True
+                if not self._changed.wait_for(lambda: not self._expected, min(self._patience, MOST_PATIENCE)):
+                    self._expected.clear()  # they are late: nobody waits for them twice
+                batch, self._waiting = self._waiting, []
+        if leads:
+            self._run(batch)
+        assert mine.outcome is not None
+        mine.outcome.result()
+        text.link.at_once = mine.beside
+        return mine.outcome.batch_size
+
+    def _run(self, batch: Sequence[_Head]) -> None:
+        error: BaseException | None = None
+        try:
+            found = self._together.run([one.run for one in batch], contexts=[one.context for one in batch])
+        except BaseException as wrong:  # none of theirs: from outside
+            found, error = [], wrong
+        with self._changed:
+            now = time.monotonic()
+            for number, one in enumerate(batch):
+                one.beside = len(batch)
+                self._expected[one.text] = now
+                one.outcome = found[number] if found else Outcome(None, error, batch_size=1, meetings=0)
+            self._runs = False
+            self._changed.notify_all()
+
+    def answered(self, text: TextHeads) -> None:
+        """As `TextHeads.answered`."""
+        with self._changed:
+            self._expected.setdefault(text, time.monotonic())
+
+    def ended(self, text: TextHeads) -> None:
+        """As `TextHeads.ended`."""
+        with self._changed:
+            self._expected.pop(text, None)
+            self._changed.notify_all()
+
+
+class TextHeads:
+    """The heads of one text: a `shared_hooks.generation.split.Heads`."""
+
+    def __init__(self, shared: SharedHeads, link: SessionLink) -> None:
+        self._shared = shared
+        self.link = link
+
+    def run(self, head: Callable[[], None]) -> int:
+        """As `Heads.run`; those of other texts that wait run with it."""
+        return self._shared.run(self, head)
+
+    def answered(self) -> None:
+        """As `Heads.answered`."""
+        self._shared.answered(self)
+
+    def ended(self) -> None:
+        """The text is over: no further head comes."""
+        self._shared.ended(self)
+
+
+class _Head:
+    def __init__(self, text: TextHeads, run: Callable[[], None], context: Context) -> None:
+        self.text = text
+        self.run = run
+        self.context = context
+        self.beside = 1
+        """Heads of its batch."""
+        self.outcome: Outcome[None] | None = None
