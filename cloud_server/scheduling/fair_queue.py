@@ -204,7 +204,7 @@ class Task:
     rows: int = 1
     """Its size in a batch."""
     wanted_rows: int = 0
-    """Of what its client has sent at once, this one's included."""
+    """Rows that its client sends at once, this task's included."""
     nbytes: int = 0
     """What it takes in memory while it is computed."""
     compatible_keys: Callable[[Hashable, Waiting, int], Collection[Hashable]] | None = None
