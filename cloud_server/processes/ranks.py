@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
-import shutil
+import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -69,32 +69,44 @@ class Sessions:
 
 
 class Ranks:
-    """All processes of one worker, this one among them: a `models.Shards`. Every method is called by all of them at the
-    same place, but `end`.
+    """All processes of one worker, this one among them: a `models.Shards`. Methods are called by all of them at the
+    same place, but `close`, which is rank 0's.
     """
 
-    def __init__(self, rank: int, store: Path, size: int, device: torch.device) -> None:
-        """Returns when all are there. They meet in the file ``store``, until `ready`. ``device``: of its kind each
-        takes the one with its rank, but on the CPU.
+    def __init__(self, rank: int, store: Path, size: int, device: torch.device, others: Sequence[Any] = ()) -> None:
+        """Returns when all are there. They meet in the file ``store``. ``device``: of its kind each
+        takes the one with its rank, but on the CPU. ``others``: processes with any of which this one ends.
         """
+        self._others, self._closing = others, False
+        if others:
+            threading.Thread(target=self._watch, name="isthmus-ranks", daemon=True).start()
         on_host = devices.is_host(device)
         self.device = device if on_host else torch.device(device.type, rank)
         os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are of one machine
+        if sys.platform == "linux":
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # they are of one machine
         found = dist.FileStore(str(store), size)  # type: ignore[attr-defined]
         backend = "gloo" if on_host else f"cpu:gloo,{device.type}:nccl"
         dist.init_process_group(backend, store=found, rank=rank, world_size=size)
         self.size = size
-        self._store = store
         self._rank = rank
         self._group = dist.new_group(backend="gloo", timeout=_IDLE)
         """What they say to each other, beside what kernels exchange."""
 
+    def _watch(self) -> None:
+        wait([one.sentinel for one in self._others])
+        if not self._closing:
+            _end("a process with a share of a model has ended")
+
+    def close(self) -> None:
+        """Ends the others."""
+        self._closing = True
+        for one in self._others:
+            one.kill()
+
     def ready(self) -> None:
         """Returns when all have loaded their models."""
         dist.barrier(self._group)
-        if self._rank == 0:
-            shutil.rmtree(self._store.parent, ignore_errors=True)
 
     def broadcast(self, value: Any = None) -> Any:
         """The value that rank 0 has."""
@@ -164,13 +176,15 @@ def start(program: Callable[[int, Path], object], size: int, device: torch.devic
     """Makes this process rank 0 of ``size``, and starts the others: each runs ``program`` with its rank, and the file
     in which they meet.
     """
-    store = Path(tempfile.mkdtemp(prefix="isthmus-ranks-"), "store")
+    if hasattr(os, "memfd_create"):  # is gone with this process, however it ends
+        store = Path(f"/proc/{os.getpid()}/fd/{os.memfd_create('isthmus-ranks')}")
+    else:
+        store = Path(tempfile.mkdtemp(), "isthmus-ranks")
     make = multiprocessing.get_context("spawn").Process
     others = [make(target=program, args=(rank, store), daemon=True) for rank in range(1, size)]
     for process in others:
         process.start()
-    threading.Thread(target=_watch, args=([one.sentinel for one in others],), name="isthmus-ranks", daemon=True).start()
-    return Ranks(0, store, size, device)
+    return Ranks(0, store, size, device, others)
 
 
 def follow(ranks: Ranks, sessions: Sessions) -> NoReturn:
@@ -179,8 +193,3 @@ def follow(ranks: Ranks, sessions: Sessions) -> NoReturn:
     while True:
         _, error = _called(sessions, *ranks.broadcast())
         ranks.agree(error)
-
-
-def _watch(sentinels: list[int]) -> None:
-    wait(sentinels)
-    _end("a process with a share of a model has ended")

@@ -97,7 +97,9 @@ def main(
     try:
         Worker(config, models, channel, mapping, begun, shards).serve()
     except Lost:
-        return 0  # the server has ended, or wants no more of this worker
+        pass  # the server has ended, or wants no more of this worker
+    if shards is not None:
+        shards.close()
     return 0
 
 
