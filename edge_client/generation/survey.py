@@ -52,16 +52,16 @@ class StepSampler:
             at: SplitForward(model, names[at], link_at(names[at]), answer=answer) for at in (0, len(names) - 1)
         }
         self.samples: list[StepSample] = []
-        self._round()
+        self._round(measurement.lengths[:1])
 
     def round(self) -> None:
         """One reply to a prompt of each length at each cut."""
-        self.samples += self._round()
+        self.samples += self._round(self._measurement.lengths)
 
-    def _round(self) -> list[StepSample]:
+    def _round(self, lengths: Sequence[int]) -> list[StepSample]:
         return [
             sample
-            for tokens in self._measurement.lengths
+            for tokens in lengths
             for at, split in self._ways.items()
             for sample in self._reply(split, at, self._measurement.prompt(tokens), tokens)
         ]
@@ -108,12 +108,14 @@ def survey_decoding(
     sampler: StepSampler | None,
     seconds: float,
     on_progress: Callable[[str, float], None] | None = None,
+    *,
+    least: int = LEAST_ROUNDS,
 ) -> tuple[DecodingProfile, Sequence[StepSample]]:
-    """This side's profile, and samples of steps, measured in turns for ``seconds`` and three rounds at least: a machine
-    that slows down does so for both. ``on_progress`` gets what comes and the seconds that are left.
+    """This side's profile, and samples of steps, measured in turns for ``seconds`` and ``least`` rounds at least: a
+    machine that slows down does so for both. ``on_progress`` gets what comes and the seconds that are left.
     """
     began, rounds = time.monotonic(), 0
-    while rounds < LEAST_ROUNDS or time.monotonic() - began < seconds:
+    while rounds < least or time.monotonic() - began < seconds:
         if on_progress:
             on_progress(f"round {rounds + 1}", max(0.0, seconds - (time.monotonic() - began)))
         measurement.round()
@@ -124,25 +126,37 @@ def survey_decoding(
 
 
 PROBE_SECONDS: Final = 2.0
-QUICK_SECONDS: Final = 5.0
+QUICK_SECONDS: Final = 3.0
+QUICK_LENGTHS: Final = (16,)
+"""Tokens of a prompt, beside the workload's, where a cut is chosen and nobody looks at the plan."""
 
 
 def gather_generation(
-    client: ClientCore, workload: Workload, *, model: Any = None, seconds: float = 20.0, show: bool = False
+    client: ClientCore,
+    workload: Workload,
+    *,
+    model: Any = None,
+    seconds: float = 20.0,
+    lengths: Sequence[int] = LENGTHS,
+    least: int = LEAST_ROUNDS,
+    show: bool = False,
 ) -> Measured:
     """With ``client``'s model and server, about ``seconds``: replies here and split after the first and last block, in
-    turns, to random prompts of several lengths. ``model``: of the same weights, in place of the client's.
+    turns, ``least`` rounds at least, to random prompts of these ``lengths`` and the workload's. ``model``: of the same
+    weights, in place of the client's.
 
     Raises SpecError, CutRefused (a model without blocks or one that cannot be split), and what requests raise.
     """
     if client.server is None:
         raise SpecError("a plan of a generation is measured with a server, and this client has none")
     own = client.wrapped.model if model is None else model
-    measurement = Measurement(own, client.model_id, "edge", lengths=sorted({*LENGTHS, workload.prompt_tokens}))
+    measurement = Measurement(own, client.model_id, "edge", lengths=sorted({*lengths, workload.prompt_tokens}))
     answer = workload.answer if workload.answer is not None and len(workload.answer) == 2 else None
     with progress("decoding", None, show) as advance:
         sampler = StepSampler(own, measurement, partial(SessionLink, client), answer)
-        edge, samples = survey_decoding(measurement, sampler, seconds, lambda what, left: advance(what, left=left))
+        edge, samples = survey_decoding(
+            measurement, sampler, seconds, lambda what, left: advance(what, left=left), least=least
+        )
     hidden = edge.blocks[0].hidden_bytes
     logits = round(workload.answer_bytes(1, edge.words, edge.word_bytes))
     with progress("probing the link", None, show) as advance:
@@ -171,12 +185,13 @@ def best_generation_cut(
     constraints: Constraints | None = None,
     seconds: float = QUICK_SECONDS,
 ) -> str:
-    """The block after which ``client``'s model is best cut for a generation, measured in ``seconds`` and a little more:
-    of the cuts, whether or not everything here would be faster. Raises as `gather_generation` does, SpecError where
-    constraints leave no candidate and CutRefused where they leave no cut.
+    """The block after which ``client``'s model is best cut for a generation, measured in ``seconds`` and one round at
+    least (54 tokens, two thirds of them split): of the cuts, whether or not everything here would be faster. Raises as
+    `gather_generation` does, SpecError where constraints leave no candidate and CutRefused where they leave no cut.
     """
     workload = workload or Workload()
-    found = gather_generation(client, workload, model=model, seconds=seconds).candidates(workload)
+    measured = gather_generation(client, workload, model=model, seconds=seconds, lengths=QUICK_LENGTHS, least=1)
+    found = measured.candidates(workload)
     best = decide_generation(found, goal, objective, constraints).best_cut
     if best is None:
         raise CutRefused("no cut is allowed: only the whole model here satisfies the constraints")
