@@ -235,7 +235,7 @@ def test_a_folder_of_transformers_is_left_in_its_files(tmp_path: Path, kind: str
     spec = load_spec(tmp_path / "m.toml")
     whole = ServedModel(ModelEntry(spec), CPU)
     part = ServedModel(ModelEntry(spec, only=("model.layers.0", "model.layers.2")), CPU)
-    for name in ("weights_hash", "structure_digest", "plan_digest"):
+    for name in ("weights_hash", "structure_digest", "plan_digest", "environment"):
         assert getattr(part.identity, name) == getattr(whole.identity, name)
     assert {name.partition("layers.")[2][:1] for name in loaded(part)} == {"1", "2"}
     assert part.only is not None and part.only.model.generation_config.top_k == 7  # type: ignore[union-attr]
