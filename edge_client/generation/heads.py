@@ -12,6 +12,8 @@ from torch import nn
 from edge_client.generation.link import SessionLink
 from shared_hooks.generation.together import Outcome, Together
 
+IN_HALVES = 8
+"""Texts from which on one half runs here while the server computes for the other."""
 FIRST_PATIENCE, MOST_PATIENCE = 0.02, 0.5
 """Seconds that heads wait for those of other texts whose steps are under way: before a step was measured, and at the
 most.
@@ -53,7 +55,7 @@ class SharedHeads:
             leads = mine.outcome is None
             if leads:
                 self._runs = True
-                if not self._changed.wait_for(lambda: not self._expected, min(self._patience, MOST_PATIENCE)):
+                if not self._changed.wait_for(self._enough, min(self._patience, MOST_PATIENCE)):
                     self._expected.clear()  # they are late: nobody waits for them twice
                 batch, self._waiting = self._waiting, []
         if leads:
@@ -62,6 +64,11 @@ class SharedHeads:
         mine.outcome.result()
         text.link.at_once = mine.beside
         return mine.outcome.batch_size
+
+    def _enough(self) -> bool:
+        """Whether as many wait as are to run together: of many texts half, while the server has the other half."""
+        waiting, all_ = len(self._waiting), len(self._waiting) + len(self._expected)
+        return waiting == all_ or (all_ >= IN_HALVES and 2 * waiting >= all_)
 
     def _run(self, batch: Sequence[_Head]) -> None:
         error: BaseException | None = None
