@@ -174,10 +174,13 @@ class Scheduler:
         return self._queue.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
 
     def _wait_for_more(self, tasks: list[Task]) -> None:
-        """Until the batch is full, for `BatchLimits.delay`; for what a client has sent at once, at least a moment."""
+        """Until the batch is full, for `BatchLimits.delay`; for what a client has sent at once, at least a moment, while
+        no other account's tasks are in the batch.
+        """
         began = time.monotonic()
         while (rows := _rows(tasks)) < self._limits.rows and rows not in self._preferred:
-            moment = AT_ONCE_SECONDS if rows < max(task.wanted_rows for task in tasks) else 0.0
+            alone = len({task.payer.account for task in tasks}) == 1
+            moment = AT_ONCE_SECONDS if alone and rows < max(task.wanted_rows for task in tasks) else 0.0
             left = began + max(self._limits.delay, moment) - time.monotonic()
             if left <= 0 or self._queue or self._stopped:
                 break

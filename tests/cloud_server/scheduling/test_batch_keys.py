@@ -160,6 +160,10 @@ class TestDelay:
         eventually(lambda: not len(crowd.scheduler))
         crowd.add(Task(crowd.work, Payer("b")))
         crowd.wait(2)  # and no further, where others wait
+        crowd.add(Task(crowd.work, Payer("a"), KIN, wanted_rows=1000))
+        eventually(lambda: not len(crowd.scheduler))
+        crowd.add(Task(crowd.work, Payer("b"), KIN))
+        crowd.wait(2)  # or are computed with it
         crowd.workers.stop()
 
     def test_for_a_moment_only(self) -> None:
