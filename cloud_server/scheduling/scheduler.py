@@ -174,8 +174,8 @@ class Scheduler:
         return self._queue.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
 
     def _wait_for_more(self, tasks: list[Task]) -> None:
-        """Until the batch is full, for `BatchLimits.delay`; for what a client has sent at once, at least a moment, while
-        no other account's tasks are in the batch.
+        """Until the batch is full, for `BatchLimits.delay`; for what a client has sent at once, at least a moment,
+        while no other account's tasks are in the batch.
         """
         began = time.monotonic()
         while (rows := _rows(tasks)) < self._limits.rows and rows not in self._preferred:
