@@ -147,7 +147,7 @@ MAX_NAME = 1024
 @dataclass(frozen=True)
 class Step:
     """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps.
-    ``together``: 0, or it may be computed with steps of other sessions, of which its client sends so many at once.
+    ``together``: how many steps its client sends at once, this one included, to be batched; 0: compute it alone.
     """
 
     session: int

@@ -42,9 +42,7 @@ class Answer:
     observations: Mapping[str, Observations] = field(default_factory=dict)  # "edge", "cloud": what observers found
     transforms: Sequence[str] = ()  # modules whose output is changed: the edge's, then the cloud's
     compiled: bool = False  # whether the server used a tail that torch.compile has made: last bits may differ
-    batch_size: int = (
-        1  # how many requests (or steps) the server computed as one batch; 1: exact, as the model gives it
-    )
+    batch_size: int = 1  # requests (or steps) that the server computed as one; 1: exact, as the model gives it
     fallback: str = ""  # why it was answered on the edge, though it was to be split; empty: it was not
     witness: Witness | None = None  # the comparison with the whole model here; None: it was not compared
     parts: Sequence[Part] = ()  # of a chain: the servers behind the first one, in order

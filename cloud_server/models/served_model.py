@@ -274,7 +274,7 @@ class _Whole:
 
 
 def _cannot_reload() -> NoReturn:
-    """One process cannot do that by itself: it ends, and with it the others that have shares of the model."""
+    """Ends this process, and so all that have shares of the model: one alone cannot load its share again."""
     raise SystemExit("a model that is divided among processes had changed in memory")
 
 
@@ -575,17 +575,15 @@ class ServedModel:
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """A decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused saying why."""
         if self._shards is not None:
-            self._check_block(cut, following)
+            self._check_block(cut)
         else:
             self._check_part(cut, following)
         return self._decoding.open(cut, following)
 
-    def _check_block(self, cut: str, following: Following | None) -> None:
-        """Raises CutRefused for sessions that a model in several processes does not have."""
+    def _check_block(self, cut: str) -> None:
+        """Raises CutRefused for a cut inside a block, where each process has a part of what crosses."""
         assert self._shards is not None
         where = f'model "{self.identity.model_id}" is divided among {self._shards.size} processes (--tensor-parallel)'
-        if following is not None:
-            raise CutRefused(f"{where}: it computes to the end, and hands nothing on")
         above, _, name = cut.rpartition(".")
         if not (name.isdigit() and isinstance(dict(self._wrapped.model.named_modules()).get(above), nn.ModuleList)):
             raise CutRefused(f"{where}: it is cut after whole blocks, such as model.layers.3, and {cut[:256]} is none")

@@ -74,8 +74,8 @@ class Ranks:
     """
 
     def __init__(self, rank: int, store: Path, size: int, device: torch.device, others: Sequence[Any] = ()) -> None:
-        """Returns when all are there. They meet in the file ``store``. ``device``: of its kind each
-        takes the one with its rank, but on the CPU. ``others``: processes with any of which this one ends.
+        """Returns when all processes have joined through the file ``store``. ``device``: an accelerator's kind, of
+        which each takes the one with its rank, or the CPU. ``others``: this process ends when any of them does.
         """
         self._others, self._closing = others, False
         if others:
@@ -135,7 +135,7 @@ class LedSessions(Sessions):
 
     def begin(self, number: int, model_id: str, cut: str, of: int = 0, following: Following | None = None) -> None:
         if following is not None:
-            raise CutRefused(f"{model_id} is divided among processes (--tensor-parallel): it hands nothing on")
+            raise CutRefused(f"{model_id} is divided among processes (--tensor-parallel): it computes to the end")
         self._everywhere("begin", number, model_id, cut, of)
 
     def step(self, number: int, header: bytes, payload: bytes | memoryview) -> Computed:

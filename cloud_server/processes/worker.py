@@ -62,7 +62,7 @@ KEPT_BYTES = 64 << 20
 MAX_TRACEBACK = 16 << 10
 """Characters of a traceback that go into the server's log."""
 REFUSED_SECONDS = 60.0
-"""For a worker to report why its models cannot be loaded, while those that have shares of them know it, too."""
+"""How long a process with a share waits after a model could not be loaded: rank 0 reports why, and ends it."""
 SERVER = Party()
 """On whom cuts are charged here: whose they are, the server knows."""
 _CUDA_ERROR = "CUDA error"
@@ -127,8 +127,8 @@ def _belong_to(process: int) -> None:
 def _loaded(
     words: Sequence[str], share: tuple[str, Sequence[str] | None], join: Callable[[int, torch.device], ranks.Ranks]
 ) -> tuple[ServerConfig, dict[str, ServedModel], ranks.Ranks | None]:
-    """The configuration, this worker's models by their ids, and the processes among which they are divided. ``join``
-    makes those, so many. Raises SpecError, and as `ServedModel`.
+    """The configuration, this worker's models by id, and the processes among which they are divided (None: this one has
+    them whole). ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
     """
     options = parser().parse_args(words)
     bounds = show(options.log_level, options.log_format)

@@ -41,8 +41,8 @@ SAMPLING = ("temperature", "top_k", "top_p", "seed")
 
 @contextmanager
 def connected(options: argparse.Namespace, texts: int = 1) -> Iterator[tuple[EdgeClient, str | list[str]]]:
-    """The client of the options, and where its model is to be cut. ``texts``: so many at a time have a step under way.
-    Raises what commands tell.
+    """A client made from the options, and where to cut its model. ``texts``: how many are generated at a time, each
+    with a step in flight. Raises what commands report.
     """
     server, cuts = needed(options, chain=True), options.cut.split(",")
     choice = choice_of(options)

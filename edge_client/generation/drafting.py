@@ -421,7 +421,7 @@ class Drafting:
         ) -> Any:
             # transformers' drafts read a prompt whole, though a state that is given has read some of it
             if kwargs.get("is_first_iteration") and self._read:
-                next_sequence_length = input_ids.shape[1] - self._read
+                next_sequence_length, self._read = input_ids.shape[1] - self._read, 0
             return inputs_of(input_ids, *args, next_sequence_length=next_sequence_length, **kwargs)
 
         ours = {

@@ -51,13 +51,21 @@ class SharedHeads:
             if (since := self._expected.pop(text, None)) is not None:
                 self._patience += 0.1 * (2 * (time.monotonic() - since) - self._patience)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: mine.outcome is not None or not self._runs)
-            leads = mine.outcome is None
-            if leads:
-                self._runs = True
-                if not self._changed.wait_for(self._enough, min(self._patience, MOST_PATIENCE)):
-                    self._expected.clear()  # they are late: nobody waits for them twice
-                batch, self._waiting = self._waiting, []
+            leads = False
+            try:
+                self._changed.wait_for(lambda: mine.outcome is not None or not self._runs)
+                leads = mine.outcome is None
+                if leads:
+                    self._runs = True
+                    if not self._changed.wait_for(self._enough, min(self._patience, MOST_PATIENCE)):
+                        self._expected.clear()  # they are late: nobody waits for them twice
+                    batch, self._waiting = self._waiting, []
+            except BaseException:  # an interrupt: nobody else is to run this head, or to wait for this thread
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+                self._runs = self._runs and not leads
+                self._changed.notify_all()
+                raise
         if leads:
             self._run(batch)
         assert mine.outcome is not None

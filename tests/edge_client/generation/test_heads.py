@@ -124,4 +124,9 @@ def test_what_comes_from_outside_ends_all_that_run_together(monkeypatch: pytest.
         text.run(lambda: None)
     monkeypatch.undo()
     assert text.run(lambda: None) == 1, "and the next may run"
+    monkeypatch.setattr(shared, "_enough", lambda: exec("raise KeyboardInterrupt"))
+    with pytest.raises(KeyboardInterrupt):
+        text.run(lambda: None)
+    monkeypatch.undo()
+    assert not shared._waiting and text.run(lambda: None) == 1, "also one that was interrupted while it waited"
     shared.close()
