@@ -74,6 +74,7 @@ def parser() -> Parser:
         ("--tails", "[NAME=]CUT,CUT|all", "tails of a --model for heads that are not torch's, each as NAME@CUT"),
         ("--only-middle", "[NAME=]FROM,TO", "of a --model's weights load those between two cuts of a chain alone"),
         ("--only-tail", "[NAME=]CUT", "of a --model's weights load those behind this cut alone"),
+        ("--parts", "[NAME=]CUT,...|auto", "a part of a --model on each --device, cut here, in place of a copy"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
     text = "decode with it, too: learned:FILE of edge-client learn, a plugin's entry point or MODULE:CLASS; repeatable"

@@ -22,7 +22,7 @@ from cloud_server.chain import Chain
 from cloud_server.cluster.command import serve_on_ray
 from cloud_server.config import ModelEntry, ServerConfig
 from cloud_server.core import Core
-from cloud_server.fleet import Fleet, Processes, ThisProcess, devices_of, freeze
+from cloud_server.fleet import Fleet, Processes, ThisProcess, freeze, placed
 from cloud_server.options import configure, parser
 from cloud_server.processes import Trials
 from cloud_server.scheduling import few_heaps
@@ -82,7 +82,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
     for address in filter(None, (config.listen, config.rest)):
         check_free(address, config.reuse_port)
-    devices = devices_of(config.device)
+    devices = max((placed(entry, config.device) for entry in config.models), key=len)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
         pools = stack.enter_context(Processes(config, words)) if config.in_processes else None

@@ -34,6 +34,7 @@ device = "cuda:1"                    # absent = the server's
 compile = "rounding"                 # compile those tails; true: use them only where bits are equal; absent = false
 warm_up = { cuts = ["layer3"], batch_sizes = [1, 8] }  # tails that are run before it serves; absent = the shortest one
 only = ["layer1", "layer3"]          # load the weights of this part alone (one name: to the end); absent = all
+parts = ["layer2"]                   # a part on each device, cut here, in place of a copy; ["auto"]; docs/chains.md
 tails = ["layer3"]                   # cuts that are models of the Open Inference Protocol, or "all"; absent = none
 
 [limits]                             # see limits.py
@@ -74,7 +75,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ from shared_hooks.lifecycle.registry import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.named import spec_from_table
 from shared_hooks.observers import named
+from shared_hooks.planning import INPUT
 from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
 
@@ -188,6 +190,10 @@ class WarmUp:
                 raise SpecError(f"warm_up.batch_sizes: expected 1 to {MOST_ROWS}, found {size}")
 
 
+AUTO = "auto"
+"""Of `ModelEntry.parts`: cuts are chosen when the model is loaded."""
+
+
 @short
 @dataclass(frozen=True)
 class ModelEntry:
@@ -208,15 +214,32 @@ class ModelEntry:
     """Cuts behind which the tail is a model of its own in the Open Inference Protocol, ``NAME@CUT``; ("all",): each."""
     only: tuple[str, ...] = ()
     """The part whose weights are loaded, from the first cut to the second (without one: to the end); (): all."""
+    parts: tuple[str, ...] = ()
+    """Cuts between its devices, each of which has one part of it; ("auto",): parts of equal weights. (): each device
+    has the whole model.
+    """
+    share: tuple[int, int] | None = None
+    """Of ``auto``: the number of this part, from 0, and how many there are."""
+
+    def piece(self, number: int, count: int) -> ModelEntry:
+        """The ``number``-th of its ``count`` parts, as a model of which only that is loaded."""
+        if self.parts in ((), (AUTO,)):
+            return replace(self, parts=(), share=(number, count))
+        begin = self.parts[number - 1] if number else INPUT
+        return replace(self, parts=(), only=(begin, *self.parts[number : number + 1]))
 
     def __post_init__(self) -> None:
         if self.compile not in ("", *COMPILED):
             raise SpecError(f'compile: expected "{COMPILED[0]}" or "{COMPILED[1]}", found "{self.compile}"')
+        if not all(self.parts) or (AUTO in self.parts and len(self.parts) > 1):
+            raise SpecError(f'parts: expected the cuts between the devices, or "auto"; found {self.parts}')
         if len(self.only) > 2 or not all(self.only):
             raise SpecError(
                 f"only: expected the cut where a part begins, or two: where it ends, too; found {self.only}"
             )
-        if self.only and (self.tails or self.compile):
+        if self.parts and self.only:
+            raise SpecError(f"parts, only: of {self.spec.model_id} either each device has a part, or all have the same")
+        if (self.only or self.parts or self.share) and (self.tails or self.compile):
             what = "tails" if self.tails else "compile"
             raise SpecError(
                 f"{what}: needs all of a model's weights, and of {self.spec.model_id} only a part is loaded"
@@ -247,6 +270,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             decoding = None if decodes is None else resolve(decodes, folder, where)
             tails = tuple(inner.take_list("tails", str, "a list of layers' names") or ())
             only = tuple(inner.take_list("only", str, "a list of one or two layers' names") or ())
+            parts = tuple(inner.take_list("parts", str, 'a list of layers\' names, or ["auto"]') or ())
             device, warm_up = inner.take("device", str) or "", _warm_up(inner.table("warm_up"))
             compiled = inner.take_any("compile")
             reference = inner.take("model", str)
@@ -255,7 +279,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
             else:
                 spec = _referred(name, reference, folder, table)
                 inner.done()
-            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled), tails, only))
+            entries.append(ModelEntry(spec, decoding, device, warm_up, _compiled(inner, compiled), tails, only, parts))
         else:
             table.fail(
                 name, f"expected a built-in model, a spec file, module:callable or a table, found {kind_of(value)}"
@@ -409,10 +433,11 @@ class ServerConfig:
         if "," in self.device or any("," in entry.device for entry in self.models):
             raise SpecError("device: one kind for a model that is divided among processes: each takes one of it")
         for entry in self.models:
-            if entry.only or entry.tails or entry.compile or entry.decoding is not None or entry.warm_up != WarmUp():
+            divided = entry.only or entry.parts
+            if divided or entry.tails or entry.compile or entry.decoding is not None or entry.warm_up != WarmUp():
                 raise SpecError(
-                    f"{entry.spec.model_id}: only, tails, compile, warm_up and decoding are not for models that are "
-                    "divided among processes (tensor_parallel)"
+                    f"{entry.spec.model_id}: only, parts, tails, compile, warm_up and decoding are not for models that "
+                    "are divided among processes (tensor_parallel)"
                 )
 
     @property

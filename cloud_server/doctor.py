@@ -156,8 +156,8 @@ def _model(entry: ModelEntry, config: ServerConfig) -> Iterator[Finding]:
     """Loaded as the server loads it."""
     spec = entry.spec
     try:
-        device = placed(entry, config.device)[0]
-        model = ServedModel(entry, device, Lifecycle("cloud"), config.limits.rehearsals())
+        one = placed(entry, config.device)[0]
+        model = ServedModel(one.entry, one.device, Lifecycle("cloud"), config.limits.rehearsals())
     except Exception as error:  # a model's own code may raise anything
         yield wrong("model", f"{spec.model_id}: {type(error).__name__}: {error}", "mend its spec, code or weights")
         return

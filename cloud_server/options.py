@@ -45,11 +45,13 @@ def composed(options: argparse.Namespace) -> ServerConfig:
     weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
     selections = _by_model("--selection", options.selection, ids)
     tails, only = _by_model("--tails", options.tails, ids), _only(options, ids)
+    parts = _by_model("--parts", options.parts, ids)
     models = []
     for id, reference in zip(ids, references, strict=True):
         of = {"weights": weights.get(id), "selection": selections.get(id), "example": examples.get(id)}
         cuts = tuple(one.strip() for one in tails[id].split(",")) if id in tails else ()
-        models.append(ModelEntry(load_spec(reference, **of), tails=cuts, only=only.get(id, ())))
+        between = tuple(one.strip() for one in parts[id].split(",")) if id in parts else ()
+        models.append(ModelEntry(load_spec(reference, **of), tails=cuts, only=only.get(id, ()), parts=between))
     return dataclasses.replace(config, models=(*config.models, *models))
 
 

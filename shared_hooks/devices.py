@@ -16,6 +16,7 @@ import torch
 
 from shared_hooks.errors import SpecError, near
 
+CPU: Final = torch.device("cpu")
 HOST: Final = ("cpu", "meta")
 NO_FLOAT64: Final = ("mps",)
 """Kinds without 64-bit floats."""
@@ -183,6 +184,12 @@ def in_use(device: torch.device) -> int | None:
         return None
     free, total = asks(device)
     return int(total - free)
+
+
+def free(device: torch.device) -> int | None:
+    """Bytes of its memory that nobody has; None where torch does not say."""
+    found = getattr(_module(device), "mem_get_info", None) if count(device.type) else None
+    return None if found is None else int(found(_index(device))[0])
 
 
 def reset_peak(device: torch.device) -> None:

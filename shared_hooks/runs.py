@@ -68,9 +68,8 @@ class Runs:
 
     @property
     def device(self) -> torch.device:
-        """The device of the model's first parameter or buffer; the CPU if it has none."""
-        tensor = self._planner.weight()
-        return torch.device("cpu") if tensor is None else tensor.device
+        """Where the model runs: where its first parameter or buffer is; the CPU if it has none."""
+        return self._planner.device
 
     @property
     def recipes(self) -> RecipeBook:

@@ -3,14 +3,15 @@
 fleet    the models by name
 room     what is placed where, and evicted where memory is full
 version  one model with one set of weights, and what keeps them in memory
-hosts    where models are loaded: in this process, in worker processes, or several of these
+hosts    where models are loaded: in this process, or in worker processes
+on_devices  one model on several devices: copies of it, or its parts
 
 May import models, processes, entries, config, limits.
 """
 
 from cloud_server.fleet.fleet import Fleet, freeze
 from cloud_server.fleet.hosts import Host, Processes, ThisProcess
-from cloud_server.fleet.room import devices_of
+from cloud_server.fleet.room import devices_of, placed
 from cloud_server.fleet.version import Version
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "Version",
     "devices_of",
     "freeze",
+    "placed",
 ]

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
-from cloud_server.config import ModelEntry
+from cloud_server.config import AUTO, ModelEntry
+from shared_hooks import devices
 from shared_hooks.errors import SpecError
 from shared_hooks.models import pick_device
 from shared_hooks.profiling.machine import kind
@@ -31,18 +32,53 @@ def devices_of(text: str) -> list[torch.device]:
     return [pick_device(name.strip()) for name in text.split(",")]
 
 
-def placed(entry: ModelEntry, server: str) -> list[torch.device]:
+class Placed(NamedTuple):
+    """A model on a device: whole, or with the weights of one ``part``: its number, from 0, and how many there are."""
+
+    entry: ModelEntry
+    device: torch.device
+    part: tuple[int, int] | None = None
+
+
+FULL = 0.8
+"""Of a device's free memory: with "auto", a model of more weights is put on several, in parts."""
+
+
+def placed(entry: ModelEntry, server: str) -> list[Placed]:
     """Where a model is, on a server whose devices are ``server``. Raises SpecError, also for devices that are not
     alike: what a request is answered with would hang on where it came to.
     """
-    found = devices_of(entry.device or server)
+    text, parts = entry.device or server, bool(entry.parts)
+    found = devices_of(text)
+    if text == AUTO and (there := devices.count(found[0].type)) > 1:
+        parts = parts or _is_too_large(entry, found[0])
+        if parts:
+            found = [torch.device(found[0].type, number) for number in range(there)]
+            found = found[: len(entry.parts) + 1] if entry.parts not in ((), (AUTO,)) else found
     kinds = sorted({kind(device)["kind"] for device in found})
     if len(kinds) > 1:
         raise SpecError(
             f"{entry.spec.origin}: {entry.spec.model_id}: device: one model on {' and '.join(kinds)} would answer with "
             "other last bits from request to request; name devices of one kind"
         )
-    return found
+    if not parts:
+        return [Placed(entry, device) for device in found]
+    wanted = max(2, len(found)) if entry.parts in ((), (AUTO,)) else len(entry.parts) + 1
+    if len(found) != wanted:
+        raise SpecError(
+            f"{entry.spec.origin}: {entry.spec.model_id}: parts: {', '.join(entry.parts)} makes {wanted} parts"
+            f"{' at least' * (AUTO in entry.parts)}, one for each device; device has {len(found)}: {text}"
+        )
+    count = len(found)
+    return [Placed(entry.piece(number, count), one, (number, count)) for number, one in enumerate(found)]
+
+
+def _is_too_large(entry: ModelEntry, device: torch.device) -> bool:
+    """Whether a device has no room for its weights, and the spec says what is needed for parts of them."""
+    free = devices.free(device)
+    if free is None or entry.only or entry.tails or entry.compile or entry.spec.example() is None:
+        return False
+    return entry.spec.weights_bytes() > FULL * free
 
 
 T = TypeVar("T")

@@ -399,8 +399,9 @@ class Version:
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
+        end: End | None = None,
     ) -> Computed:
-        return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes, read)
+        return self._engine().compute_file(suffix, header, payload, want_metrics, max_bytes, read, end)
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         return self._engine().open_session(cut, following)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import torch
@@ -44,9 +45,9 @@ class BatchedTails:
         lifecycle: Lifecycle,
         unpack: Unpack,
         alone: Alone,
-        learned: Callable[[], None],
+        reading: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """``learned`` is called after each look at a cut, for which the whole model runs."""
+        """``reading``: around each look at a cut, for which the whole model runs."""
         self.batches = batches
         self.ways = Ways(batches)
         self.lifecycle = lifecycle
@@ -54,7 +55,7 @@ class BatchedTails:
         self.alone = alone
         self._device = device
         self._guard = guard
-        self._learned = learned
+        self._reading = reading
 
     def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
         """A look at what is known."""
@@ -79,12 +80,12 @@ class BatchedTails:
         there to a later cut.
         """
         try:
-            looked = self.batches.learn(crossing, _name(end))
-            if not looked and end is None and (known := self.batches.of(crossing)) is not None:
-                return self.ways.learn(known)
+            with self._reading():
+                looked = self.batches.learn(crossing, _name(end))
+                if not looked and end is None and (known := self.batches.of(crossing)) is not None:
+                    return self.ways.learn(known)
         finally:
             self._guard.mend()
-            self._learned()
         if looked and (reason := self.batches.reason(crossing, _name(end))):
             log.info("requests after %s are computed each alone: %s", crossing.layer_name, reason)
         return looked

@@ -121,6 +121,8 @@ class Identity:
     """What goes in and comes out, by name (`models.form`); empty when the model has no example."""
     packages: tuple[str, ...] = ()
     """The top-level packages that its modules' classes come from."""
+    part: tuple[str, ...] = ()
+    """Where only a part's weights are loaded: the cuts at which that may begin and end, in order."""
 
     @property
     def name(self) -> str:
@@ -134,7 +136,7 @@ class Identity:
 
     def is_like(self, other: Identity) -> bool:
         """Whether clients of the one are clients of the other, on whatever machine and device."""
-        mine, theirs = (replace(one, about={}, machine={}, form={}) for one in (self, other))
+        mine, theirs = (replace(one, about={}, machine={}, form={}, part=()) for one in (self, other))
         return mine == theirs
 
 
@@ -208,6 +210,32 @@ class Computed:
     def nbytes(self) -> int:
         """Size of the payload in bytes."""
         return self.reply.payload_bytes
+
+
+def join_reply(
+    own: split_pb2.ReplyHeader,
+    rest: split_pb2.ReplyHeader,
+    server: str,
+    cut: str,
+    *,
+    bytes_up: int,
+    took_ns: int,
+    sends: int = 1,
+) -> None:
+    """Adds to the report of one part what ``server`` reports of the next, which begins at ``cut``, and its answer.
+    ``took_ns``: from handing it on.
+    """
+    own.header, own.payload_bytes = rest.header, rest.payload_bytes
+    own.batch_size, own.compiled = max(own.batch_size, rest.batch_size), own.compiled or rest.compiled
+    own.durations.onward_ns += took_ns
+    part = own.parts.add(server=server, cut=cut, bytes_up=bytes_up, sends=sends)
+    for name in ("durations", "forward", "load"):
+        if rest.HasField(name):
+            getattr(part, name).CopyFrom(getattr(rest, name))
+    for name in ("layers", "notes", "readings", "transforms"):
+        getattr(part, name).extend(getattr(rest, name))
+    part.observations = rest.observations
+    own.parts.extend(rest.parts)
 
 
 class FileRead(NamedTuple):
@@ -441,9 +469,10 @@ class Engine(Protocol):
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
+        end: End | None = None,
     ) -> Computed:
-        """Reads the file, where it was not ``read``, and runs the whole model. Raises an IsthmusError, InputMismatch
-        for a file of no use.
+        """Reads the file, where it was not ``read``, and runs the whole model; with ``end``, up to that cut. Raises an
+        IsthmusError, InputMismatch for a file of no use.
         """
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:

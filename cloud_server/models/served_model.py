@@ -6,7 +6,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NoReturn, Protocol, TypeVar
@@ -286,14 +286,13 @@ def about(device: torch.device) -> dict[str, str]:
 
 def _part_of(entry: ModelEntry, device: torch.device) -> OnlyPart | None:
     """Where only a part of the weights is to be loaded. Raises SpecError."""
-    if not entry.only:
+    if not entry.only and entry.share is None:
         return None
-    where = f"{entry.spec.origin}: only"
-    if not devices.is_host(device):
-        raise SpecError(f"{where}: the other weights stay in their files, for the CPU; this model is for {device}")
     if entry.spec.example() is None:
+        where = f"{entry.spec.origin}: {'parts' if entry.share else 'only'}"
         raise SpecError(f"{where}: needs an example input in the spec, to find the weights that a part reads")
-    return OnlyPart(*entry.spec.load_mapped(), entry.only[0], entry.only[1] if len(entry.only) > 1 else None)
+    first, last, *_ = *entry.only, None, None
+    return OnlyPart(*entry.spec.load_mapped(), first, last, device=device, share=entry.share)
 
 
 class ServedModel:
@@ -352,11 +351,12 @@ class ServedModel:
             machine=describe(device),
             form=self._form,
             packages=tuple(sorted({type(one).__module__.partition(".")[0] for one in model.modules()})),
+            part=() if self.only is None else self.only.names,
         )
         self.nbytes = bytes_of(model) if self.only is None else self.only.weights.loaded
         """Bytes of its parameters and buffers in memory."""
-        # of a part the weights are left in their files again
-        load = partial(entry.spec.load_model, device) if self.only is None else lambda: entry.spec.load_mapped()[0]
+        only, spec = self.only, entry.spec
+        load = partial(spec.load_model, device) if only is None else lambda: only.again(*spec.load_mapped())
         if isinstance(described, _Whole):
             load, self._manifest = _cannot_reload, described.facts
         self._guard = WeightsGuard(self.identity, model, load, self._wrapped.renew)
@@ -371,9 +371,10 @@ class ServedModel:
         self._heads = []
         batches = Batches(self._wrapped, partial(entry.spec.example, device))
         self.batching = BatchedTails(
-            batches, device, self._guard, self._lifecycle, self._unpacked, self._part, self._release
+            batches, device, self._guard, self._lifecycle, self._unpacked, self._part, self._reading
         )
-        self._release()
+        if self.only is not None:
+            self.only.release()
         self._lifecycle.emit(
             Stage.AFTER_MODEL_LOAD, model_id=entry.spec.model_id, wrapped=self._wrapped, identity=self.identity
         )
@@ -399,7 +400,8 @@ class ServedModel:
             plan = self._wrapped.plan(*args, **kwargs)
             self._form = form_of(plan, self._wrapped, args, kwargs, entry.tails)
             where = f"{entry.spec.origin}: {entry.spec.model_id}"
-            self._heads = warm_up(self._wrapped, plan, example, entry.warm_up, where)
+            with self._reading():
+                self._heads = warm_up(self._wrapped, plan, example, entry.warm_up, where)
             return plan
         except IsthmusError:
             raise
@@ -526,15 +528,16 @@ class ServedModel:
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
+        end: End | None = None,
     ) -> Computed:
-        """The whole model on an input file; reading it counts as decoding."""
-        self._check_part(INPUT, None)
+        """The whole model on an input file, or up to ``end``; reading it counts as decoding."""
+        self._check_part(INPUT, end)
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         args, kwargs, read_ns = read or self._read(suffix, header, payload, max_bytes)
         started = time.perf_counter_ns()
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
-        return self._run(read_ns + time.perf_counter_ns() - started, want_metrics, *args, **kwargs)
+        return self._run(read_ns + time.perf_counter_ns() - started, want_metrics, *args, end=end, **kwargs)
 
     def _whole(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model on a file, from which its Python may read numbers that sizes follow from."""
@@ -608,7 +611,9 @@ class ServedModel:
             self._wrapped.measure(want_metrics)
             with transforms.during(self._wrapped) as changed:
                 if start is None:
-                    output = self._whole(*args, **kwargs)
+                    output = (
+                        self._whole(*args, **kwargs) if end is None else self._wrapped.head(end.cut, *args, **kwargs)
+                    )
                 elif end is not None:
                     output = self._wrapped.forward(*args, start=start, end=end.cut)
                 else:
@@ -638,7 +643,9 @@ class ServedModel:
             end,
             decode_ns=decode_ns,
             inject_ns=durations.get("inject", 0),
-            compute_ns=durations.get("compute", durations.get("whole", 0)) + computed - returned,
+            compute_ns=(durations.get("compute") or durations.get("whole") or durations.get("head", 0))
+            + computed
+            - returned,
             layers=layers,
             forward=forward,
             transforms=names,
@@ -651,10 +658,9 @@ class ServedModel:
         with named.observing(self._wrapped, named.check(observers)) as found:
             yield lambda: named.to_bytes(found())
 
-    def _release(self) -> None:
-        """Give back the weights of other parts, which were read because the whole model ran."""
-        if self.only is not None:
-            self.only.release()
+    def _reading(self) -> AbstractContextManager[None]:
+        """Around runs of the whole model, which read the weights of other parts; they are given back then."""
+        return nullcontext() if self.only is None else self.only.reading()
 
     profile_gives_way = True
     """Between two repetitions, nothing is under way in this thread."""
@@ -669,8 +675,6 @@ class ServedModel:
         if example is None:
             raise CutRefused(f'model "{self.identity.model_id}" has no example input to profile: its spec names none')
         options = ProfileOptions(warmup=warmup, repetitions=repetitions, seconds=seconds, codecs=tuple(codecs))
-        try:
+        with self._reading():
             made = profile_cloud(self._wrapped, self.identity.model_id, *example, options, on_progress=on_progress)
-        finally:
-            self._release()
         return to_json(made)

@@ -285,9 +285,10 @@ class PooledModel:
         want_metrics: bool,
         max_bytes: int,
         read: FileRead | None = None,
+        end: End | None = None,
     ) -> Computed:
         """In a worker, which has the same ``max_bytes`` from its own configuration."""
-        return self._run(None, suffix, header, payload, want_metrics)
+        return self._run(None, suffix, header, payload, want_metrics, end)
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As in one process."""

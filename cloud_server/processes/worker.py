@@ -34,6 +34,7 @@ from cloud_server.models import Computed, End, Following, ServedModel, inexact
 from cloud_server.options import configure, parser
 from cloud_server.processes import ranks
 from cloud_server.processes.channel import MAX_BYTES, Asked, Channel, Lost, Mapping, Message
+from cloud_server.processes.worker_process import Share
 from cloud_server.scheduling import Overtime, Watchdog
 from shared_hooks import Crossing
 from shared_hooks.crossing import Parcel, decode, decoded_bytes
@@ -72,7 +73,7 @@ _PDEATHSIG = 1  # linux/prctl.h
 
 def main(
     words: Sequence[str],
-    share: tuple[str, Sequence[str] | None],
+    share: Share,
     server: int,
     channel_fd: int,
     memory_fd: int,
@@ -103,7 +104,7 @@ def main(
     return 0
 
 
-def follow(words: Sequence[str], share: tuple[str, Sequence[str] | None], leader: int, rank: int, store: Path) -> None:
+def follow(words: Sequence[str], share: Share, leader: int, rank: int, store: Path) -> None:
     """The program of a process with a share of the models of the worker ``leader``."""
     _belong_to(leader)
     try:
@@ -125,7 +126,7 @@ def _belong_to(process: int) -> None:
 
 
 def _loaded(
-    words: Sequence[str], share: tuple[str, Sequence[str] | None], join: Callable[[int, torch.device], ranks.Ranks]
+    words: Sequence[str], share: Share, join: Callable[[int, torch.device], ranks.Ranks]
 ) -> tuple[ServerConfig, dict[str, ServedModel], ranks.Ranks | None]:
     """The configuration, this worker's models by id, and the processes among which they are divided (None: this one has
     them whole). ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
@@ -134,10 +135,10 @@ def _loaded(
     bounds = show(options.log_level, options.log_format)
     config = configure(options)
     bounds.each, bounds.together = config.limits.log_lines_per_account, config.limits.log_lines_per_minute
-    where, names = share
-    device = pick_device(where or config.device)
+    share = Share(*share)
+    device = pick_device(share.device or config.device)
     set_threads(config.threads)
-    entries = _wanted(config, names)
+    entries = _wanted(config, share)
     shards = join(config.tensor_parallel, device) if config.tensor_parallel > 1 else None
     device = device if shards is None else shards.device
     limits = config.limits.rehearsals(), config.limits.files(), config.limits.max_frames_bytes
@@ -147,14 +148,16 @@ def _loaded(
     return config, {one.identity.model_id: one for one in models}, shards
 
 
-def _wanted(config: ServerConfig, names: Sequence[str] | None) -> list[ModelEntry]:
+def _wanted(config: ServerConfig, share: Share) -> list[ModelEntry]:
     """Raises SpecError for a model that is in the files no more."""
+    names = share.models
     if names is None:
         return list(config.models)
     known = {entry.spec.model_id: entry for entry in config.models}
     if missing := [name for name in names if name not in known]:
         raise SpecError(f'models: "{missing[0]}" is in the server\'s file no more')
-    return [known[name] for name in names]
+    parts = zip(names, share.parts or [None] * len(names), strict=True)
+    return [known[name] if part is None else known[name].piece(*part) for name, part in parts]
 
 
 def die_with(server: int) -> None:
@@ -252,13 +255,13 @@ class Worker:
                 if head["do"] == "rest":
                     return self._rest(head, header, more[0] if more else b"")
                 found = stack.enter_context(model.observing(observers)) if observers else bytes
+                end = None if head["end"] is None else End(*head["end"])
                 if head["do"] == "step":
                     computed = self._step(head["session"], header, payload)
                 elif head["do"] == "file":
-                    most = self._limits.max_request_bytes
-                    computed = model.compute_file(head["suffix"], header, payload, head["metrics"], most)
+                    most, wanted = self._limits.max_request_bytes, head["metrics"]
+                    computed = model.compute_file(head["suffix"], header, payload, wanted, most, end=end)
                 else:
-                    end = None if head["end"] is None else End(*head["end"])
                     computed = model.compute(self._crossing(head["cut"]), header, payload, head["metrics"], end)
                 computed.reply.observations = found()
                 return computed

@@ -50,12 +50,18 @@ from cloud_server.processes.channel import (
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
+Part = tuple[int, int]
+"""Of a model in parts: the number of one, from 0, and how many there are."""
+
 
 class Share(NamedTuple):
-    """What of the server's configuration is a worker's: its device (empty: as that says), and models (None: all)."""
+    """What of the server's configuration is a worker's: its device (empty: as that says), and models (None: all);
+    ``parts``: which part of each, None: the whole.
+    """
 
     device: str = ""
     models: tuple[str, ...] | None = None
+    parts: tuple[Part | None, ...] = ()
 
 
 ALL = Share()

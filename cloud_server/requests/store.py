@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from cloud_server import wire
 from cloud_server.limits import Limits
-from cloud_server.models import Computed
+from cloud_server.models import Computed, join_reply
 from cloud_server.requests.request import Answer, Key, Outlet, Request
 from protos.frames import HeadedReply, cut
 from protos.isthmus.v1 import split_pb2
@@ -53,17 +53,7 @@ def joined(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHe
     """The answer of a chain: this server's part is reported in ``own``, and ``rest`` answered from the next one on."""
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
-    reply.header, reply.payload_bytes = rest.header, rest.payload_bytes
-    reply.batch_size, reply.compiled = max(own.batch_size, rest.batch_size), own.compiled or rest.compiled
-    reply.durations.onward_ns = hop.took_ns
-    part = reply.parts.add(server=hop.server, cut=hop.cut, bytes_up=hop.bytes_up, sends=hop.sends)
-    for name in ("durations", "forward", "load"):
-        if rest.HasField(name):
-            getattr(part, name).CopyFrom(getattr(rest, name))
-    for name in ("layers", "notes", "readings", "transforms"):
-        getattr(part, name).extend(getattr(rest, name))
-    part.observations = rest.observations
-    reply.parts.extend(rest.parts)
+    join_reply(reply, rest, hop.server, hop.cut, bytes_up=hop.bytes_up, sends=hop.sends, took_ns=hop.took_ns)
     buffers: tuple[memoryview, ...] = (memoryview(hop.payload),)
     if reply.payload_bytes <= request.inline_bytes:
         reply.payload, buffers = bytes(hop.payload), ()

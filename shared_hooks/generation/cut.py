@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from shared_hooks.devices import CPU, is_host
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, UnknownLayer
 from shared_hooks.forward.context import ambient
 from shared_hooks.modules import tables
@@ -55,11 +56,11 @@ def check_order(first: Cut, second: Cut) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model's weights are; those on meta (a side may lack the other's) do not count."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        if tensor.device.type != "meta":
-            return tensor.device
-    return torch.device("cpu")
+    """Where a model runs: the first accelerator that has any of its weights, else the CPU. Weights that one side lacks
+    are on meta, or in files, which count as the CPU's.
+    """
+    there = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
+    return next((device for device in there if not is_host(device)), CPU)
 
 
 def finder_of(model: nn.Module) -> ClassFinder:

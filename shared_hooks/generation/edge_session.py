@@ -320,7 +320,7 @@ class EdgeSession:
             self.number, self._fork = 1, None
 
     def _again(self, lost: IsthmusError) -> None:
-        """All steps once more, in a new session. What they give is known."""
+        """All steps once more, in a new session. What they give is known. After any error the lost one is lost still."""
         steps = self.history.steps
         if steps is None:
             if self.remade is None:
@@ -329,12 +329,16 @@ class EdgeSession:
                 ) from lost
             self.remade(self)
             return
-        self.id, self.number, self._fork = next(_ids), 0, None
-        for header, tensors in steps:
-            reply = self.link.step(self.id, self.number, header, tensors, None)
-            if "need" in reply.header:
-                raise CutRefused(f"a lost session cannot be made again: {reply.header.get('why')}") from lost
-            self.number += 1
+        made = next(_ids)
+        try:
+            for number, (header, tensors) in enumerate(steps):
+                reply = self.link.step(made, number, header, tensors, None)
+                if "need" in reply.header:
+                    raise CutRefused(f"a lost session cannot be made again: {reply.header.get('why')}") from lost
+        except BaseException:
+            self.link.close(made)
+            raise
+        self.id, self.number, self._fork = made, len(steps), None
 
     def close(self) -> None:
         """The other side may forget it."""

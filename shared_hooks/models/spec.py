@@ -121,6 +121,14 @@ class ModelSpec:
             raise SpecError(f"{where}: {type(model).__name__} has no tp_plan: transformers does not divide its weights")
         return model.eval()
 
+    def _files(self) -> tuple[tuple[Path, ...], Callable[[], object] | None]:
+        """The files of its weights, and what builds its model without them, where that is not the factory."""
+        return (self.weights, None) if self.weights else _pretrained(self) or ((), None)
+
+    def weights_bytes(self) -> int:
+        """The size of the files of its weights; 0 where the factory makes them."""
+        return sum(file.stat().st_size for file in self._files()[0])
+
     def load_mapped(self) -> tuple[nn.Module, MappedWeights]:
         """The same model on the CPU, with its parameters left in their files (`mapped`). Raises SpecError also where
         they are in none.
@@ -130,9 +138,7 @@ class ModelSpec:
             unfilled,
         )
 
-        files, build = self.weights, None
-        if not files:
-            files, build = _pretrained(self) or ((), None)
+        files, build = self._files()
         if not files:
             raise SpecError(f"{self.origin}: weights: there is no file to leave them in: the factory makes them")
         chosen = self._chosen()

@@ -258,6 +258,8 @@ class MappedWeights:
         self._left: dict[int, tuple[Tied, torch.Tensor]] = {}
         self.total = 0
         """Bytes of all parameters, tied ones once."""
+        self.device = devices.CPU
+        """Where parameters are loaded."""
         odd = {id(parameter) for module in model.modules() if not _plain(module) for parameter in module.parameters()}
         for together in _by_memory(model):
             self.total += sum(one.parameters[0].nbytes for one in together)
@@ -296,10 +298,20 @@ class MappedWeights:
         for parameter in parameters:
             if (left := self._left.get(id(parameter))) is not None:
                 tied, view = left
-                copy = torch.empty_like(view).copy_(view)
+                copy = torch.empty_like(view, device=self.device).copy_(view)
                 for one in tied.parameters:
                     one.data = copy
                     del self._left[id(one)]
+
+    def place(self, model: nn.Module, device: torch.device) -> None:
+        """Moves buffers, and what is in memory of the parameters, to ``device``, where others will be loaded."""
+        self.device = device
+        for module in model.modules():
+            for name, buffer in module._buffers.items():
+                module._buffers[name] = None if buffer is None else buffer.to(device)
+        for parameter in model.parameters():
+            if self.is_loaded(parameter):
+                parameter.data = parameter.data.to(device)
 
     def check(self) -> None:
         """SpecError if a file was changed since."""

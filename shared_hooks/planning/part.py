@@ -1,17 +1,25 @@
 """`OnlyPart`: of a model's weights only those that one part of it needs are in memory, the others stay in their files.
 
 The model is whole all the same: its hash, its digests and its plans are made of every weight, read from the files on
-the way and given back. What the plan's run from one cut to the other reads is then loaded.
+the way and given back. What the plan's run from one cut to the other reads is then loaded, on whatever device the part
+is for. A run of the whole model copies the others there, one operation's at a time.
 """
 
 from __future__ import annotations
 
 import ctypes
 import sys
-from typing import Final
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Final
 
+import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 
+from shared_hooks.devices import CPU, is_host
 from shared_hooks.errors import CutRefused, UnknownLayer
 from shared_hooks.models.weights import MappedWeights
 from shared_hooks.planning.plan import INPUT, Plan
@@ -19,6 +27,40 @@ from shared_hooks.planning.planner import Loads
 
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 """glibc's: else what was freed stays with the process."""
+
+
+NEAR: Final = 0.1
+"""Of a part's weights: of cuts that are so near to equal parts, that where the least crosses is taken."""
+
+
+def _other_names(plan: Plan, names: Sequence[str]) -> list[str]:
+    """Modules that end with one of these cuts, and so are the same cut."""
+    wanted, found = frozenset(names), []
+    for path in dict.fromkeys(call.path for call in plan.trace.calls):
+        with suppress(UnknownLayer):
+            info = plan.resolve(path)
+            if info is not None and info.name != path and info.name in wanted:
+                found.append(path)
+    return found
+
+
+class _Bringing(TorchDispatchMode):
+    """Copies to ``device`` what an operation reads of the processor's memory beside tensors of the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, there = kwargs or {}, self._device.type
+        given: list[torch.Tensor] = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if any(one.device.type == there for one in given) and any(_is_weight(one) for one in given):
+            args, kwargs = tree_map(lambda one: one.to(self._device) if _is_weight(one) else one, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.dim() > 0
 
 
 class OnlyPart(Loads):
@@ -36,8 +78,16 @@ class OnlyPart(Loads):
         last: int | str | None,
         *,
         refuses: bool = False,
+        device: torch.device = CPU,
+        share: tuple[int, int] | None = None,
     ) -> None:
+        """``share``: the number of a part, from 0, of so many of equal weights, in place of ``first`` and ``last``."""
         self.first, self.last = first, last
+        self._share = share
+        self.device = device
+        self._own = threading.local()
+        if not is_host(device):
+            weights.place(model, device)
         self.weights = weights
         self.model = model
         self._refuses = refuses
@@ -63,8 +113,33 @@ class OnlyPart(Loads):
                 said = "runs to the end" if name is None else f"{what} {name[:256]}"
                 raise CutRefused(f"only {self} are loaded here, and this part {said}")
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Cuts that it may begin and end at, in order."""
+        return tuple(self._known)
+
+    def again(self, model: nn.Module, weights: MappedWeights) -> nn.Module:
+        """The same model, just built, with the weights of this part where they are here: on the CPU in their files."""
+        if not is_host(self.device):
+            weights.place(model, self.device)
+            pairs = zip(self.model.parameters(), model.parameters(), strict=True)
+            weights.load(other for own, other in pairs if self.weights.is_loaded(own))
+        return model
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Around a run of the whole model."""
+        self.before_reading()
+        try:
+            yield
+        finally:
+            self.release()
+
     def before_reading(self) -> None:
         self.weights.check()
+        if not is_host(self.device):
+            self._own.bringing = [*getattr(self._own, "bringing", ()), _Bringing(self.device)]
+            self._own.bringing[-1].__enter__()
 
     def after_plan(self, plan: Plan | None) -> None:
         try:
@@ -75,6 +150,8 @@ class OnlyPart(Loads):
 
     def release(self) -> None:
         """Give back what was read of other weights, and what planning used."""
+        if bringing := getattr(self._own, "bringing", None):
+            bringing.pop().__exit__(None, None, None)
         self.weights.release()
         if _trim is not None:
             _trim(0)
@@ -82,17 +159,43 @@ class OnlyPart(Loads):
     def _settle(self, plan: Plan) -> None:
         """Loads what the part needs on this path."""
         names = [info.name for info in plan.cuts]
+        if self._share is not None:
+            self.first, self.last = self._shared(plan, *self._share)
+            self._share = None
         begin = -1 if self.first is None else self._find(plan, names, self.first)[0]
         end, self.last = (len(names) - 1, None) if self.last is None else self._find(plan, names, self.last)
         if self.first is not None:
             self.first = INPUT if begin < 0 else names[begin]
             if end <= begin:
                 raise CutRefused(f"only {self}: {self.last} does not come after {self.first}")
-        self._known |= dict.fromkeys([*([INPUT] if begin < 0 else []), *names[max(0, begin) : end + 1]])
+        within = [*([INPUT] if begin < 0 else []), *names[max(0, begin) : end + 1]]
+        also = _other_names(plan, within)
+        self._known |= dict.fromkeys(within[:1] + also + within[1:])
         last = None if self.last is None else names[end] if end >= 0 else INPUT
         self.weights.load(plan.parameters_between(names[begin] if begin >= 0 else INPUT, last, self.model))
         for name in names[end + 1 :] if self._refuses else ():
             plan.refuse(name, f"only {self} are loaded")
+
+    def _shared(self, plan: Plan, number: int, count: int) -> tuple[str, str | None]:
+        """Begin and end of one of ``count`` parts of about equal weights, at cuts where little crosses. Raises
+        CutRefused.
+        """
+        cuts = [info for info in plan.cuts if info.can_split]
+        listed = {name for name, module in self.model.named_modules() if isinstance(module, nn.ModuleList)}
+        blocks = [info for info in cuts if info.name.rpartition(".")[0] in listed]
+        cuts = cuts if len(blocks) < count else blocks  # generations leave only after those
+        sizes = {id(parameter): parameter.nbytes for parameter in self.model.parameters()}
+        total, ends, begin = sum(sizes.values()), [INPUT], 0
+        upto = [sum(sizes[id(one)] for one in plan.parameters_between(INPUT, info.name, self.model)) for info in cuts]
+        for part in range(1, count):
+            wanted, step = total * part / count, total / count * NEAR
+            found = [at for at in range(begin, len(cuts)) if abs(upto[at] - wanted) <= total / count / 2]
+            if not found:
+                raise CutRefused(f"parts: no {count} parts of about equal weights: name the cuts between them")
+            best = min(found, key=lambda at: (abs(upto[at] - wanted) // step, plan.frontier_bytes(cuts[at].name)))
+            ends.append(cuts[best].name)
+            begin = best + 1
+        return ends[number], ends[number + 1] if number + 1 < count else None
 
     def _find(self, plan: Plan, names: list[str], layer: int | str) -> tuple[int, int | str]:
         """A cut's place in ``names`` (-1: the input), and its name: on another path it has another id."""

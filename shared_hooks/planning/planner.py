@@ -52,6 +52,9 @@ MARGIN_BYTES, DYNAMIC_BYTES = 1 << 20, 16 << 20
 class Loads(Protocol):
     """Has a model's weights at hand for what needs all of them, though they are not in memory otherwise."""
 
+    device: torch.device
+    """Where the model runs, wherever its weights are."""
+
     def before_reading(self) -> None:
         """All weights are about to be read. What it raises is raised."""
 
@@ -140,6 +143,14 @@ class Planner:
         """
         owner, name = self._anchor
         return None if owner is None else owner.get(name)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model runs: where its first parameter or buffer is; the CPU if it has none."""
+        if self._loads is not None:
+            return self._loads.device
+        weight = self.weight()
+        return devices.CPU if weight is None else weight.device
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
         """Record the model on these inputs; a path that is known already gives the plan that is known."""
@@ -282,8 +293,7 @@ class Planner:
         Of Python state only what was built once and hangs on no input (a table of positions) stays: the plan is of runs
         that find it there.
         """
-        weight = self.weight()
-        with torch.no_grad(), devices.forked(None if weight is None else weight.device):
+        with torch.no_grad(), devices.forked(self.device):
             buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
             trial.left = self._left
             try:

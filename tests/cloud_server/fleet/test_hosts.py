@@ -12,7 +12,7 @@ import torch
 from cloud_server.config import read_config
 from cloud_server.core import Core
 from cloud_server.fleet import Fleet, Processes
-from cloud_server.fleet.hosts import Replicated
+from cloud_server.fleet.on_devices import Replicated
 from tests.cloud_server.fakes import CoreClient, GrpcClient
 from tests.cloud_server.fleet.served import edge_of, entry
 from tests.cloud_server.real import Process, ask, greet, value

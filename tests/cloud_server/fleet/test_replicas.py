@@ -9,7 +9,7 @@ import torch
 
 from cloud_server.core import Core
 from cloud_server.fleet import room
-from cloud_server.fleet.hosts import Replicated
+from cloud_server.fleet.on_devices import Replicated
 from edge_client import EdgeClient
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.models import load_spec

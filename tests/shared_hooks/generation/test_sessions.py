@@ -56,6 +56,29 @@ def test_a_session_lost_in_the_middle_is_made_again(name: str, settings: dict[st
     assert link.calls > 20
 
 
+@pytest.mark.parametrize("broken", [6, 7, 8, 9])
+@pytest.mark.parametrize("history", [1 << 20, 300])
+def test_a_link_that_breaks_while_a_lost_session_is_made_again(broken: int, history: int) -> None:
+    """The step fails, and asked again it is the next one after all of the steps before, not after some of them."""
+    from transformers import DynamicCache
+
+    def steps(model: Any) -> list[torch.Tensor]:
+        state, found = DynamicCache(config=model.config), []
+        for token in range(6, 14):
+            call = {"input_ids": torch.tensor([[token]]), "past_key_values": state}
+            try:
+                found.append(model(**call).logits)
+            except ServerUnavailable:
+                found.append(model(**call).logits)
+        return found
+
+    model = make("llama")
+    whole, link = steps(model), Flaky("llama", lost={5}, broken={broken})
+    with SplitForward(model, cut_of("llama"), link, history_bytes=history):
+        assert all(torch.equal(one, other) for one, other in zip(steps(model), whole, strict=True))
+    assert link.calls > 12
+
+
 @pytest.mark.parametrize("name", ["llama", "sliding", "hybrid", "t5", "mamba"])
 @pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
 def test_steps_that_took_too_much_memory_are_computed_anew(name: str, settings: dict[str, Any]) -> None:

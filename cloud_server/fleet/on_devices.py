@@ -1,0 +1,441 @@
+"""One model on several devices: `Replicated`, a copy on each; `Parted`, a part of it on each."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from cloud_server.models import (
+    Computed,
+    End,
+    Engine,
+    EngineSession,
+    FileRead,
+    Following,
+    Progress,
+    join_reply,
+)
+from protos.isthmus.v1 import split_pb2
+from shared_hooks import Crossing, Parcel
+from shared_hooks.crossing import decode
+from shared_hooks.errors import BadFrame, CutRefused, Disagreement, SessionLost, StepOutOfOrder
+from shared_hooks.generation import StepReply
+from shared_hooks.modules.manifest import Manifest
+from shared_hooks.planning import INPUT
+from shared_hooks.tail import payer
+
+
+class Replicated:
+    """``replicas``: engines of one model with the same weights. Raises Disagreement where they are not the same."""
+
+    step_batching = None
+    """Decoding sessions live on one replica each: a group would have to be of one."""
+    batching = None
+    """A request goes to whichever replica has the fewest, and is computed there alone."""
+    residence = None
+
+    def __init__(self, replicas: Sequence[Engine]) -> None:
+        self.identity = replicas[0].identity
+        for one in replicas[1:]:
+            if not one.identity.is_like(self.identity):
+                text = "is not the same on each device: weights, plan or settings differ"
+                raise Disagreement(f'model "{self.identity.model_id}" {text}')
+        self._replicas = tuple(replicas)
+        self._lock = threading.Lock()
+        self._busy = [0] * len(replicas)
+        self._last = -1
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """Requests that each replica computes."""
+        return tuple(self._busy)
+
+    @contextmanager
+    def _least(self, same: bool = False) -> Iterator[Engine]:
+        """The replica with the fewest requests, for the block; of equals the next in turn. ``same``: for each client
+        always the same.
+        """
+        count = len(self._replicas)
+        with self._lock:
+            number = min(range(count), key=lambda one: (self._busy[one], (one - self._last - 1) % count))
+            number = hash(payer.get()) % count if same else number
+            self._busy[number] += 1
+            self._last = number
+        try:
+            yield self._replicas[number]
+        finally:
+            with self._lock:
+                self._busy[number] -= 1
+
+    def manifest(self) -> Manifest:
+        """The manifest of the first; they are all alike."""
+        return self._replicas[0].manifest()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Memory that all replicas see."""
+        return self._replicas[0].allocate(nbytes)
+
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As any of them."""
+        self._replicas[0].admit(crossing, header, payload_bytes, max_bytes)
+
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
+        """On the replica that has the fewest; frames that refer to a client's last ones on that which keeps them."""
+        with self._least(same=bool(crossing.books)) as engine:
+            return engine.compute(crossing, header, payload, want_metrics, end)
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """As any of them."""
+        self._replicas[0].admit_file(suffix, preprocess_digest, header, payload_bytes, max_bytes)
+
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """As any of them."""
+        return self._replicas[0].read_file(suffix, header, payload, max_bytes)
+
+    def compute_file(
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
+        end: End | None = None,
+    ) -> Computed:
+        """On the replica that has the fewest."""
+        with self._least() as engine:
+            return engine.compute_file(suffix, header, payload, want_metrics, max_bytes, read, end)
+
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As any of them."""
+        self._replicas[0].admit_step(header, payload_bytes, max_bytes)
+
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
+        """On the replica that has the fewest requests now, in turn where none has any; it stays there."""
+        with self._least() as engine:
+            return engine.open_session(cut, following)
+
+    @contextmanager
+    def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
+        """Observers of whichever replica computes in the block: the others find nothing."""
+        with ExitStack() as stack:
+            found = [stack.enter_context(one.observing(observers)) for one in self._replicas]
+            yield lambda: max((each() for each in found), key=len)
+
+    @property
+    def profile_gives_way(self) -> bool:
+        return self._replicas[0].profile_gives_way
+
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """The profile of one replica; it counts as busy meanwhile."""
+        with self._least() as engine:
+            return engine.profile(warmup, repetitions, seconds, on_progress, codecs)
+
+
+# Parts: what one device computes up to its cut, the next one continues.
+
+
+@dataclass
+class _Report:
+    """What a further part said of a step."""
+
+    server: str
+    cut: str
+    reply: split_pb2.ReplyHeader
+    session_bytes: int
+    began_ns: int
+    sent_bytes: int
+
+
+_reports: ContextVar[list[_Report]] = ContextVar("isthmus_reports_of_parts")
+"""Of the step that this thread makes."""
+
+
+class Parted:
+    """An `Engine` of ``parts``: engines of one model, each of which has the weights from one cut to the next
+    (`Identity.part`), in order. A request runs from part to part, so several are under way, one on each device.
+
+    Raises Disagreement where they are not of one model, or one does not begin where the one before it ends.
+    """
+
+    step_batching = None
+    """A step goes from part to part by itself."""
+    batching = None
+    """So does a request."""
+    residence = None
+
+    def __init__(self, parts: Sequence[Engine]) -> None:
+        self.identity = replace(parts[0].identity, part=())
+        for before, after in itertools.pairwise(parts):
+            if not after.identity.is_like(before.identity):
+                text = "is not the same on each device: weights, plan or settings differ"
+                raise Disagreement(f'model "{self.identity.model_id}" {text}')
+            if before.identity.part[-1] != after.identity.part[0]:
+                ends, begins = before.identity.part[-1], after.identity.part[0]
+                raise Disagreement(
+                    f'model "{self.identity.model_id}": a part ends at {ends}, the next begins at {begins}'
+                )
+        self._parts = tuple(parts)
+        self._cuts = [INPUT, *(one.identity.part[0] for one in parts[1:])]
+        self._begins = {name: at for at, one in enumerate(parts) for name in one.identity.part}
+        self._ends = {name: at for at, one in reversed([*enumerate(parts)]) for name in one.identity.part}
+        self._observing = threading.local()
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """Where a part ends and the next begins."""
+        return tuple(self._cuts[1:])
+
+    def _way(self, begin: str, last: str | None) -> range:
+        """Numbers of the parts from the cut ``begin`` to ``last`` (None: to the model's end). Raises CutRefused."""
+        found = self._begins.get(begin), len(self._parts) - 1 if last is None else self._ends.get(last)
+        for name, at in zip((begin, last), found, strict=True):
+            if at is None:
+                raise CutRefused(
+                    f"the model is in {len(self._parts)} parts, cut after {', '.join(self.cuts)}, and its example has "
+                    f'no cut "{name!s:.256}"'
+                )
+        first, end = found
+        assert first is not None and end is not None
+        return range(first, max(first, end) + 1)
+
+    def _end(self, at: int, way: range, end: End | None) -> End | None:
+        return End(self._cuts[at + 1]) if at + 1 < way.stop else end
+
+    def manifest(self) -> Manifest:
+        """The manifest of the first; they are all alike."""
+        return self._parts[0].manifest()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Memory that all parts see."""
+        return self._parts[0].allocate(nbytes)
+
+    def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As the part with which it begins."""
+        self._parts[self._way(_begin(crossing), None).start].admit(crossing, header, payload_bytes, max_bytes)
+
+    def compute(
+        self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
+    ) -> Computed:
+        """From part to part."""
+        way = self._way(_begin(crossing), None if end is None else end.cut)
+        engine, first = self._parts[way.start], self._end(way.start, way, end)
+        self._observing.first = way.start
+        return self._rest(way, engine.compute(crossing, header, payload, want_metrics, first), want_metrics, end)
+
+    def _rest(self, way: range, computed: Computed, want_metrics: bool, end: End | None) -> Computed:
+        """What the first part computed, continued by the others."""
+        reply = computed.reply
+        for at in way[1:]:
+            began, engine = time.perf_counter_ns(), self._parts[at]
+            assert computed.cut is not None
+            payload, crossing = _moved(engine, computed), decode(computed.cut[1])
+            nbytes, header = computed.nbytes, computed.reply.header
+            computed = engine.compute(crossing, header, payload, want_metrics, self._end(at, way, end))
+            took = time.perf_counter_ns() - began
+            computed.reply.observations = computed.reply.observations or self._observed(at)
+            join_reply(reply, computed.reply, self._name(at), self._cuts[at], bytes_up=nbytes, took_ns=took)
+        return replace(computed, reply=reply)
+
+    def _name(self, at: int) -> str:
+        return f"part {at + 1}"
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """As any of them."""
+        self._parts[0].admit_file(suffix, preprocess_digest, header, payload_bytes, max_bytes)
+
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """As any of them."""
+        return self._parts[0].read_file(suffix, header, payload, max_bytes)
+
+    def compute_file(
+        self,
+        suffix: str,
+        header: bytes,
+        payload: memoryview,
+        want_metrics: bool,
+        max_bytes: int,
+        read: FileRead | None = None,
+        end: End | None = None,
+    ) -> Computed:
+        """The first part reads it."""
+        way = self._way(INPUT, None if end is None else end.cut)
+        first, self._observing.first = self._end(0, way, end), 0
+        computed = self._parts[0].compute_file(suffix, header, payload, want_metrics, max_bytes, read, first)
+        return self._rest(way, computed, want_metrics, end)
+
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As any of them."""
+        self._parts[0].admit_step(header, payload_bytes, max_bytes)
+
+    def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
+        """A session at each part from ``cut`` on. Raises as `Engine.open_session`."""
+        way, onward = self._way(cut, None if following is None else following.cut), following is not None
+        for at in reversed(way[1:]):
+            link = _Between(self._parts[at], self._name(at), self._cuts[at], following)
+            following = Following(self._cuts[at], link)
+        session = self._parts[way.start].open_session(cut, following)
+        return session if len(way) == 1 else _PartedSession(session, onward)
+
+    @contextmanager
+    def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
+        """Observers of the part with which a request begins; what those of others find is in their own reports."""
+        with ExitStack() as stack:
+            self._observing.found = [stack.enter_context(one.observing(observers)) for one in self._parts]
+            stack.callback(self._observing.__dict__.clear)
+            yield lambda: self._observed(self._observing.first)
+
+    def _observed(self, at: int) -> bytes:
+        found = getattr(self._observing, "found", None)
+        return b"" if found is None else found[at]()
+
+    @property
+    def profile_gives_way(self) -> bool:
+        return self._parts[0].profile_gives_way
+
+    def profile(
+        self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        """The profile of the whole model on the first device, which reads the other weights from their files."""
+        return self._parts[0].profile(warmup, repetitions, seconds, on_progress, codecs)
+
+
+def _begin(crossing: Crossing) -> str:
+    return crossing.name if crossing.layer_id >= 0 else INPUT
+
+
+def _moved(engine: Engine, computed: Computed | Parcel) -> memoryview:
+    """A payload in memory of the next part."""
+    memory, done = engine.allocate(computed.nbytes), 0
+    for buffer in computed.buffers:
+        if buffer.nbytes:
+            memory[done : done + buffer.nbytes] = buffer.cast("B")
+            done += buffer.nbytes
+    return memory
+
+
+class _PartedSession:
+    """An `EngineSession` of which every part after the first has a session of its own, behind a `_Between`."""
+
+    def __init__(self, session: EngineSession, onward: bool) -> None:
+        """``onward``: another server has what follows, and asking it is left to the caller (`Computed.rest`)."""
+        self._session = session
+        self._onward = onward
+
+    @property
+    def lost(self) -> str:
+        """Of the first part; if others lose theirs, it gives them theirs again."""
+        return self._session.lost
+
+    def step(self, header: bytes, payload: memoryview) -> Computed:
+        """As `EngineSession.step`: through all parts."""
+        computed = self._session.step(header, payload)
+        if self._onward or computed.rest is None:
+            return computed
+        reports: list[_Report] = []
+        token = _reports.set(reports)
+        try:
+            rest = computed.rest()
+        finally:
+            _reports.reset(token)
+        reply, now, held = computed.reply, time.perf_counter_ns(), rest.session_bytes
+        for one in reports:
+            join_reply(reply, one.reply, one.server, one.cut, bytes_up=one.sent_bytes, took_ns=now - one.began_ns)
+            held += one.session_bytes
+        reply.durations.onward_ns = now - reports[0].began_ns if reports else 0  # each waits for those behind it
+        reply.header, reply.payload_bytes = rest.reply.header, rest.nbytes
+        return replace(rest, reply=reply, session_bytes=held)
+
+    def fork(self) -> EngineSession:
+        """As `EngineSession.fork`."""
+        return _PartedSession(self._session.fork(), self._onward)
+
+    def close(self) -> None:
+        """The first part's session closes the others'."""
+        self._session.close()
+
+
+class _Between:
+    """The sessions of the next part: a `shared_hooks.generation.Link`."""
+
+    def __init__(self, engine: Engine, name: str, cut: str, following: Following | None) -> None:
+        self._engine = engine
+        self._name = name
+        self._cut = cut
+        self._following = following
+        self._sessions: dict[int, tuple[EngineSession, int]] = {}
+        """By number, with the number of steps that each has made."""
+
+    def step(
+        self,
+        session: int,
+        number: int,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        fork: tuple[int, int] | None = None,
+    ) -> StepReply:
+        """As `Link.step`. Raises SessionLost, StepOutOfOrder: then the part before gives it all steps again."""
+        parcel, began = Parcel.of_tensors(header, tensors), time.perf_counter_ns()
+        if number == 0 and session not in self._sessions:
+            self._sessions[session] = self._opened(fork), 0
+        known, steps = self._sessions.get(session, (None, 0))
+        if known is None:
+            raise SessionLost(f"{self._name} has no such session")
+        if steps != number:
+            raise StepOutOfOrder(f"{self._name}: step {number} came, and its next is {steps}")
+        try:
+            computed = known.step(parcel.header, _moved(self._engine, parcel))
+            report = _Report(self._name, self._cut, computed.reply, computed.session_bytes, began, parcel.nbytes)
+            _reports.get([]).append(report)
+            if computed.rest is not None:
+                computed = computed.rest()
+                report.session_bytes = computed.session_bytes
+        except SessionLost:
+            self.close(session)
+            raise
+        if computed.is_done:
+            self._sessions[session] = known, steps + 1
+        data = bytearray().join(computed.buffers)
+        found, answered = Parcel.tensors(computed.reply.header, data, len(data))
+        if not isinstance(found, dict):
+            raise BadFrame(f"{self._name} answered a step with {type(found).__name__}")
+        return StepReply(found, answered, len(parcel.header) + parcel.nbytes, len(data))
+
+    def _opened(self, fork: tuple[int, int] | None) -> EngineSession:
+        if fork is None:
+            return self._engine.open_session(self._cut, self._following)
+        parent, steps = self._sessions.get(fork[0], (None, 0))
+        if parent is None:
+            raise SessionLost(f"{self._name} has no session to copy")
+        if steps != fork[1]:
+            raise StepOutOfOrder(f"{self._name}: a copy after {fork[1]} steps: it has done {steps}")
+        return parent.fork()
+
+    def close(self, session: int) -> None:
+        """As `Link.close`."""
+        known, _ = self._sessions.pop(session, (None, 0))
+        if known is not None:
+            known.close()
+
+
+def on_devices(engines: Sequence[Engine], parted: bool) -> Engine:
+    """The engine of a model that is on so many devices, whole or in parts."""
+    if len(engines) == 1:
+        return engines[0]
+    return Parted(engines) if parted else Replicated(engines)
