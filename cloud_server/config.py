@@ -191,7 +191,7 @@ class WarmUp:
 
 
 AUTO = "auto"
-"""Of `ModelEntry.parts`: cuts are chosen when the model is loaded."""
+"""As `ModelEntry.parts`: the cuts are chosen when the model is loaded."""
 
 
 @short
@@ -219,7 +219,7 @@ class ModelEntry:
     has the whole model.
     """
     share: tuple[int, int] | None = None
-    """Of ``auto``: the number of this part, from 0, and how many there are."""
+    """With ``auto``: the number of this part, from 0, and how many there are."""
 
     def piece(self, number: int, count: int) -> ModelEntry:
         """The ``number``-th of its ``count`` parts, as a model of which only that is loaded."""

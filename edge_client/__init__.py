@@ -6,8 +6,7 @@ inputs        what infer takes, made into a call
 answer        `Answer`, `Failure`
 call          what a model is called with; how busy a server says it is
 given         one input, from a file or from memory
-units         sizes, rates and durations as people write them
-spoken        what messages call a setting; ways to run without a cut
+spoken        what messages call a setting; ways to run without a cut; sizes, rates, durations as people write them
 sources       where inputs come from: files, videos, cameras
 tracing       a trace for every request, for OpenTelemetry
 model_choice  which model, on what device

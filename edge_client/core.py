@@ -18,9 +18,9 @@ from edge_client.choosing import chooser_of
 from edge_client.model_choice import ModelChoice
 from edge_client.request import Books, Cut, EdgeModel, Requests
 from edge_client.settings import chain_of
+from edge_client.spoken import check_seconds
 from edge_client.transport import Connection, ConnectionOptions, Counters, Stamps, State
 from edge_client.transport.wire import codecs_of
-from edge_client.units import check_seconds
 from edge_client.witness import check_share
 from protos.isthmus.v1 import split_pb2
 from shared_hooks import WrappedModel, codecs

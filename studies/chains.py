@@ -5,6 +5,7 @@
     python -m studies.chains faults [--json FILE]     # 5,000 requests while hops are killed, stopped, cut, drained
     python -m studies.chains generations [--json FILE]  # 200 generations of the example's language model, likewise
     python -m studies.chains memory [--json FILE]     # of servers with the weights of a third each
+    python -m studies.chains parts [--json FILE]      # one server with a part of a model on each of two devices
     python -m studies.chains plan [--json FILE]       # as root: ten placements on two shaped links, predicted
 
 Every server is a process of its own. In ``faults`` each answer is compared with the whole model's, bit for bit, in
@@ -413,6 +414,51 @@ def _parts_of(cuts: list[str]) -> tuple[tuple[str, str], tuple[str, str]]:
     return ("--only-middle", ",".join(cuts)), ("--only-tail", cuts[1])
 
 
+def parts(options: argparse.Namespace) -> dict[str, Any]:
+    """One server's worker processes: one with the whole model, two with a copy each, two with a part each. Requests of
+    64 tokens, several under way, and a text; every answer against the whole model's.
+    """
+    found: dict[str, Any] = {"cores": os.cpu_count()}
+    ids = torch.randint(0, 1000, (1, 64), generator=torch.Generator().manual_seed(0))
+    asked: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
+    given: dict[str, Any] = {"input_ids": ids, "use_cache": False}
+    with TemporaryDirectory() as name:
+        path = _saved(Path(name), "large", BLOCKS, 768)
+        model = load_spec(path).load_model()
+        with torch.no_grad():
+            whole = model(**given).logits
+        text = model.generate(**asked, max_new_tokens=32)  # type: ignore[operator]
+        for kind, words in {
+            "one worker": ["--device", "cpu"],
+            "two copies": ["--device", "cpu,cpu"],
+            "two parts": ["--device", "cpu,cpu", "--parts", "auto"],
+        }.items():
+            server = _Server(str(path), _free_port(), "--worker-processes", *words)
+            try:
+                assert server.process is not None
+                with EdgeClient(f"127.0.0.1:{server.port}", str(path), "model.layers.0", metrics=False) as client:
+                    same = [torch.equal(client.infer(**given).output["logits"], whole) for _ in range(3)]
+                    began = time.perf_counter()
+                    answers = [client.submit(**given) for _ in range(options.requests)]
+                    same += [torch.equal(one.result().output["logits"], whole) for one in answers]
+                    rate = options.requests / (time.perf_counter() - began)
+                    began = time.perf_counter()
+                    said = SplitGenerator(client, "model.layers.0").generate(**asked, max_new_tokens=32)
+                    token_ms = 1e3 * (time.perf_counter() - began) / 32
+                workers = psutil.Process(server.process.pid).children(recursive=True)
+                found[kind] = {
+                    "exact": all(same) and torch.equal(said, text),
+                    "per_second": rate,
+                    "token_ms": token_ms,
+                    "resident_mb": [round(one.memory_info().rss / 1e6) for one in workers],
+                }
+            finally:
+                server.end(signal.SIGTERM)
+            print(kind, json.dumps(found[kind]), flush=True)
+    found["wrong"] = sum(not one["exact"] for one in found.values() if isinstance(one, dict))
+    return found
+
+
 # Plans
 
 GPU, GPU_ADDRESS = "isthmus-gpu", "10.213.78.2"
@@ -514,7 +560,7 @@ def main(argv: list[str] | None = None) -> int:
     """Prints, and writes JSON."""
     parser = argparse.ArgumentParser(prog="python -m studies.chains", description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    counts = {"hop": 300, "stream": 400, "faults": 5000, "generations": 200, "memory": 3, "plan": 20}
+    counts = {"hop": 300, "stream": 400, "faults": 5000, "generations": 200, "memory": 3, "parts": 40, "plan": 20}
     for name, count in counts.items():
         command = commands.add_parser(name)
         command.add_argument("--requests", type=int, default=count)
@@ -533,7 +579,7 @@ def main(argv: list[str] | None = None) -> int:
     edge.add_argument("requests", type=int)
     edge.set_defaults(json=None)
     options = parser.parse_args(argv)
-    tasks = (hop, stream, faults, generations, memory, plan, placements)
+    tasks = (hop, stream, faults, generations, memory, parts, plan, placements)
     kinds = {one.__name__: one for one in tasks}
     found = kinds[options.command](options)
     if options.command == "placements":

@@ -162,7 +162,7 @@ class _Report:
 
 
 _reports: ContextVar[list[_Report]] = ContextVar("isthmus_reports_of_parts")
-"""Of the step that this thread makes."""
+"""What the further parts say of the step that this thread makes."""
 
 
 class Parted:
@@ -340,7 +340,7 @@ class _PartedSession:
 
     @property
     def lost(self) -> str:
-        """Of the first part; if others lose theirs, it gives them theirs again."""
+        """Why the first part's is lost; what others lose it gives them again."""
         return self._session.lost
 
     def step(self, header: bytes, payload: memoryview) -> Computed:

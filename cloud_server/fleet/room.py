@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 
 
 FULL = 0.8
-"""Of a device's free memory: with "auto", a model of more weights is put on several, in parts."""
+"""A share of a device's free memory: with "auto", a model of more weights is put on several, in parts."""
 
 
 def placed(entry: ModelEntry, server: str) -> list[Placed]:

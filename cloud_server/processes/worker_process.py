@@ -51,7 +51,7 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
 Part = tuple[int, int]
-"""Of a model in parts: the number of one, from 0, and how many there are."""
+"""The number of a model's part, from 0, and how many there are."""
 
 
 class Share(NamedTuple):

@@ -20,8 +20,7 @@ from edge_client.benching.load import arrivals as arrivals_of
 from edge_client.benching.results import FORMAT, KEPT, knee, render, step
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Column, Row, Tabular, finite, fitted, printable
-from edge_client.spoken import option
-from edge_client.units import check_seconds
+from edge_client.spoken import check_seconds, option
 from shared_hooks.errors import ServerUnavailable, SpecError
 
 # What a bench returns: the figures of each rate.

@@ -26,12 +26,12 @@ from edge_client.planning.codecs import CodecLoss, LossTable, loss_of, write
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, size, table
 from edge_client.spoken import either, option
+from edge_client.spoken import size as parse_size
 from edge_client.survey.gather import Say
 from edge_client.survey.loading import Loaded
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.calibrate import percent
 from edge_client.tasks.subject import Model, subject_of
-from edge_client.units import size as parse_size
 from shared_hooks.codecs import Codec, Coded, Grain, temporary
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.learned import PREFIX, Design, LearnedFile, read

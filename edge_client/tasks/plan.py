@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edge_client import units
+from edge_client import spoken
 from edge_client.call import Load
 from edge_client.credentials import Credentials
 from edge_client.planning import page
@@ -507,7 +507,7 @@ def _judged_by(decision: Decision, objective: Objective) -> Objective:
 
 
 def _amount(name: str, value: str | float | None) -> float | None:
-    return units.size(option(name), value) if isinstance(value, str) else value
+    return spoken.size(option(name), value) if isinstance(value, str) else value
 
 
 def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
@@ -519,7 +519,7 @@ def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Lin
             f"a link that is not probed needs {option('uplink')} and {option('rtt')} ({option('downlink')} is the same "
             f"as {option('uplink')} by default)"
         )
-    up, fixed = units.rate(option("uplink"), uplink), units.nanoseconds(option("rtt"), rtt)
-    down = units.rate(option("downlink"), downlink) if downlink else up
+    up, fixed = spoken.rate(option("uplink"), uplink), spoken.nanoseconds(option("rtt"), rtt)
+    down = spoken.rate(option("downlink"), downlink) if downlink else up
     given = f"given: {uplink} up, {downlink or uplink} down, {rtt} round trip"
     return Link(Curve.line(fixed, up), Curve.line(0.0, down), given)

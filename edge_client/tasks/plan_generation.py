@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from edge_client import units
+from edge_client import spoken
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.generation.survey import gather_generation
@@ -390,7 +390,7 @@ def plan_generation(
         Drafting(draft, acceptance or 0.0),
     )
     memory = max_edge_memory
-    limits = Constraints(units.size(option("max_edge_memory"), memory) if isinstance(memory, str) else memory)
+    limits = Constraints(spoken.size(option("max_edge_memory"), memory) if isinstance(memory, str) else memory)
     link, watts = given_link(uplink, downlink, rtt), watts_of(power)
     if measured is not None:
         known, origin = read_measured(measured), f"measured before: {measured}"

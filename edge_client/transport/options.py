@@ -10,8 +10,8 @@ import grpc
 
 from edge_client.credentials import Credentials
 from edge_client.dial import why_not
+from edge_client.spoken import check_seconds
 from edge_client.transport import wire
-from edge_client.units import check_seconds
 from protos import FACTS_WANTED
 from shared_hooks.errors import (
     AccessRefused,

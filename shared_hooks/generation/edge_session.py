@@ -320,7 +320,7 @@ class EdgeSession:
             self.number, self._fork = 1, None
 
     def _again(self, lost: IsthmusError) -> None:
-        """All steps once more, in a new session. What they give is known. After any error the lost one is lost still."""
+        """All steps once more, in a new session. What they give is known. After an error the session is still lost."""
         steps = self.history.steps
         if steps is None:
             if self.remade is None:

@@ -30,7 +30,7 @@ _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform =
 
 
 NEAR: Final = 0.1
-"""Of a part's weights: of cuts that are so near to equal parts, that where the least crosses is taken."""
+"""A share of a part's weights: of cuts that are so near to equal parts, that where the least crosses is taken."""
 
 
 def _other_names(plan: Plan, names: Sequence[str]) -> list[str]:
