@@ -263,6 +263,8 @@ class Log:
     def after_model_load(self, event: Event) -> None:
         who, device = event.identity, event.wrapped.device
         more = f"{who.layers} layers on {device}, weights {who.weights_hash}" if who is not None else f"on {device}"
+        if who is not None and who.part:
+            more += f"; the weights from {who.part[0]} to {who.part[-1]}"
         # Also where a request's own thread loads it again: this is about the server.
         self._log.info("model %s: %s", event.model_id, more, extra={"account": None})
 
