@@ -253,6 +253,7 @@ class MappedWeights:
         for file in files:
             if file.is_file() and is_saved_by_torch(file):
                 raise SpecError(f"{where}: {file} is read whole, only safetensors files can stay on disk: {CONVERT}")
+        self._model = model
         found = checked(model, files, where)
         self._files = [MappedFile(file) for file in files]
         self._left: dict[int, tuple[Tied, torch.Tensor]] = {}
@@ -299,19 +300,19 @@ class MappedWeights:
             if (left := self._left.get(id(parameter))) is not None:
                 tied, view = left
                 copy = torch.empty_like(view, device=self.device).copy_(view)
-                for one in tied.parameters:
-                    one.data = copy
+                for number, one in enumerate(tied.parameters):
                     del self._left[id(one)]
+                    tied.parameters[number] = _put(self._model, one, copy)
 
-    def place(self, model: nn.Module, device: torch.device) -> None:
+    def place(self, device: torch.device) -> None:
         """Moves buffers, and what is in memory of the parameters, to ``device``, where others will be loaded."""
         self.device = device
-        for module in model.modules():
+        for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 module._buffers[name] = None if buffer is None else buffer.to(device)
-        for parameter in model.parameters():
+        for parameter in list(self._model.parameters()):
             if self.is_loaded(parameter):
-                parameter.data = parameter.data.to(device)
+                _put(self._model, parameter, parameter.detach().to(device))
 
     def check(self) -> None:
         """SpecError if a file was changed since."""
@@ -364,7 +365,7 @@ def _give_memory(model: nn.Module, together: Sequence[Tied], found: Container[st
 
 def _put(model: nn.Module, parameter: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
     """The parameter with this value; the same object, so that whoever holds it has the value, too."""
-    if not parameter.is_meta:
+    if torch._has_compatible_shallow_copy_type(parameter, value):
         parameter.data = value
         return parameter
     filled = nn.Parameter(value, requires_grad=parameter.requires_grad)

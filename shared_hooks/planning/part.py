@@ -87,7 +87,7 @@ class OnlyPart(Loads):
         self.device = device
         self._own = threading.local()
         if not is_host(device):
-            weights.place(model, device)
+            weights.place(device)
         self.weights = weights
         self.model = model
         self._refuses = refuses
@@ -121,7 +121,7 @@ class OnlyPart(Loads):
     def again(self, model: nn.Module, weights: MappedWeights) -> nn.Module:
         """The same model, just built, with the weights of this part where they are here: on the CPU in their files."""
         if not is_host(self.device):
-            weights.place(model, self.device)
+            weights.place(self.device)
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
             weights.load(other for own, other in pairs if self.weights.is_loaded(own))
         return model

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -42,6 +43,20 @@ OTHER = f"{device.NAME}:1"
 
 
 @contextmanager
+def served(file: Path) -> Iterator[tuple[str, Fleet]]:
+    """A server of what a file says: its address."""
+    config: ServerConfig = read_config(file)
+    fleet = Fleet(ThisProcess(config), config.models, lambda: read_config(file).models)
+    workers = config.workers * len(config.device.split(","))
+    server = CloudServer(Core(fleet, config.limits, workers, observers=config.observers), "127.0.0.1:0")
+    server.start()
+    try:
+        yield f"127.0.0.1:{server.port}", fleet
+    finally:
+        server.stop(grace=1)
+
+
+@contextmanager
 def serving(on: str = SERVED, more: str = "") -> Iterator[tuple[str, Fleet]]:
     """A server of the shipped model and a language model on ``on``: its address."""
     with tempfile.TemporaryDirectory() as folder:
@@ -49,15 +64,8 @@ def serving(on: str = SERVED, more: str = "") -> Iterator[tuple[str, Fleet]]:
         llm = Path("examples/language_model.toml").resolve()
         observers = '[observers]\nallow = ["activation", "memory", "debug"]\n'
         file.write_text(f'device = "{on}"\n{observers}[models]\ndigits = "digits"\nlanguage-model = "{llm}"\n{more}')
-        config: ServerConfig = read_config(file)
-        fleet = Fleet(ThisProcess(config), config.models, lambda: read_config(file).models)
-        workers = config.workers * len(config.device.split(","))
-        server = CloudServer(Core(fleet, config.limits, workers, observers=config.observers), "127.0.0.1:0")
-        server.start()
-        try:
-            yield f"127.0.0.1:{server.port}", fleet
-        finally:
-            server.stop(grace=1)
+        with served(file) as found:
+            yield found
 
 
 def choice(on: str, **more: Any) -> ModelChoice:
@@ -236,6 +244,42 @@ def replicas() -> str:
     return "two replicas, unloaded and loaded"
 
 
+def parts() -> str:
+    """A part of each model on each of two devices: requests from all over the model, and generations."""
+    from safetensors.torch import save_model
+
+    words = torch.randint(3, 40, (1, 12), generator=torch.Generator().manual_seed(2))
+    with tempfile.TemporaryDirectory() as folder:
+        examples = Path("examples/language_model.toml").resolve()
+        save_model(load_spec(examples).load_model(), str(Path(folder) / "llm.safetensors"))
+        shutil.copy(examples.parent / "language_model.py", Path(folder) / "in_parts.py")
+        text = examples.read_text().partition("\n# A model of the hub")[0].replace("language_model:", "in_parts:")
+        (Path(folder) / "llm.toml").write_text(text.replace("factory =", 'weights = "llm.safetensors"\nfactory ='))
+        file = Path(folder) / "server.toml"
+        entries = '[models.digits]\nmodel = "digits"\nparts = ["stage2.0.conv2"]\n'
+        entries += '[models.language-model]\nmodel = "llm.toml"\nparts = ["auto"]\n'
+        file.write_text(f'device = "{SERVED},{OTHER}"\n{entries}')
+        with served(file) as (address, fleet):
+            held = [fleet[name].nbytes for name in ("digits", "language-model")]
+            if any(len(one) != 2 or max(one.values()) > 0.9 * sum(one.values()) for one in held):
+                raise AssertionError(f"the weights are not in two parts: {held}")
+            count = 0
+            with EdgeClient(address, choice("cpu"), "input") as client:
+                for place in client.wrapped.cuts[::7]:
+                    answer = client.infer(image(count), split=place.name)
+                    same(answer.output, client.infer(image(count), split="edge-only").output)
+                    count += 1
+                two = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(3))  # planned anew
+                same(client.infer(two, split="stem").output, client.infer(two, split="edge-only").output)
+            spec = load_spec(Path(folder) / "llm.toml")
+            wanted = spec.load_model().generate(words, max_new_tokens=8, do_sample=False)
+            with EdgeClient(address, ModelChoice(spec, device="cpu")) as client:
+                for cut in ("model.layers.0", "model.layers.4"):
+                    with SplitGenerator(client, cut, answer=("least",)) as generator:
+                        same(torch.as_tensor(generator.generate(words, max_new_tokens=8, do_sample=False)), wanted)
+    return f"{count + 1} requests and two texts through parts on two devices"
+
+
 def memory_runs_out() -> str:
     """The request fails by name, and the next one is answered."""
     made = device.load()
@@ -319,6 +363,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "generation": generation,
     "middle parts": middles,
     "replicas, unload, load": replicas,
+    "parts": parts,
     "out of memory": memory_runs_out,
     "slow copies": slow_copies,
     "worker processes": worker_processes,

@@ -32,7 +32,7 @@ def test_heads_and_tails_on_two_devices_and_a_service_between() -> None:
     """One process after the other: the first one builds the device."""
     for words in (
         ["--only", *MODELS],
-        ["--only", "staging", "metrics and observers", "out of memory"],
+        ["--only", "staging", "metrics and observers", "out of memory", "parts"],
     ):
         module = "studies.device" if words[1] in MODELS else "studies.device.service"
         done = subprocess.run(
