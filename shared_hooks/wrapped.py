@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -295,20 +295,8 @@ class WrappedModel(Runs):
 
     def weights_hash(self) -> str:
         """Hexadecimal; see `tables.weights_hash`."""
-        with self._looked_at():
+        with nullcontext() if self._loads is None else self._loads.reading():
             return tables.weights_hash(self.model)
-
-    @contextmanager
-    def _looked_at(self) -> Iterator[None]:
-        """Around what reads all weights."""
-        if self._loads is None:
-            yield
-            return
-        self._loads.before_reading()
-        try:
-            yield
-        finally:
-            self._loads.release()
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
@@ -324,7 +312,7 @@ class WrappedModel(Runs):
         """What the digests are made of, fact by fact (`shared_hooks.modules.manifest`); with a plan, its operations,
         too. To be compared where the digests of two sides differ.
         """
-        with self._looked_at():
+        with nullcontext() if self._loads is None else self._loads.reading():
             operations = plan.names if plan is not None else ()
             return manifest(self.model, self._attributes, self.depth, operations, self._tables)
 

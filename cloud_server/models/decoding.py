@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -69,15 +70,17 @@ class DecodingTails:
         guard: WeightsGuard,
         factory: DecodingFactory | None = None,
         step_bytes: int = STEP_BYTES,
+        bringing: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         """``factory``: what makes a cut's tail, in place of our own engine, whose steps may take ``step_bytes`` of
-        memory.
+        memory. ``bringing``: around a step.
         """
         self.wrapped = wrapped
         self.device = device
         self.guard = guard
         self._factory = factory or self._own
         self.step_bytes = step_bytes
+        self.bringing = bringing
         self._tails: dict[str, DecodingTail] = {}
         self._together: Together | None = None
         self._lock = threading.Lock()
@@ -228,7 +231,7 @@ class BegunStep:
         """Raises ModelFailed with the model's error as cause."""
         try:
             # Wherever it is interrupted, for its time is over, its session is not used any more.
-            with interruptible(), transforms.during(self._tails.wrapped) as changed:
+            with interruptible(), transforms.during(self._tails.wrapped) as changed, self._tails.bringing():
                 if isinstance(self._tail, MiddleSession):
                     begun = self._tail.begin(self._asked, self._tensors)
                     self._rest, self._done = (begun, self._done) if callable(begun) else (None, begun)

@@ -361,7 +361,7 @@ class ServedModel:
             load, self._manifest = _cannot_reload, described.facts
         self._guard = WeightsGuard(self.identity, model, load, self._wrapped.renew)
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
-        self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most)
+        self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most, self._bringing)
         self.compiled: CompiledTails | None = None
         """Tails that torch.compile makes faster; None where nobody asked for them."""
         if entry.compile:
@@ -609,7 +609,7 @@ class ServedModel:
             if start is None:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             self._wrapped.measure(want_metrics)
-            with transforms.during(self._wrapped) as changed:
+            with transforms.during(self._wrapped) as changed, self._bringing():
                 if start is None:
                     output = (
                         self._whole(*args, **kwargs) if end is None else self._wrapped.head(end.cut, *args, **kwargs)
@@ -661,6 +661,10 @@ class ServedModel:
     def _reading(self) -> AbstractContextManager[None]:
         """Around runs of the whole model, which read the weights of other parts; they are given back then."""
         return nullcontext() if self.only is None else self.only.reading()
+
+    def _bringing(self) -> AbstractContextManager[object]:
+        """Around runs of a part that data may lead to the weights of others."""
+        return self.only.bringing() if self.only is not None and self._branches else nullcontext()
 
     profile_gives_way = True
     """Between two repetitions, nothing is under way in this thread."""

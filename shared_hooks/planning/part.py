@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any, Final
 
 import torch
@@ -85,7 +84,6 @@ class OnlyPart(Loads):
         self.first, self.last = first, last
         self._share = share
         self.device = device
-        self._own = threading.local()
         if not is_host(device):
             weights.place(device)
         self.weights = weights
@@ -128,35 +126,25 @@ class OnlyPart(Loads):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around a run of the whole model."""
-        self.before_reading()
-        try:
-            yield
-        finally:
-            self.release()
-
-    def before_reading(self) -> None:
+        """Around what may need all weights. Raises SpecError if a file was changed since."""
         self.weights.check()
-        if not is_host(self.device):
-            self._own.bringing = [*getattr(self._own, "bringing", ()), _Bringing(self.device)]
-            self._own.bringing[-1].__enter__()
-
-    def after_plan(self, plan: Plan | None) -> None:
         try:
-            if plan is not None:
-                self._settle(plan)
+            with self.bringing():
+                yield
         finally:
             self.release()
+
+    def bringing(self) -> AbstractContextManager[object]:
+        """Around a run that may need weights of other parts: an accelerator gets copies as they are read."""
+        return nullcontext() if is_host(self.device) else _Bringing(self.device)
 
     def release(self) -> None:
         """Give back what was read of other weights, and what planning used."""
-        if bringing := getattr(self._own, "bringing", None):
-            bringing.pop().__exit__(None, None, None)
         self.weights.release()
         if _trim is not None:
             _trim(0)
 
-    def _settle(self, plan: Plan) -> None:
+    def planned(self, plan: Plan) -> None:
         """Loads what the part needs on this path."""
         names = [info.name for info in plan.cuts]
         if self._share is not None:

@@ -55,14 +55,12 @@ class Loads(Protocol):
     device: torch.device
     """Where the model runs, wherever its weights are."""
 
-    def before_reading(self) -> None:
-        """All weights are about to be read. What it raises is raised."""
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Around what needs all weights. What it raises is raised."""
+        ...
 
-    def after_plan(self, plan: Plan | None) -> None:
-        """Here is the plan; none where planning failed. What it raises the planner raises."""
-
-    def release(self) -> None:
-        """All weights were looked at, and are not needed for that any more."""
+    def planned(self, plan: Plan) -> None:
+        """Here is the plan, while they are at hand. What it raises the planner raises."""
 
 
 class Planner:
@@ -172,12 +170,9 @@ class Planner:
                 return list(known)
             if self._loads is None:
                 return self._noted(args, kwargs)
-            plans: list[Plan] = []
-            self._loads.before_reading()
-            try:
+            with self._loads.reading():
                 plans = self._noted(args, kwargs)
-            finally:
-                self._loads.after_plan(plans[0] if plans else None)
+                self._loads.planned(plans[0])
             return plans
 
     def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:

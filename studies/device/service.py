@@ -24,6 +24,7 @@ from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 import studies.device as device
 from cloud_server.config import ServerConfig, read_config
@@ -244,6 +245,20 @@ def replicas() -> str:
     return "two replicas, unloaded and loaded"
 
 
+class Forked(nn.Module):
+    """Data decide which of two layers runs: the weights of one are of no plan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.stem, self.one, self.other = (nn.Linear(8, 8) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = self.stem(x)
+        out: torch.Tensor = self.one(found) if found.sum().item() > 0 else self.other(found)
+        return out + found
+
+
 def parts() -> str:
     """A part of each model on each of two devices: requests from all over the model, and generations."""
     from safetensors.torch import save_model
@@ -258,6 +273,10 @@ def parts() -> str:
         file = Path(folder) / "server.toml"
         entries = '[models.digits]\nmodel = "digits"\nparts = ["stage2.0.conv2"]\n'
         entries += '[models.language-model]\nmodel = "llm.toml"\nparts = ["auto"]\n'
+        entries += '[models.forked]\nfactory = "studies.device.service:Forked"\nweights = "forked.safetensors"\n'
+        entries += 'parts = ["stem"]\n[models.forked.example]\nargs = [{shape = [2, 8]}]\n'
+        forked = Forked().eval()
+        save_model(forked, str(Path(folder) / "forked.safetensors"))
         file.write_text(f'device = "{SERVED},{OTHER}"\n{entries}')
         with served(file) as (address, fleet):
             held = [fleet[name].nbytes for name in ("digits", "language-model")]
@@ -271,13 +290,18 @@ def parts() -> str:
                     count += 1
                 two = torch.rand(2, 1, 32, 32, generator=torch.Generator().manual_seed(3))  # planned anew
                 same(client.infer(two, split="stem").output, client.infer(two, split="edge-only").output)
+            of_forked = ModelChoice("forked=studies.device.service:Forked", weights=Path(folder) / "forked.safetensors")
+            with EdgeClient(address, of_forked, "input") as client:
+                for number in range(8):
+                    rows = torch.randn(2, 8, generator=torch.Generator().manual_seed(number))
+                    same(client.infer(rows).output, forked(rows).detach())
             spec = load_spec(Path(folder) / "llm.toml")
             wanted = spec.load_model().generate(words, max_new_tokens=8, do_sample=False)
             with EdgeClient(address, ModelChoice(spec, device="cpu")) as client:
                 for cut in ("model.layers.0", "model.layers.4"):
                     with SplitGenerator(client, cut, answer=("least",)) as generator:
                         same(torch.as_tensor(generator.generate(words, max_new_tokens=8, do_sample=False)), wanted)
-    return f"{count + 1} requests and two texts through parts on two devices"
+    return f"{count + 9} requests and two texts through parts on two devices"
 
 
 def memory_runs_out() -> str:
