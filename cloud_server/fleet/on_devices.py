@@ -33,24 +33,59 @@ from shared_hooks.planning import INPUT
 from shared_hooks.tail import payer
 
 
-class Replicated:
-    """``replicas``: engines of one model with the same weights. Raises Disagreement where they are not the same."""
+class _Several:
+    """What is asked of a model on several devices, and any of its ``engines`` answers. Raises Disagreement where these
+    are not of one model.
+    """
 
     step_batching = None
-    """Decoding sessions live on one replica each: a group would have to be of one."""
+    """Steps are computed alone: each session is in its own place."""
     batching = None
-    """A request goes to whichever replica has the fewest, and is computed there alone."""
+    """So are requests."""
     residence = None
 
-    def __init__(self, replicas: Sequence[Engine]) -> None:
-        self.identity = replicas[0].identity
-        for one in replicas[1:]:
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        self.identity = replace(engines[0].identity, part=())
+        for one in engines[1:]:
             if not one.identity.is_like(self.identity):
                 text = "is not the same on each device: weights, plan or settings differ"
                 raise Disagreement(f'model "{self.identity.model_id}" {text}')
-        self._replicas = tuple(replicas)
+        self._engines = tuple(engines)
+
+    def manifest(self) -> Manifest:
+        """As `Engine.manifest`."""
+        return self._engines[0].manifest()
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Memory that all of them see."""
+        return self._engines[0].allocate(nbytes)
+
+    def admit_file(
+        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
+    ) -> None:
+        """As `Engine.admit_file`."""
+        self._engines[0].admit_file(suffix, preprocess_digest, header, payload_bytes, max_bytes)
+
+    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
+        """As `Engine.read_file`."""
+        return self._engines[0].read_file(suffix, header, payload, max_bytes)
+
+    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
+        """As `Engine.admit_step`."""
+        self._engines[0].admit_step(header, payload_bytes, max_bytes)
+
+    @property
+    def profile_gives_way(self) -> bool:
+        return self._engines[0].profile_gives_way
+
+
+class Replicated(_Several):
+    """Copies: a request goes to whichever has the fewest, a decoding session stays on one."""
+
+    def __init__(self, engines: Sequence[Engine]) -> None:
+        super().__init__(engines)
         self._lock = threading.Lock()
-        self._busy = [0] * len(replicas)
+        self._busy = [0] * len(engines)
         self._last = -1
 
     @property
@@ -63,29 +98,21 @@ class Replicated:
         """The replica with the fewest requests, for the block; of equals the next in turn. ``same``: for each client
         always the same.
         """
-        count = len(self._replicas)
+        count = len(self._engines)
         with self._lock:
             number = min(range(count), key=lambda one: (self._busy[one], (one - self._last - 1) % count))
             number = hash(payer.get()) % count if same else number
             self._busy[number] += 1
             self._last = number
         try:
-            yield self._replicas[number]
+            yield self._engines[number]
         finally:
             with self._lock:
                 self._busy[number] -= 1
 
-    def manifest(self) -> Manifest:
-        """The manifest of the first; they are all alike."""
-        return self._replicas[0].manifest()
-
-    def allocate(self, nbytes: int) -> memoryview:
-        """Memory that all replicas see."""
-        return self._replicas[0].allocate(nbytes)
-
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As any of them."""
-        self._replicas[0].admit(crossing, header, payload_bytes, max_bytes)
+        self._engines[0].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
@@ -93,16 +120,6 @@ class Replicated:
         """On the replica that has the fewest; frames that refer to a client's last ones on that which keeps them."""
         with self._least(same=bool(crossing.books)) as engine:
             return engine.compute(crossing, header, payload, want_metrics, end)
-
-    def admit_file(
-        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
-    ) -> None:
-        """As any of them."""
-        self._replicas[0].admit_file(suffix, preprocess_digest, header, payload_bytes, max_bytes)
-
-    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
-        """As any of them."""
-        return self._replicas[0].read_file(suffix, header, payload, max_bytes)
 
     def compute_file(
         self,
@@ -118,10 +135,6 @@ class Replicated:
         with self._least() as engine:
             return engine.compute_file(suffix, header, payload, want_metrics, max_bytes, read, end)
 
-    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """As any of them."""
-        self._replicas[0].admit_step(header, payload_bytes, max_bytes)
-
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """On the replica that has the fewest requests now, in turn where none has any; it stays there."""
         with self._least() as engine:
@@ -131,12 +144,8 @@ class Replicated:
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
         """Observers of whichever replica computes in the block: the others find nothing."""
         with ExitStack() as stack:
-            found = [stack.enter_context(one.observing(observers)) for one in self._replicas]
+            found = [stack.enter_context(one.observing(observers)) for one in self._engines]
             yield lambda: max((each() for each in found), key=len)
-
-    @property
-    def profile_gives_way(self) -> bool:
-        return self._replicas[0].profile_gives_way
 
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
@@ -165,31 +174,21 @@ _reports: ContextVar[list[_Report]] = ContextVar("isthmus_reports_of_parts")
 """What the further parts say of the step that this thread makes."""
 
 
-class Parted:
+class Parted(_Several):
     """An `Engine` of ``parts``: engines of one model, each of which has the weights from one cut to the next
     (`Identity.part`), in order. A request runs from part to part, so several are under way, one on each device.
 
-    Raises Disagreement where they are not of one model, or one does not begin where the one before it ends.
+    Raises Disagreement where one does not begin where the one before it ends, too.
     """
 
-    step_batching = None
-    """A step goes from part to part by itself."""
-    batching = None
-    """So does a request."""
-    residence = None
-
     def __init__(self, parts: Sequence[Engine]) -> None:
-        self.identity = replace(parts[0].identity, part=())
+        super().__init__(parts)
         for before, after in itertools.pairwise(parts):
-            if not after.identity.is_like(before.identity):
-                text = "is not the same on each device: weights, plan or settings differ"
-                raise Disagreement(f'model "{self.identity.model_id}" {text}')
             if before.identity.part[-1] != after.identity.part[0]:
                 ends, begins = before.identity.part[-1], after.identity.part[0]
                 raise Disagreement(
                     f'model "{self.identity.model_id}": a part ends at {ends}, the next begins at {begins}'
                 )
-        self._parts = tuple(parts)
         self._cuts = [INPUT, *(one.identity.part[0] for one in parts[1:])]
         self._begins = {name: at for at, one in enumerate(parts) for name in one.identity.part}
         self._ends = {name: at for at, one in reversed([*enumerate(parts)]) for name in one.identity.part}
@@ -202,12 +201,12 @@ class Parted:
 
     def _way(self, begin: str, last: str | None) -> range:
         """Numbers of the parts from the cut ``begin`` to ``last`` (None: to the model's end). Raises CutRefused."""
-        found = self._begins.get(begin), len(self._parts) - 1 if last is None else self._ends.get(last)
+        found = self._begins.get(begin), len(self._engines) - 1 if last is None else self._ends.get(last)
         for name, at in zip((begin, last), found, strict=True):
             if at is None:
                 raise CutRefused(
-                    f"the model is in {len(self._parts)} parts, cut after {', '.join(self.cuts)}, and its example has "
-                    f'no cut "{name!s:.256}"'
+                    f"the model is in {len(self._engines)} parts, cut after {', '.join(self.cuts)}, and its example "
+                    f'has no cut "{name!s:.256}"'
                 )
         first, end = found
         assert first is not None and end is not None
@@ -216,24 +215,16 @@ class Parted:
     def _end(self, at: int, way: range, end: End | None) -> End | None:
         return End(self._cuts[at + 1]) if at + 1 < way.stop else end
 
-    def manifest(self) -> Manifest:
-        """The manifest of the first; they are all alike."""
-        return self._parts[0].manifest()
-
-    def allocate(self, nbytes: int) -> memoryview:
-        """Memory that all parts see."""
-        return self._parts[0].allocate(nbytes)
-
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
         """As the part with which it begins."""
-        self._parts[self._way(_begin(crossing), None).start].admit(crossing, header, payload_bytes, max_bytes)
+        self._engines[self._way(_begin(crossing), None).start].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
         """From part to part."""
         way = self._way(_begin(crossing), None if end is None else end.cut)
-        engine, first = self._parts[way.start], self._end(way.start, way, end)
+        engine, first = self._engines[way.start], self._end(way.start, way, end)
         self._observing.first = way.start
         return self._rest(way, engine.compute(crossing, header, payload, want_metrics, first), want_metrics, end)
 
@@ -241,7 +232,7 @@ class Parted:
         """What the first part computed, continued by the others."""
         reply = computed.reply
         for at in way[1:]:
-            began, engine = time.perf_counter_ns(), self._parts[at]
+            began, engine = time.perf_counter_ns(), self._engines[at]
             assert computed.cut is not None
             payload, crossing = _moved(engine, computed), decode(computed.cut[1])
             nbytes, header = computed.nbytes, computed.reply.header
@@ -253,16 +244,6 @@ class Parted:
 
     def _name(self, at: int) -> str:
         return f"part {at + 1}"
-
-    def admit_file(
-        self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
-    ) -> None:
-        """As any of them."""
-        self._parts[0].admit_file(suffix, preprocess_digest, header, payload_bytes, max_bytes)
-
-    def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
-        """As any of them."""
-        return self._parts[0].read_file(suffix, header, payload, max_bytes)
 
     def compute_file(
         self,
@@ -277,27 +258,23 @@ class Parted:
         """The first part reads it."""
         way = self._way(INPUT, None if end is None else end.cut)
         first, self._observing.first = self._end(0, way, end), 0
-        computed = self._parts[0].compute_file(suffix, header, payload, want_metrics, max_bytes, read, first)
+        computed = self._engines[0].compute_file(suffix, header, payload, want_metrics, max_bytes, read, first)
         return self._rest(way, computed, want_metrics, end)
-
-    def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """As any of them."""
-        self._parts[0].admit_step(header, payload_bytes, max_bytes)
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
         """A session at each part from ``cut`` on. Raises as `Engine.open_session`."""
         way, onward = self._way(cut, None if following is None else following.cut), following is not None
         for at in reversed(way[1:]):
-            link = _Between(self._parts[at], self._name(at), self._cuts[at], following)
+            link = _Between(self._engines[at], self._name(at), self._cuts[at], following)
             following = Following(self._cuts[at], link)
-        session = self._parts[way.start].open_session(cut, following)
+        session = self._engines[way.start].open_session(cut, following)
         return session if len(way) == 1 else _PartedSession(session, onward)
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
         """Observers of the part with which a request begins; what those of others find is in their own reports."""
         with ExitStack() as stack:
-            self._observing.found = [stack.enter_context(one.observing(observers)) for one in self._parts]
+            self._observing.found = [stack.enter_context(one.observing(observers)) for one in self._engines]
             stack.callback(self._observing.__dict__.clear)
             yield lambda: self._observed(self._observing.first)
 
@@ -305,15 +282,11 @@ class Parted:
         found = getattr(self._observing, "found", None)
         return b"" if found is None else found[at]()
 
-    @property
-    def profile_gives_way(self) -> bool:
-        return self._parts[0].profile_gives_way
-
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
         """The profile of the whole model on the first device, which reads the other weights from their files."""
-        return self._parts[0].profile(warmup, repetitions, seconds, on_progress, codecs)
+        return self._engines[0].profile(warmup, repetitions, seconds, on_progress, codecs)
 
 
 def _begin(crossing: Crossing) -> str:
