@@ -9,6 +9,7 @@ plain tensors, numbers, text, None, or tuples of those.
 from __future__ import annotations
 
 import abc
+import operator
 import os
 import sys
 import types
@@ -78,7 +79,7 @@ class _Look:
     def __init__(self, known: dict[nn.Module, str]) -> None:
         self.known = known
         self.running: set[nn.Module] = set()
-        self.kinds: dict[type, str] = {}
+        self.kinds: dict[type, tuple[str, frozenset[str]]] = {}
         self.code = Analysis(self.module)
         self.torch_is_own: bool | None = None
 
@@ -116,10 +117,11 @@ class _Look:
     def _check(self, module: nn.Module) -> None:
         kind = type(module)
         if kind not in self.kinds:
-            self.kinds[kind] = _trouble_of_class(kind)
-        if self.kinds[kind]:
-            raise Impure(self.kinds[kind])
-        _check_instance(module)
+            self.kinds[kind] = _trouble_of_class(kind), _descriptors(kind)
+        trouble, descriptors = self.kinds[kind]
+        if trouble:
+            raise Impure(trouble)
+        _check_instance(module, descriptors)
         forward = kind.forward
         if _is_torchs(forward):
             self._check_torchs_own(module)
@@ -128,14 +130,9 @@ class _Look:
 
     def _check_torchs_own(self, module: nn.Module) -> None:
         """torch's forward writes no state; it may be handed some by what it finds on the module."""
-        if self.torch_is_own is None:
-            self.torch_is_own = all(
-                torch_own(value)
-                for space in (torch, torch.nn.functional)
-                for value in vars(space).values()
-                if id(value) in torch_functions() or (space is not torch and isinstance(value, types.FunctionType))
-            )
         kind = type(module).__qualname__
+        if self.torch_is_own is None:
+            self.torch_is_own = _torch_is_own()
         if not self.torch_is_own:
             raise Impure("functions of torch are replaced")
         for base in type(module).__mro__:
@@ -149,7 +146,32 @@ class _Look:
                 self.module(child)
 
 
-def _check_instance(module: nn.Module) -> None:
+_seen: tuple[list[Any], bool] = [], False
+"""What torch's names stood for when its functions were last looked into, and whether these were its own."""
+
+
+def _torch_is_own() -> bool:
+    """Whether none of torch's functions is replaced. They are looked into again once any name stands for another."""
+    global _seen
+    spaces = [list(vars(space).values()) for space in (torch, torch.nn.functional)]
+    values, (known, own) = [*spaces[0], *spaces[1]], _seen
+    if len(known) != len(values) or not all(map(operator.is_, known, values)):
+        listed = torch_functions()
+        functions = [one for one in values if id(one) in listed]
+        functions += [one for one in spaces[1] if isinstance(one, types.FunctionType)]
+        own = all(map(torch_own, functions))
+        _seen = values, own
+    return own
+
+
+def _descriptors(kind: type) -> frozenset[str]:
+    """Names under which its instances find something of their class's that acts when it is found, such as a method."""
+    return frozenset(
+        name for base in kind.__mro__ for name, value in vars(base).items() if hasattr(type(value), "__get__")
+    )
+
+
+def _check_instance(module: nn.Module, descriptors: frozenset[str]) -> None:
     kind = type(module).__qualname__
     if any(getattr(module, hooks) for hooks in _HOOKS):
         raise Impure(f"{kind} has hooks")
@@ -165,9 +187,8 @@ def _check_instance(module: nn.Module) -> None:
                 continue
         if name in _MACHINERY and value is not None:
             raise Impure(f"{kind} has another {name} than its class")
-        for base in type(module).__mro__:
-            if hasattr(type(vars(base).get(name)), "__get__"):
-                raise Impure(f"{kind} has another {name} than its class")
+        if name in descriptors:
+            raise Impure(f"{kind} has another {name} than its class")
     for tensors in (module._parameters, module._buffers):
         for name, tensor in tensors.items():
             if tensor is not None and not is_plain(tensor):

@@ -138,7 +138,7 @@ def test_models_that_nobody_divides(specs: dict[str, Path]) -> None:
     with pytest.raises(SpecError, match="factory is from_pretrained"):
         load_spec("digits").load_shard(2)
     entry = ModelEntry(load_spec(str(specs["llama"])), only=("model.layers.1",))
-    with pytest.raises(SpecError, match="llama: only, tails, compile"):
+    with pytest.raises(SpecError, match="llama: only, parts, tails, compile"):
         ServerConfig(models=(entry,), tensor_parallel=2)
     with pytest.raises(SpecError, match="device: one kind"):
         ServerConfig(device="cuda:0,cuda:1", tensor_parallel=2)

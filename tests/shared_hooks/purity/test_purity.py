@@ -171,3 +171,12 @@ def test_children_of_what_failed_are_judged_by_themselves() -> None:
     parent.other = child
     known: dict[nn.Module, str] = {}
     assert not is_pure(parent, known) and not is_pure(child, known) and is_pure(parent.child, known)
+
+
+def test_a_function_of_torchs_that_is_replaced_is_seen_and_so_is_its_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_pure(nn.Linear(2, 2))
+    with monkeypatch.context() as patched:
+        patched.setattr(nn.functional, "relu", lambda x: x)
+        assert trouble_of(nn.Linear(2, 2)) == "functions of torch are replaced"
+        assert not is_pure(nn.ReLU())
+    assert is_pure(nn.Linear(2, 2)) and is_pure(nn.ReLU())
