@@ -82,7 +82,8 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
     for address in filter(None, (config.listen, config.rest)):
         check_free(address, config.reuse_port)
-    devices = max((placed(entry, config.device) for entry in config.models), key=len)
+    divided = config.tensor_parallel > 1
+    devices = max((placed(entry, config.device, divided=divided) for entry in config.models), key=len)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
     with ExitStack() as stack:
         pools = stack.enter_context(Processes(config, words)) if config.in_processes else None

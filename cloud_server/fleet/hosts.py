@@ -109,7 +109,7 @@ class Processes:
         parted: set[str] = set()
         for entry in entries:
             name, seen = entry.spec.model_id, Counter[str]()
-            for one in placed(entry, self._config.device):
+            for one in placed(entry, self._config.device, divided=self._config.tensor_parallel > 1):
                 device = str(one.device)
                 places.setdefault((device, seen[device]), {})[name] = one.part
                 parted |= {name} if one.part else set()

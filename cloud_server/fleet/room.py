@@ -44,14 +44,15 @@ FULL = 0.8
 """A share of a device's free memory: with "auto", a model of more weights is put on several, in parts."""
 
 
-def placed(entry: ModelEntry, server: str) -> list[Placed]:
-    """Where a model is, on a server whose devices are ``server``. Raises SpecError, also for devices that are not
-    alike: what a request is answered with would hang on where it came to.
+def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Placed]:
+    """Where a model is, on a server whose devices are ``server``. ``divided``: its weights are divided among processes
+    anyway. Raises SpecError, also for devices that are not alike: what a request is answered with would hang on where
+    it came to.
     """
     text, parts = entry.device or server, bool(entry.parts)
     found = devices_of(text)
     if text == AUTO and (there := devices.count(found[0].type)) > 1:
-        parts = parts or _is_too_large(entry, found[0])
+        parts = parts or (not divided and _is_too_large(entry, found[0]))
         if parts:
             found = [torch.device(found[0].type, number) for number in range(there)]
             found = found[: len(entry.parts) + 1] if entry.parts not in ((), (AUTO,)) else found

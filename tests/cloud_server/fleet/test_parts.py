@@ -302,6 +302,7 @@ def test_a_model_too_large_for_one_device_is_put_on_all(
         assert [one.part for one in found] == ([None] if there == 1 else [(number, 3) for number in range(3)])
     assert len(room.placed(ModelEntry(specs[0], parts=("stem",)), "auto")) == 2
     assert len(room.placed(entry, "cuda:0")) == 1, "one that is named is taken"
+    assert len(room.placed(entry, "auto", divided=True)) == 1, "tensor parallelism divides it otherwise"
 
 
 def test_weights_of_other_parts_are_brought_to_the_device(specs: tuple[ModelSpec, ModelSpec]) -> None:
