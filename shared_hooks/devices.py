@@ -187,7 +187,7 @@ def in_use(device: torch.device) -> int | None:
 
 
 def free(device: torch.device) -> int | None:
-    """Bytes of its memory that nobody has; None where torch does not say."""
+    """Free memory in bytes; None where torch does not report it."""
     found = getattr(_module(device), "mem_get_info", None) if count(device.type) else None
     return None if found is None else int(found(_index(device))[0])
 

@@ -408,7 +408,7 @@ class _Between:
 
 
 def on_devices(engines: Sequence[Engine], parted: bool) -> Engine:
-    """The engine of a model that is on so many devices, whole or in parts."""
+    """One engine for a model that several devices have: copies of it, or its parts in order."""
     if len(engines) == 1:
         return engines[0]
     return Parted(engines) if parted else Replicated(engines)

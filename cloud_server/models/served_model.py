@@ -495,7 +495,11 @@ class ServedModel:
         end: End | None,
         substitutes: Substitutes | None = None,
     ) -> Computed:
-        return self._run(decode_ns, want_metrics, early, start=early.layer_id, end=end, substitutes=substitutes)
+        if end is None:
+            run = partial(self._wrapped.tail, early, substitutes=substitutes)
+        else:
+            run = partial(self._wrapped.forward, early, start=early.layer_id, end=end.cut)
+        return self._run(run, decode_ns, want_metrics, end, compiled=substitutes is not None)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
@@ -537,7 +541,10 @@ class ServedModel:
         started = time.perf_counter_ns()
         args, kwargs = to_device(args, self._device), to_device(kwargs, self._device)
         self._lifecycle.emit(Stage.AFTER_DECODE, value=(args, kwargs))
-        return self._run(read_ns + time.perf_counter_ns() - started, want_metrics, *args, end=end, **kwargs)
+        # what an input is called is the model's affair: it may be called "end"
+        run = partial(self._whole if end is None else partial(self._wrapped.head, end.cut), *args, **kwargs)
+        decode_ns = read_ns + time.perf_counter_ns() - started
+        return self._run(run, decode_ns, want_metrics, end, of_file=True)
 
     def _whole(self, *args: Any, **kwargs: Any) -> Any:
         """The whole model on a file, from which its Python may read numbers that sizes follow from."""
@@ -593,31 +600,23 @@ class ServedModel:
 
     def _run(
         self,
+        run: Callable[[], Any],
         decode_ns: int,
         want_metrics: bool,
-        /,
-        *args: Any,
-        start: int | None = None,
-        end: End | None = None,
-        substitutes: Substitutes | None = None,
-        **kwargs: Any,
+        end: End | None,
+        *,
+        of_file: bool = False,
+        compiled: bool = False,
     ) -> Computed:
-        """The tail from ``start``, up to ``end`` or with ``substitutes`` for modules of it; the whole model without a
-        start.
+        """What ``run`` gives, measured and packed: the output, or with ``end`` what crosses there. ``of_file``: the
+        model runs from its beginning.
         """
         try:
-            if start is None:
+            if of_file:
                 self._lifecycle.emit(Stage.BEFORE_TAIL, split=FILE)
             self._wrapped.measure(want_metrics)
             with transforms.during(self._wrapped) as changed, self._bringing():
-                if start is None:
-                    output = (
-                        self._whole(*args, **kwargs) if end is None else self._wrapped.head(end.cut, *args, **kwargs)
-                    )
-                elif end is not None:
-                    output = self._wrapped.forward(*args, start=start, end=end.cut)
-                else:
-                    output = self._wrapped.tail(*args, substitutes=substitutes)
+                output = run()
                 names = changed()
             returned = time.perf_counter_ns()
             wait(self._device)  # the kernels are only launched until here
@@ -635,7 +634,7 @@ class ServedModel:
         durations = self._wrapped.durations()  # before more hooks, which may run the model
         layers = tuple(self._wrapped.get_layer_metrics()) if want_metrics else ()
         forward = self._wrapped.get_forward_metrics() if want_metrics else None
-        if start is None:
+        if of_file:
             self._lifecycle.emit(Stage.AFTER_TAIL, split=FILE, output=output)
         return packed(
             self._lifecycle,
@@ -649,7 +648,7 @@ class ServedModel:
             layers=layers,
             forward=forward,
             transforms=names,
-            compiled=substitutes is not None,
+            compiled=compiled,
         )
 
     @contextmanager

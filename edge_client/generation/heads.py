@@ -58,9 +58,9 @@ class SharedHeads:
                 if leads:
                     self._runs = True
                     if not self._changed.wait_for(self._enough, min(self._patience, MOST_PATIENCE)):
-                        self._expected.clear()  # they are late: nobody waits for them twice
+                        self._expected.clear()  # they are late: the next run does not wait for them
                     batch, self._waiting = self._waiting, []
-            except BaseException:  # an interrupt: nobody else is to run this head, or to wait for this thread
+            except BaseException:  # an interrupt: others neither run this head nor wait for this thread
                 if mine in self._waiting:
                     self._waiting.remove(mine)
                 self._runs = self._runs and not leads

@@ -44,7 +44,9 @@ def _other_names(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 class _Bringing(TorchDispatchMode):
-    """Copies to ``device`` what an operation reads of the processor's memory beside tensors of the device."""
+    """Copies to ``device`` what an operation reads in the CPU's memory beside tensors of the device. What it writes to
+    stays where it is: a write to a copy would be lost.
+    """
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -54,8 +56,15 @@ class _Bringing(TorchDispatchMode):
         kwargs, there = kwargs or {}, self._device.type
         given: list[torch.Tensor] = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
         if any(one.device.type == there for one in given) and any(_is_weight(one) for one in given):
-            args, kwargs = tree_map(lambda one: one.to(self._device) if _is_weight(one) else one, (args, kwargs))
+            parameters = func._schema.arguments
+            written = {one.name for one in parameters if one.alias_info is not None and one.alias_info.is_write}
+            named = zip((one.name for one in parameters), args, strict=False)
+            args = [value if name in written else self._brought(value) for name, value in named]
+            kwargs = {name: value if name in written else self._brought(value) for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+    def _brought(self, value: Any) -> Any:
+        return tree_map(lambda one: one.to(self._device) if _is_weight(one) else one, value)
 
 
 def _is_weight(value: Any) -> bool:

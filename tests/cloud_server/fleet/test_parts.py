@@ -11,7 +11,9 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloud_server import Core
 from cloud_server.chain import Chain
@@ -27,7 +29,7 @@ from edge_client.generation import SplitGenerator
 from shared_hooks import WrappedModel, devices
 from shared_hooks.errors import CutRefused, Disagreement, SessionLost, SpecError
 from shared_hooks.lifecycle import Event, Lifecycle
-from shared_hooks.models import ModelSpec
+from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.planning.part import _Bringing
 from tests.cloud_server.models.test_only_part import deep, loaded, speaker
 from tests.edge_client.test_chain import CUTS, Deep, station
@@ -100,6 +102,41 @@ def test_a_file_is_read_by_the_first_part(
     with EdgeClient(server.address, specs[0], "cloud-only-file") as client:
         answer = client.infer(tmp_path / "image.safetensors")
         assert same(answer.output, whole(image(7))) and [part.split for part in answer.parts] == ["stem", "two"]
+
+
+class Called(nn.Module):
+    """Its inputs are called what our own arguments are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, start: torch.Tensor, end: torch.Tensor | None = None) -> torch.Tensor:
+        found = self.one(start) if end is None else self.one(start) * end
+        out: torch.Tensor = self.two(found)
+        return out
+
+
+@pytest.mark.parametrize("parts", [(), ("one",)])
+def test_inputs_of_a_file_may_have_any_name(tmp_path: Path, parts: tuple[str, ...]) -> None:
+    save_model(Called(), str(tmp_path / "called.safetensors"))
+    (tmp_path / "called.toml").write_text(
+        f'id = "called"\nfactory = "{__name__}:Called"\nweights = "called.safetensors"\n'
+        "[example]\nargs = [{shape = [1, 4]}]\nkwargs = {end = {shape = [1, 4]}}\n"
+    )
+    spec, given = load_spec(tmp_path / "called.toml"), {"start": torch.randn(1, 4), "end": torch.randn(1, 4)}
+    save_file(given, str(tmp_path / "given.safetensors"))
+    with torch.no_grad():
+        expected = Called().eval()(**given)
+    config = ServerConfig(models=(ModelEntry(spec, parts=parts),), device=",".join(["cpu"] * (1 + len(parts))))
+    server = CloudServer(Core(Fleet(ThisProcess(config), config.models, tuple), config.limits, 2), "127.0.0.1:0")
+    server.start()
+    try:
+        with EdgeClient(f"127.0.0.1:{server.port}", spec, "cloud-only-file") as client:
+            assert torch.equal(client.infer(tmp_path / "given.safetensors").output, expected)
+    finally:
+        server.stop(grace=1)
 
 
 def test_generation_is_token_for_token(server: CloudProcess, specs: tuple[ModelSpec, ModelSpec]) -> None:
@@ -316,6 +353,18 @@ def test_weights_of_other_parts_are_brought_to_the_device(specs: tuple[ModelSpec
         assert found.device == meta and found.shape == (2, 3)
         assert torch.nn.functional.linear(torch.ones(2, 4), weight, bias).device == CPU, "nothing of the device's in it"
         assert torch.embedding(weight, torch.empty(2, dtype=torch.long, device=meta)).device == meta
+    seen: list[tuple[str, str]] = []
+
+    class Below(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append((func.__name__, args[0].device.type))
+            return args[0] if func.__name__.startswith(("add_", "copy_")) else func(*args, **(kwargs or {}))
+
+    there = torch.empty(3, 4, device=meta)
+    with Below(), _Bringing(meta):  # type: ignore[no-untyped-call]
+        weight.add_(there), weight.copy_(there), weight.add(there)
+    writes = [one for one in seen if one[0].startswith("add")] + [one for one in seen if one[0] == "copy_.default"]
+    assert writes == [("add_.Tensor", "cpu"), ("add.Tensor", "meta"), ("copy_.default", "cpu")], "none to a copy"
     model = specs[0].load_mapped()[0]
     with torch.no_grad(), _Bringing(meta):
         assert model(torch.empty(1, 3, 8, 8, device=meta))["logits"].device == meta
