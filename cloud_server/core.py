@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from cloud_server.access import Caller, Quotas, granted
-from cloud_server.decoding import Sessions
+from cloud_server.decoding import Sessions, Step
 from cloud_server.executor import Executor, LastOfChain, Onward
 from cloud_server.fleet import Fleet
 from cloud_server.fleet.version import Deferred
@@ -242,6 +242,8 @@ class Core:
         residence, put = request.engine.residence, partial(self._put, request)
         cut = "" if request.crossing is None or request.turn is not None else request.crossing.layer_name
         enter = put if residence is None else partial(residence.enter, request.caller.account, put, cut)
+        if request.turn is not None:
+            return self._line_up(request, request.turn.step, enter, put)
         if not request.is_file:
             return enter()
         # a process decodes it: no worker waits for that
@@ -250,6 +252,31 @@ class Core:
             Task(partial(self._read, request, deferred, enter), request.payer)
         )
         return deferred.leave
+
+    def _line_up(
+        self,
+        request: Request,
+        step: Step,
+        enter: Callable[[], Callable[[], None]],
+        put: Callable[[], Callable[[], None]],
+    ) -> Callable[[], None]:
+        """A step of a decoding session comes after those before it that are under way."""
+        deferred = Deferred()
+        waits, given_up = self.decoding.line_up(request.party, step, partial(deferred.go, enter, instead=put))
+        deferred.before = given_up
+        if waits:
+            return deferred.leave
+        try:
+            leave_line = enter()
+        except BaseException:
+            given_up()
+            raise
+
+        def leave() -> None:
+            given_up()
+            leave_line()
+
+        return leave
 
     def _read(self, request: Request, deferred: Deferred, enter: Callable[[], Callable[[], None]]) -> bool:
         """Runs in a reader's thread, which survives everything: the request then ends with its deadline."""

@@ -6,6 +6,7 @@ May import models, limits.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -45,6 +46,15 @@ Key = tuple[str, str, int]
 """(account, client id, session id), unique on a server."""
 Route = tuple[tuple[str, str], ...]
 """The parts behind this server's: server and cut of each."""
+MOST_EARLY = 16
+"""How far ahead of a session's next step one may be that waits for its turn."""
+
+
+class Early(NamedTuple):
+    """A step that waits for the ones before. ``go``: puts it in line."""
+
+    step: Step
+    go: Callable[[], object]
 
 
 @dataclass(eq=False, slots=True)
@@ -60,6 +70,11 @@ class Session:
     busy: bool = True
     dropped: bool = False
     handle: EngineSession | None = None
+    branch: int = 0
+    queued: Step | None = None
+    """A step that is in line for a worker."""
+    early: dict[int, Early] = field(default_factory=dict)
+    """Steps that wait for the ones before, by a number of their own."""
     is_new: bool = True
     """Its client has heard nothing of it."""
     used: float = field(default_factory=time.monotonic)
@@ -67,6 +82,13 @@ class Session:
     @property
     def party(self) -> Party:
         return Party(*self.key[:2])
+
+    def is_early(self, step: Step) -> bool:
+        """Whether steps before this one are under way, and to be over first; the caller holds the lock."""
+        if step.branch > self.branch:
+            return self.busy or self.queued is not None
+        is_ahead = step.branch == self.branch and self.steps < step.number <= self.steps + MOST_EARLY
+        return is_ahead and (self.busy or self.queued is not None or bool(self.early))
 
     @property
     def idle_seconds(self) -> float:
@@ -148,6 +170,7 @@ MAX_NAME = 1024
 class Step:
     """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps.
     ``together``: how many steps its client sends at once, this one included, to be batched; 0: compute it alone.
+    ``branch``: how often steps of the session were taken back before.
     """
 
     session: int
@@ -158,6 +181,7 @@ class Step:
     close: bool
     together: int = 0
     route: Route = ()
+    branch: int = 0
 
     @classmethod
     def of(cls, frame: split_pb2.RequestHeader) -> Step | None:
@@ -183,7 +207,8 @@ class Step:
             raise BadFrame(f"step {frame.step} of a decoding session; only step 0 opens it as a copy")
         fork = decoding.fork_of, decoding.fork_step
         route = tuple((hop.server, hop.cut) for hop in frame.route)
-        return cls(frame.session_id, frame.step, decoding.cut, *fork, decoding.close, decoding.together, route)
+        said = decoding.cut, *fork, decoding.close, decoding.together, route, decoding.branch
+        return cls(frame.session_id, frame.step, *said)
 
 
 @dataclass(frozen=True)
@@ -284,6 +309,32 @@ class Sessions:
         self._stepped(taken.session, computed)
         return computed
 
+    def line_up(self, party: Party, step: Step, go: Callable[[], object]) -> tuple[bool, Callable[[], None]]:
+        """Before a step is put in line for a worker: whether it has to wait for steps before it that are under way, and
+        what is to be called when it is given up. ``go`` is called when they are over; one that is to be refused then
+        hears why.
+        """
+        with self._lock:
+            session = self._sessions.get((*party, step.session))
+            if session is None or step.close:
+                return False, _nothing_waits
+            number = next(_numbers)
+            if waits := session.is_early(step):
+                session.early[number] = Early(step, go)
+            else:
+                session.queued = step
+        return waits, partial(self._given_up, session, step, number)
+
+    def _given_up(self, session: Session, step: Step, number: int) -> None:
+        with self._lock:
+            session.early.pop(number, None)
+            due: list[Early] = []
+            if session.queued is step:
+                session.queued = None
+                due = [] if session.busy else self._due(session, False)
+        for one in due:
+            one.go()
+
     @contextmanager
     def _stepping(self, session: Session) -> Iterator[None]:
         """What goes wrong in the block leaves the session as it was, or ends it."""
@@ -309,6 +360,11 @@ class Sessions:
         """The session, for its next step."""
         with self._lock:
             session = self._known(engine, key, step)
+            session.queued = None
+            if step.branch < session.branch:
+                raise StepOutOfOrder(f"step {step.number} of {session} was taken back")
+            if step.branch > session.branch and step.number <= session.steps:
+                session.branch, session.steps = step.branch, step.number  # the engine takes its part back by the header
             if step.number != session.steps:
                 raise StepOutOfOrder(f"step {step.number} of {session} came, and its next is {session.steps}")
             if session.nbytes > self._limits.max_session_bytes:
@@ -368,7 +424,7 @@ class Sessions:
             raise
         finally:
             if parent is not None:
-                self._give_back(parent)
+                self._give_back(parent, failed=False)
         return session
 
     def _stepped(self, session: Session, computed: Computed) -> None:
@@ -384,16 +440,40 @@ class Sessions:
                     closing = self._remove(self._room(session.party, 0, 0))
                 except ServerUnavailable as error:
                     self._remove([Drop(session, f"its last step took too much: {error}", "room")])
+            due = self._free(session, bool(computed.is_done))
         self._close_all(closing)
-        self._give_back(session)
+        self._freed(session, due)
 
-    def _give_back(self, session: Session) -> None:
-        """Nobody steps it any more; one that was dropped meanwhile ends now."""
+    def _give_back(self, session: Session, failed: bool = True) -> None:
+        """Nobody steps it any more. ``failed``: a step was not made, and those that wait for it are to be refused."""
         with self._lock:
-            session.busy = False
-            session.used = time.monotonic()
+            due = self._free(session, not failed)
+        self._freed(session, due)
+
+    def _free(self, session: Session, made: bool) -> list[Early]:
+        """The session is not busy any more; gives the steps whose turn it is. The caller holds the lock."""
+        session.busy = False
+        session.used = time.monotonic()
+        return self._due(session, made)
+
+    def _due(self, session: Session, made: bool) -> list[Early]:
+        """The steps that wait no longer: one that can be made, or all that are to be refused. The caller holds the
+        lock.
+        """
+        early = session.early
+        due = [number for number, one in early.items() if not made or session.dropped or not session.is_early(one.step)]
+        newest = max(due, key=lambda number: (early[number].step.branch, -early[number].step.number), default=None)
+        if newest is not None and not session.dropped and early[newest].step.branch >= session.branch + (not made):
+            due = [newest]  # the others come when it is over
+            session.queued = early[newest].step
+        return [early.pop(number) for number in due]
+
+    def _freed(self, session: Session, due: list[Early]) -> None:
+        """One that was dropped meanwhile ends now."""
         if session.dropped:
             self._close_all([session])
+        for one in due:
+            one.go()
 
     def _room(self, party: Party, number: int, nbytes: int) -> list[Drop]:
         """Picks what to evict for ``party``; the caller holds the lock. Raises ServerUnavailable."""
@@ -468,9 +548,16 @@ class Drop(NamedTuple):
     word: str
 
 
+_numbers = itertools.count()
+
+
 def _onward(route: Route) -> str:
     """For messages."""
     return "".join(f', and at "{server[:256]}" after "{cut[:256]}"' for server, cut in route)
+
+
+def _nothing_waits() -> None:
+    """For a step that is in no session's line."""
 
 
 def _nothing() -> Computed:

@@ -133,23 +133,27 @@ PROMPTS = {
     ],
 }
 """Ten, of three kinds: much of the answer stands in the prompt, in the answer itself, or nowhere."""
-DELAY = 0.02
-"""Seconds, one way."""
 
 
 def drafts(options: argparse.Namespace, spec: str) -> dict[str, Any]:
-    """Tokens a second over a link of 40 ms a round trip, greedy, with drafts of each source and without."""
-    sources: dict[str, Source | None] = {"none": None, "lookup": Lookup(), "first layers": FirstLayers(options.cut)}
+    """Tokens a second over a link with ``--delay``, greedy, with drafts of each source and without: step by step, and
+    sent ahead while those before them are verified. Each side computes with one thread.
+    """
+    sources: dict[str, Source | None] = {"none": None}
+    for name, source in {"lookup": Lookup(), "first layers": FirstLayers(options.cut)}.items():
+        sources |= {name: source, f"{name}, ahead": source}
     rates: dict[str, list[float]] = {name: [] for name in sources}
     texts: dict[str, list[tuple[int, ...]]] = {name: [] for name in sources}
     with (
-        local_server(spec) as server,
-        Relay((server.rpartition(":")[0], int(server.rpartition(":")[2])), delay=DELAY) as relay,
+        local_server(spec, arguments=["--threads", "1"]) as server,
+        Relay((server.rpartition(":")[0], int(server.rpartition(":")[2])), delay=options.delay / 2e3) as relay,
     ):
         host, port = relay.address
-        with EdgeClient(f"{host}:{port}", spec) as client:
+        with EdgeClient(f"{host}:{port}", ModelChoice(spec, threads=1)) as client:
             for name, source in sources.items():
-                with closing(Chats(client, options.cut, seats=1, drafts=source, most_drafted=16)) as chats:
+                ahead = name.endswith("ahead")
+                chats = Chats(client, options.cut, seats=1, drafts=source, drafts_ahead=ahead, most_drafted=16)
+                with closing(chats):
                     chats.write(_task(chats, "Hello", 4), lambda chosen: False)  # plans
                     for prompt in itertools.chain(*PROMPTS.values()):
                         began = time.perf_counter()
@@ -281,6 +285,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", type=int, default=1000, help="of a common beginning")
     parser.add_argument("--pairs", type=int, default=7)
     parser.add_argument("--new", type=int, default=64, help="tokens of each text, for drafts and sessions")
+    parser.add_argument("--delay", type=float, default=40.0, help="of a round trip in milliseconds, for drafts")
     parser.add_argument("--processes", type=int, default=2, help="for divided")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(argv)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import inspect
 import time
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -16,6 +18,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
+from shared_hooks.generation.ahead import NextCall, foresight
 from shared_hooks.modules import attach, put_instead, running
 
 __all__ = [
@@ -238,6 +241,10 @@ AFTER, AGAIN = 5, 50
 """Steps with drafts after which one without shows what that takes: at first, and then."""
 EXPECTED = 0.6
 """How often a token is taken to be accepted before there were any."""
+FIRST_CHANCE = LEAST_CHANCE = 0.5
+"""What is less likely to come is not sent ahead: in vain it costs more than the server's time."""
+LEARN = 0.2
+"""How much the last step counts for what is thought of the next."""
 OWN_WEIGHT = 2.0
 """Tokens that must have been tried at a place before its own rate counts half."""
 
@@ -261,6 +268,22 @@ class Tally:
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
+    ahead: int = 0
+    """Steps whose drafts were made, and sent where the model is split, while those before them were verified."""
+    ahead_in_vain: int = 0
+
+    comes_true: float = field(default_factory=lambda: FIRST_CHANCE)
+    """How often what is foreseen behind a step's drafts comes, the last steps counting most."""
+
+    def step(self, drafted: int, accepted: int) -> None:
+        """One step more."""
+        self.steps += 1
+        self.drafted += drafted
+        self.accepted += accepted
+
+    def foreseen(self, comes: bool, weight: float = 1.0) -> None:
+        """Whether what was foreseen came, or would have; ``weight``: of an observation."""
+        self.comes_true += LEARN * weight * (comes - self.comes_true)
 
     @property
     def acceptance(self) -> float | None:
@@ -377,6 +400,8 @@ _HOOKED = ("generate", "_get_candidate_generator", "prepare_inputs_for_generatio
 class Drafting:
     """While the ``with`` block runs, ``model.generate()`` drafts by ``source``. The model may be whole or split; drafts
     are made on this side alone. ``pace``: how many tokens; where nobody says, what gives most by what was measured.
+    ``ahead``: of greedy search, the next drafts are made and sent while those before them are verified, where that is
+    worth it by what was measured.
 
     Raises InputMismatch for a model that is none of transformers', and in ``generate()`` for several rows at once.
     """
@@ -387,6 +412,7 @@ class Drafting:
         source: Source,
         *,
         pace: Pace | None = None,
+        ahead: bool = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not all(hasattr(type(model), name) for name in _HOOKED):
@@ -396,6 +422,7 @@ class Drafting:
         self._model = model
         self._source = source
         self._clock = clock
+        self._ahead = ahead
         self._stack = ExitStack()
         self._read = 0
         """Tokens of the text under way that the state given with it has read."""
@@ -406,15 +433,26 @@ class Drafting:
         candidates_of: Any = self._model._get_candidate_generator
         inputs_of: Any = self._model.prepare_inputs_for_generation
 
+        texts: list[_Candidates] = []
+
         def drafting_generate(*args: Any, **kwargs: Any) -> Any:
-            return generate(*args, **{**arguments, **kwargs})
+            texts.clear()
+            token = foresight.set(_Sight(texts)) if self._ahead else None
+            try:
+                return generate(*args, **{**arguments, **kwargs})
+            finally:
+                if token is not None:
+                    foresight.reset(token)
 
         def drafting_candidates(*args: Any, **kwargs: Any) -> Any:
             rows = kwargs["input_ids"].shape[0]
             if rows != 1:
                 raise InputMismatch(f"drafts are for one row, and generate() has {rows}")
             self._read = _read(kwargs["input_ids"], kwargs["generation_config"], kwargs["model_kwargs"])
-            return _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
+            made = _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
+            if self._ahead and not kwargs["generation_config"].do_sample:  # or words would hang on times
+                texts.append(made)
+            return made
 
         def drafting_inputs(
             input_ids: torch.Tensor, *args: Any, next_sequence_length: int | None = None, **kwargs: Any
@@ -422,7 +460,13 @@ class Drafting:
             # transformers' drafts read a prompt whole, though a state that is given has read some of it
             if kwargs.get("is_first_iteration") and self._read:
                 next_sequence_length, self._read = input_ids.shape[1] - self._read, 0
-            return inputs_of(input_ids, *args, next_sequence_length=next_sequence_length, **kwargs)
+            given = inputs_of(input_ids, *args, next_sequence_length=next_sequence_length, **kwargs)
+            if texts:
+                read = given.get("decoder_input_ids", given.get("input_ids"))
+                texts[-1].calls(
+                    _Inputs(self._model, inputs_of, input_ids, kwargs), 0 if read is None else read.shape[1]
+                )
+            return given
 
         ours = {
             "generate": drafting_generate,
@@ -455,6 +499,63 @@ def _read(ids: torch.Tensor, settings: Any, given: dict[str, Any]) -> int:
     return read
 
 
+@dataclass(frozen=True)
+class _Inputs:
+    """What one call of the model is prepared from: the ids of the text with its drafts (1, length), and the rest."""
+
+    model: Any
+    prepare: Callable[..., dict[str, Any]]
+    ids: torch.Tensor
+    kwargs: dict[str, Any]
+
+    def then(self, ids: torch.Tensor) -> _Inputs:
+        """The same for the call after it, where all of its drafts are accepted."""
+        kwargs, length = dict(self.kwargs, is_first_iteration=False), ids.shape[1]
+        utils: Any = importlib.import_module("transformers.generation.utils")  # as its own loop does between two calls
+        utils._prepare_attention_mask(kwargs, length, self.model.config.is_encoder_decoder)
+        utils._prepare_token_type_ids(kwargs, length)
+        utils._prepare_position_ids(kwargs, length, self.model.config.is_encoder_decoder)
+        return _Inputs(self.model, self.prepare, ids, kwargs)
+
+    def prepared(self, tokens: int) -> dict[str, Any]:
+        """The arguments of the call, which reads the last so many ids."""
+        given = self.prepare(self.ids, next_sequence_length=tokens, **self.kwargs)
+        if "logits_to_keep" in given:
+            given["logits_to_keep"] = tokens
+        return given
+
+
+@dataclass(frozen=True)
+class _Ahead:
+    """Drafts made before it is known what they follow. ``base``: the ids that they follow if all before them are
+    accepted (1, length).
+    """
+
+    base: torch.Tensor
+    inputs: _Inputs
+    logits: torch.Tensor | None
+    sure: list[float]
+    """How sure a model was of each."""
+    assistant: dict[str, Any] | None
+    """What that model is to be called with after them, its state among it."""
+
+
+class _Sight:
+    """What `shared_hooks.generation.ahead` asks for the calls that will come: the text under way, if there is one."""
+
+    def __init__(self, texts: list[_Candidates]) -> None:
+        self._texts = texts
+
+    @property
+    def tokens(self) -> int:
+        """As `Foresight.tokens`."""
+        return self._texts[-1].tokens if self._texts else 0
+
+    def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
+        """As `Foresight.next`."""
+        return self._texts[-1].next(after, saved_ns, compute_ns) if self._texts else None
+
+
 class _Candidates:
     """Stands for transformers' generator of candidates: asks it for as many as pay, and measures."""
 
@@ -469,10 +570,27 @@ class _Candidates:
         self._asked = self._drafted = 0
         self._began: float | None = None
         self._first = True
+        self._inputs: _Inputs | None = None
+        self.tokens = 0
+        """That the call under way reads."""
+        self._ahead: deque[_Ahead] = deque()
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Token ids (1, length), with the drafted ones behind them, and the drafts' logits where there are any."""
         self._began = None if self._first else self._clock()
+        if self._ahead and torch.equal(self._ahead[0].base, input_ids):
+            ready = self._ahead.popleft()
+            found, logits = ready.inputs.ids, ready.logits
+            self._sure.extend(ready.sure)
+            self._tally.foreseen(True)
+            if ready.assistant is not None:
+                self._candidates.assistant_kwargs = ready.assistant
+            self._asked = self._drafted = found.shape[1] - input_ids.shape[1]
+            return found, logits
+        if self._ahead:
+            self._tally.foreseen(False)
+            self._tally.ahead_in_vain += len(self._ahead)
+            self._ahead.clear()
         # a model that drafts takes the prompt in the first step, or it does not find into the text later
         self._asked, found, logits = max(self._pace.choose(), int(self._first)), input_ids, None
         if self._asked:
@@ -487,8 +605,63 @@ class _Candidates:
         seconds = None if self._began is None else self._clock() - self._began
         self._first = False
         self._pace.step(self._asked, self._drafted, accepted, seconds)
-        self._tally.steps += 1
-        self._tally.drafted += self._drafted
-        self._tally.accepted += accepted
+        self._tally.step(self._drafted, accepted)
+        if self._drafted and not self._ahead:  # one token more would have been foreseen than was drafted
+            self._tally.foreseen(accepted == self._drafted, 0.25)
         if self._asked:
             self._candidates.update_candidate_strategy(input_ids, scores, num_matches)
+
+    # Drafts that are made while those before them are verified
+
+    @property
+    def _sure(self) -> list[float]:
+        """Where transformers keeps how sure its model was of each draft: as many as will be verified."""
+        found: list[float] = getattr(self._candidates, "probs", [])
+        return found
+
+    def calls(self, inputs: _Inputs, tokens: int) -> None:
+        """The model is called with these, and reads so many tokens."""
+        self._inputs, self.tokens = inputs, tokens
+
+    def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
+        """As `Foresight.next`."""
+        while len(self._ahead) > after:
+            self._ahead.pop()
+            self._tally.ahead_in_vain += 1
+        tip = self._ahead[-1].inputs if self._ahead else self._inputs
+        # of more the server computes one after the other, and nothing is saved
+        if tip is None or self._first or len(self._ahead) < after or after * compute_ns > saved_ns:
+            return None
+        chance = self._tally.comes_true ** (after + 1)
+        if chance <= LEAST_CHANCE or chance * saved_ns <= (1 - chance) * max(0, compute_ns - saved_ns):
+            return None
+        found, logits, sure, assistant = self._drafts_after(tip.ids, 1 + max(1, self._pace.choose()))
+        tokens = found.shape[1] - tip.ids.shape[1]
+        if tokens < 1:
+            return None
+        tip.kwargs["past_key_values"].crop(0)  # as it is done behind a step whose drafts were all accepted
+        inputs = tip.then(found)
+        logits = None if logits is None else logits[:, 1:]  # the first is no draft
+        self._ahead.append(_Ahead(found[:, : 1 - tokens or None], inputs, logits, sure[1:], assistant))
+        self._tally.ahead += 1
+        return NextCall(inputs.prepared(tokens), tokens)
+
+    def _drafts_after(self, ids: torch.Tensor, most: int) -> tuple[Any, Any, list[float], dict[str, Any] | None]:
+        """Ids and logits as `get_candidates` gives them, how sure a model was of each, and what it is called with next.
+        The generator of candidates stays as it is.
+        """
+        candidates, known = self._candidates, len(self._sure)
+        before: dict[str, Any] | None = getattr(candidates, "assistant_kwargs", None)
+        if before is not None:
+            tip = self._ahead[-1].assistant if self._ahead else before
+            candidates.assistant_kwargs = {**(tip or before)}
+            if (state := candidates.assistant_kwargs.get("past_key_values")) is not None:
+                candidates.assistant_kwargs["past_key_values"] = copy.deepcopy(state)
+        try:
+            self._source.set_length(candidates, most)
+            found, logits = candidates.get_candidates(ids)
+            return found, logits, self._sure[known:], getattr(candidates, "assistant_kwargs", None)
+        finally:
+            del self._sure[known:]
+            if before is not None:
+                candidates.assistant_kwargs = before

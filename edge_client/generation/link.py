@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 import torch
 
+from edge_client.answer import Answer
 from edge_client.core import ClientCore
-from edge_client.transport import Stamps, State, Times, wire
+from edge_client.request.requests import BegunStep
+from edge_client.transport import Outgoing, Stamps, State, Times, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
 from shared_hooks.generation import StepReply
+from shared_hooks.generation.edge_session import Pending
 
 CLOSE_SECONDS: Final = 0.5
 """For the server to hear that a session is closed; else it finds out by itself, when it is idle for long."""
@@ -68,7 +71,22 @@ class SessionLink:
         except IsthmusError:
             pass  # it is gone already, or will be when it has been idle for long
 
-    def _ask(
+    def begin(
+        self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
+    ) -> Pending:
+        """As `step`, without waiting for the answer: see `shared_hooks.generation.edge_session.Beginning`."""
+        decoding = split_pb2.Decoding(cut=self.cut, branch=branch)
+        return _Sent(self._client.requests.begin_step(*self._packed(session, number, decoding, header, tensors, None)))
+
+    @property
+    def begins(self) -> bool:
+        """Whether a session may have several steps under way: not along a chain."""
+        return not self._route
+
+    def _ask(self, *step: Any) -> StepReply:
+        return _reply(self._client.requests.ask(*self._packed(*step)))
+
+    def _packed(
         self,
         session: int,
         number: int,
@@ -76,13 +94,35 @@ class SessionLink:
         header: dict[str, Any],
         tensors: list[torch.Tensor],
         deadline: float | None,
-    ) -> StepReply:
-        stamps, until = Stamps(), self._client.until(deadline)
+    ) -> tuple[Callable[[], Outgoing], str, Stamps, float]:
         pack = partial(wire.outgoing_step, session, number, decoding, header, tensors, self._route)
-        answer = self._client.requests.ask(pack, self.cut, stamps, until)
-        said, results = answer.output
-        nbytes = answer.bytes_up, answer.bytes_down
-        return StepReply(said, results, *nbytes, _durations(answer.times), answer.batch_size)
+        return pack, self.cut, Stamps(), self._client.until(deadline)
+
+
+class _Sent:
+    """A `Pending` of a client."""
+
+    def __init__(self, step: BegunStep) -> None:
+        self._step = step
+
+    @property
+    def is_over(self) -> bool:
+        """As `Pending.is_over`."""
+        return self._step.is_over
+
+    def result(self) -> StepReply:
+        """As `Pending.result`."""
+        return _reply(self._step.result())
+
+    def cancel(self, why: IsthmusError) -> None:
+        """As `Pending.cancel`."""
+        self._step.cancel(why)
+
+
+def _reply(answer: Answer) -> StepReply:
+    said, results = answer.output
+    nbytes = answer.bytes_up, answer.bytes_down
+    return StepReply(said, results, *nbytes, _durations(answer.times), answer.batch_size)
 
 
 def _durations(times: Times) -> dict[str, int]:

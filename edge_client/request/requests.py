@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,11 +16,11 @@ from edge_client.request.many import Position
 from edge_client.request.running import NOT_SERVED, Done, Reports, Route, Running, restarted, settle
 from edge_client.request.sending import Sender
 from edge_client.spoken import EDGE_ONLY
-from edge_client.transport import Connection, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
+from edge_client.transport import Connection, Exchange, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
 from edge_client.transport.times import forward_metrics, layer_metrics
 from edge_client.witness import INPUT, Witness, Witnesses
 from shared_hooks.codecs import by_wire
-from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, PlanMismatch, ReferenceLost
+from shared_hooks.errors import Cancelled, CodecFailed, CutRefused, IsthmusError, PlanMismatch, ReferenceLost
 from shared_hooks.lifecycle import About, Stage
 
 # `Steps`: requests of a decoding session, whose bytes somebody else packs (`edge_client.generation`).
@@ -40,12 +41,29 @@ class Steps:
         about = self._reports.about()
 
         def answer() -> Answer:
-            self._lifecycle.emit(Stage.BEFORE_REQUEST, inputs=None, split=split, began_ns=stamps.called)
-            return self._answer(pack, split, stamps, until, about)
+            return self._settled(*self._submitted(pack, split, stamps, until, about), split, stamps)
 
         return self._reports.ending(about, answer)
 
-    def _answer(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About) -> Answer:
+    def begin(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> BegunStep:
+        """As `ask`, without waiting for the answer."""
+        about = self._reports.about()
+        try:
+            with self._reports.lifecycle.request(about):
+                connection, exchange = self._submitted(pack, split, stamps, until, about)
+        except BaseException as error:
+            self._reports.over(about, error)
+            raise
+
+        def answer() -> Answer:
+            return self._settled(connection, exchange, split, stamps)
+
+        return BegunStep(connection, exchange, partial(self._reports.ending, about, answer))
+
+    def _submitted(
+        self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float, about: About
+    ) -> tuple[Connection, Exchange]:
+        self._lifecycle.emit(Stage.BEFORE_REQUEST, inputs=None, split=split, began_ns=stamps.called)
         connection = self._sender.connect()
         place = self._sender.place(split, self._at_once, until)
         try:
@@ -59,6 +77,9 @@ class Steps:
             place.leave()
             raise
         connection.submit(exchange)
+        return connection, exchange
+
+    def _settled(self, connection: Connection, exchange: Exchange, split: str, stamps: Stamps) -> Answer:
         settle(exchange, connection)
         stamps.taken = now_ns()
         if exchange.error is not None:
@@ -87,6 +108,26 @@ class Steps:
             transforms=tuple(reply.transforms),
             batch_size=max(1, reply.batch_size),
         )
+
+
+@dataclass(frozen=True)
+class BegunStep:
+    """A step that was sent. ``result``: waits for its answer, once."""
+
+    _connection: Connection
+    _exchange: Exchange
+    result: Callable[[], Answer]
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` need not wait."""
+        return self._exchange.settled
+
+    def cancel(self, why: IsthmusError) -> None:
+        """Nobody wants it any more."""
+        self._connection.cancel(self._exchange, why)
+        with suppress(IsthmusError):
+            self.result()
 
 
 # `Local`: the whole model, on this side.
@@ -286,7 +327,8 @@ class Requests:
         self._receiver = Receiver(edge_model, reports, self.witnesses, postprocess)
         self.places = self._sender.places
         self.local = self._local.answer
-        self.ask = Steps(edge_model, reports, self._sender, at_once).ask
+        steps = Steps(edge_model, reports, self._sender, at_once)
+        self.ask, self.begin_step = steps.ask, steps.begin
 
     def begin(
         self,

@@ -111,9 +111,11 @@ class Chats:
         exact: bool = True,
         codec: str | None = None,
         drafts: Source | None = None,
+        drafts_ahead: bool = True,
         most_drafted: int = 32,
     ) -> None:
         self._drafts = drafts
+        self._drafts_ahead = drafts_ahead
         self.client = client
         self.words = Words.of(client.spec)
         self.grammars = Grammars(self.words.tokenizer)
@@ -318,7 +320,7 @@ class Chats:
         """A choice keeps count of the tokens one by one, and cannot take some back."""
         if self._drafts is None or choice is not None:
             return nullcontext()
-        return Drafting(seat.generator.model, self._drafts, pace=seat.pace)
+        return Drafting(seat.generator.model, self._drafts, pace=seat.pace, ahead=self._drafts_ahead)
 
 
 def _shared_heads(models: list[Any]) -> SharedHeads:

@@ -7,14 +7,24 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
 from shared_hooks.crossing import Parcel
-from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost, StepOutOfOrder
+from shared_hooks.errors import (
+    BadFrame,
+    Cancelled,
+    CutRefused,
+    IsthmusError,
+    ModelFailed,
+    SessionLost,
+    StepOutOfOrder,
+)
 from shared_hooks.generation.cut import USUAL
 from shared_hooks.generation.hidden import is_state_class
 from shared_hooks.generation.inputs import LITERALS, Said, version_of
@@ -60,6 +70,38 @@ class Link(Protocol):
         """It is not needed any more. Never raises."""
 
 
+class Pending(Protocol):
+    """A step that was sent."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether `result` need not wait."""
+        ...
+
+    def result(self) -> StepReply:
+        """Its answer. Raises what `Link.step` raises."""
+        ...
+
+    def cancel(self, why: IsthmusError) -> None:
+        """Nobody wants it any more; the server may compute it all the same. Never raises."""
+
+
+class Beginning(Link, Protocol):
+    """A link on which a session may have several steps under way."""
+
+    @property
+    def begins(self) -> bool:
+        """Whether that is so."""
+        ...
+
+    def begin(
+        self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
+    ) -> Pending:
+        """As `step`, without waiting for the answer. The server computes the steps of a session in their order.
+        ``branch``: how often steps were taken back before; of an earlier branch no step is computed any more.
+        """
+
+
 class InProcess:
     """A tail in this process. ``record``: a list that gets all bytes that cross, in both directions. ``opened``: makes
     its sessions, where these are no plain ones (`middle`).
@@ -72,6 +114,21 @@ class InProcess:
         self._record = record
         self.sessions: dict[int, DecodingSession] = {}
         self.steps: dict[int, int] = {}
+        self._branches: dict[int, int] = {}
+        self.begins = True
+
+    def begin(
+        self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
+    ) -> Pending:
+        """As `Beginning` says; the step is computed at once."""
+        try:
+            if branch > self._branches.get(session, 0) and number <= self.steps.get(session, -1):
+                self._branches[session], self.steps[session] = branch, number
+            elif branch < self._branches.get(session, 0):
+                raise StepOutOfOrder(f"step {number} of session {session} was taken back")
+            return _Answered(self.step(session, number, header, tensors, None))
+        except IsthmusError as error:
+            return _Answered(None, error)
 
     def step(
         self,
@@ -121,6 +178,25 @@ class InProcess:
         if gone is not None:
             gone.close()
         self.steps.pop(session, None)
+
+
+@dataclass(frozen=True)
+class _Answered:
+    """A `Pending` that is over."""
+
+    reply: StepReply | None
+    error: IsthmusError | None = None
+
+    is_over = False  # as it would be on a network
+
+    def result(self) -> StepReply:
+        if self.error is not None:
+            raise self.error
+        assert self.reply is not None
+        return self.reply
+
+    def cancel(self, why: IsthmusError) -> None:
+        """It is too late."""
 
 
 # The calls of a session: what the model was given, step by step, so that the head can compute the steps once more when
@@ -177,7 +253,11 @@ class Calls:
 
 _ids = itertools.count(1)
 _SAID = ("up", "down", "around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
+SAID_UP = frozenset({"up", "around", "coded", "crossing", "inputs", "reports"})
+"""Of what was said and heard: what a message up changes."""
 Step = tuple[dict[str, Any], list[torch.Tensor]]
+_ONCE = ("keep", "back")
+"""What a step says of steps that may be taken back: it is not said when a session is made again."""
 
 
 class History:
@@ -200,7 +280,8 @@ class History:
         if self.steps is None or self._bytes > self._most:
             self.steps = None
             return
-        self.steps.append((dict(header), [tensor.clone() for tensor in tensors]))
+        once = {name: value for name, value in header.items() if name not in _ONCE}
+        self.steps.append((once, [tensor.clone() for tensor in tensors]))
 
     def copied(self) -> History:
         """For a session that continues from here on its own."""
@@ -237,6 +318,14 @@ class EdgeSession:
         """Digest of the state of its generator, where it draws."""
         self.history = History(history_bytes)
         self.calls = Calls()
+        self.foreseen: deque[Any] = deque()
+        """Steps behind the one that is called for, which are under way (`ahead.Foreseen`)."""
+        self.branch = 0
+        """How often steps were taken back."""
+        self.takes_back = False
+        """Whether the next step has to say so."""
+        self.keeps = False
+        """Whether the server has kept the state before the last step."""
         self.remade: Callable[[EdgeSession], None] | None = None
         """Computes the steps again, where they are not kept: see `SplitForward`."""
         self._asked = False
@@ -246,13 +335,15 @@ class EdgeSession:
 
     def copied(self) -> EdgeSession:
         """A session that continues from here on its own; it opens with its first step, or before the next one here."""
+        self._decide()
         made = EdgeSession.__new__(EdgeSession)
         made.__dict__.update(self.__dict__)
         made.id, made.number, made._asked = next(_ids), 0, False
         made.inputs, made.downs = self.inputs.copied(), list(self.downs)
         made.reports, made.extras = dict(self.reports), list(self.extras)
         made.history, made.calls = self.history.copied(), self.calls.copied()
-        made._copies = []
+        made._copies, made.foreseen, made.branch, made.keeps = [], deque(), 0, False
+        made.takes_back = False
         opened = self._fork if self.number == 0 else (self, self.number)
         made._fork = opened
         if opened is not None:
@@ -285,21 +376,58 @@ class EdgeSession:
         """The other side has not taken what was said since."""
         self.__dict__.update(marks)
 
-    def send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
-        """One step. A session that was lost is made again from the steps kept. Raises SessionLost where it cannot."""
-        for copy in [one() for one in self._copies]:
-            if copy is not None:
-                copy._hold()
-        self._copies = []
+    def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> Pending:
+        """A step that is sent, and waited for by `send`; or one that comes ``after`` so many that are under way. Only
+        for a session that is open, over a link that is `Beginning`.
+        """
+        if not after:
+            self._hold_copies()
+        link: Any = self.link
+        pending: Pending = link.begin(self.id, self.number + after, header, tensors, self.branch)
+        return pending
+
+    def send(self, header: dict[str, Any], tensors: list[torch.Tensor], pending: Pending | None = None) -> StepReply:
+        """One step; ``pending``: which is under way. A session that was lost is made again from the steps kept. Raises
+        SessionLost where it cannot.
+        """
         try:
+            if pending is not None:
+                try:
+                    return pending.result()
+                except IsthmusError as error:
+                    if "keep" not in header or isinstance(error, SessionLost):
+                        raise
+                    # it was sent ahead, and is now made as any other: whether it was made or not, it is taken back
+                    drop(self, always=True)
+                    header["back"], self.takes_back = self.number, False
+                    del header["keep"]
+            self._hold_copies()
             return self._send(header, tensors)
         except (SessionLost, StepOutOfOrder) as lost:
             # out of order: the step was made, and its answer was lost for good
             self._again(lost)
+            for name in _ONCE:
+                header.pop(name, None)
             return self._send(header, tensors)
+
+    def _hold_copies(self) -> None:
+        for copy in [one() for one in self._copies]:
+            if copy is not None:
+                copy._hold()
+        self._copies = []
+
+    def _decide(self) -> None:
+        """Nothing can be taken back any more, so that the session can be copied."""
+        drop(self)
+        if self.takes_back or self.keeps:
+            with suppress(IsthmusError):  # then the copy is made from its steps
+                self._send({"still": 1, "back": self.number}, [])
+                self.number, self.takes_back, self.keeps = self.number + 1, False, False
 
     def _send(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> StepReply:
         self._asked = True
+        if self.branch:
+            return self.begin(header, tensors, 0).result()
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
         return self.link.step(self.id, self.number, header, tensors, fork)
 
@@ -307,6 +435,7 @@ class EdgeSession:
         """The step just sent was made."""
         self.number += 1
         self._fork = None
+        self.keeps = "keep" in header
         self.history.add(header, tensors)
 
     def _hold(self) -> None:
@@ -321,6 +450,9 @@ class EdgeSession:
 
     def _again(self, lost: IsthmusError) -> None:
         """All steps once more, in a new session. What they give is known. After an error the session is still lost."""
+        for one in self.foreseen:
+            one.pending.cancel(lost)
+        self.foreseen.clear()
         steps = self.history.steps
         if steps is None:
             if self.remade is None:
@@ -339,8 +471,23 @@ class EdgeSession:
             self.link.close(made)
             raise
         self.id, self.number, self._fork = made, len(steps), None
+        self.branch, self.takes_back, self.keeps = 0, False, False
 
     def close(self) -> None:
         """The other side may forget it."""
+        drop(self)
         if self._asked:
             self.link.close(self.id)
+
+
+def drop(session: EdgeSession, *, always: bool = False) -> None:
+    """What was foreseen does not come: the server takes it back with the next step. ``always``: one is taken back that
+    is not among the foreseen any more.
+    """
+    if not (session.foreseen or always):
+        return
+    for one in session.foreseen:
+        one.pending.cancel(Cancelled("the step was sent ahead, and another one came"))
+    session.foreseen.clear()
+    session.branch += 1
+    session.takes_back = True

@@ -420,6 +420,7 @@ class Said:
         """For a session that continues from here on its own."""
         made = Said(self._private)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
+        made.leaves = self.leaves
         return made
 
 

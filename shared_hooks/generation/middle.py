@@ -55,6 +55,8 @@ class MiddleSession(DecodingSession):
     rest. Raises UnknownLayer, and CutRefused where the second cut cannot follow the first.
     """
 
+    takes_back = False
+
     def __init__(self, tail: DecodingTail, second: str, link: Link, onward: EdgeSession | None = None) -> None:
         super().__init__(tail)
         self._link = link

@@ -46,6 +46,7 @@ PLACE_BYTES = 512
 
 Change = tuple[Path, Form, Form, Any]
 """Where, the form of what is there now and of what was (None for nothing), and what is there."""
+Forms = list[tuple[Node, dict[Any, Form]]]
 WorkOut = Callable[[RemoteTensor], torch.Tensor]
 """The value of a tensor of the other side that this side's code has put into a state. Raises CutRefused, RemoteRead."""
 
@@ -57,6 +58,21 @@ class Snapshot:
     root: Node
     nodes_changed: int
     contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Those of this side that it holds."""
+        return [tensor for _, _, seen in self.contents for value, _ in seen.values() for tensor in _real(value)]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything can be put back: no tensor was written in place since, but for the few integers."""
+        for _, forms, seen in self.contents:
+            for key, (value, version) in seen.items():
+                if version >= 0 and type(value) is not RemoteTensor and version != version_of(value):
+                    form = forms[key]
+                    if isinstance(form, Node) or form[0] != "i":
+                        return False
+        return True
 
     def restore(self, gone: list[torch.Tensor]) -> bool:
         """Put everything back; ``gone`` gets the tensors of this side that were in the state instead. False where a
@@ -121,7 +137,7 @@ class Mirror:
         self.here = here
         self.moved: list[Path] = []
         """Places where the last look has found another shadow than before."""
-        self._nodes_changed = 0
+        self.nodes_changed = 0
         """Another number whenever a node came or went."""
         self._places: dict[int, _Places] = {}
 
@@ -151,7 +167,7 @@ class Mirror:
         return found
 
     def _renumber(self) -> None:
-        self._nodes_changed = next(_numbers)
+        self.nodes_changed = next(_numbers)
 
     def _check_single(self) -> None:
         """Raises UnknownHolder: the other side would make two of one."""
@@ -261,9 +277,9 @@ class Mirror:
         said = known if again else reported
         try:
             places = self._places.get(id(known)) if again else self._places.pop(id(known), None)
-            if again and places is not None and places.said is known and places.nodes_changed == self._nodes_changed:
+            if again and places is not None and places.said is known and places.nodes_changed == self.nodes_changed:
                 for difference, found in places.all:
-                    self._grow(difference, found)
+                    self.grow(difference, found)
             else:
                 self._put_new(said, again)
         except MALFORMED as error:
@@ -287,12 +303,12 @@ class Mirror:
                 else:
                     self._put_one(node, key, form)
             if found:
-                self._grow(form, found)
+                self.grow(form, found)
             places.append((form, found))
         if again and places and all(form[0] in DIFFERENCES for form, _ in places):
             if len(self._places) > MOST_MORE:  # of steps that failed
                 self._places.clear()
-            self._places[id(said)] = _Places(said, self._nodes_changed, places)
+            self._places[id(said)] = _Places(said, self.nodes_changed, places)
 
     def _put_one(self, node: Node, key: Any, form: Any) -> None:
         before = node.forms.get(key)
@@ -304,7 +320,7 @@ class Mirror:
         if isinstance(found, Node) or isinstance(before, Node):
             self._renumber()
 
-    def _grow(self, difference: Any, places: list[tuple[Node, Any]]) -> None:
+    def grow(self, difference: Any, places: list[tuple[Node, Any]]) -> None:
         """Tensors whose sizes and strides differ by so much from what they were; numbers that do."""
         if difference[0] != "+m":
             for node, key in places:
@@ -350,11 +366,11 @@ class Mirror:
     def snapshot(self) -> Snapshot:
         """To come back to when a step fails; cheap, no tensor is copied."""
         contents = [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)]
-        return Snapshot(self.root, self._nodes_changed, contents)
+        return Snapshot(self.root, self.nodes_changed, contents)
 
     def back_to(self, snapshot: Snapshot, gone: list[torch.Tensor] | None = None) -> bool:
         """The state is as it was, and so is what is known of it. False where that cannot be done. See `Snapshot`."""
-        self.root, self._nodes_changed = snapshot.root, snapshot.nodes_changed
+        self.root, self.nodes_changed = snapshot.root, snapshot.nodes_changed
         return snapshot.restore([] if gone is None else gone)
 
     def _nodes(self, node: Node) -> list[Node]:
@@ -365,6 +381,10 @@ class Mirror:
                 if isinstance(form, Node):
                     found.append(form)
         return found
+
+    def forms(self) -> Forms:
+        """What both sides know of the state now, to be compared."""
+        return [(node, dict(node.forms)) for node in self._nodes(self.root)]
 
     def real(self) -> list[torch.Tensor]:
         """The tensors of the state that are here."""
@@ -425,6 +445,11 @@ class Mirror:
 
 
 _numbers = itertools.count(1)
+
+
+def _real(value: Any) -> list[torch.Tensor]:
+    values = value if type(value) is tuple else (value,)
+    return [one for one in values if isinstance(one, torch.Tensor) and type(one) is not RemoteTensor]
 
 
 def _copied(node: Node, twins: dict[int, torch.Tensor]) -> Node:
@@ -609,6 +634,12 @@ class Handle:
         """Whether a step that failed has left its traces in the state's tensors."""
         self.fork: Any = None
         """For a copy: what its session continues from."""
+        self.growth: Any = None
+        """How the state grows with each answer (`ahead.Growth`); None where that is not known."""
+        self.last: Any = None
+        """The record of the last step that was not sent ahead."""
+        self.misjudged = 0
+        """How often the state was foreseen wrongly."""
 
     def put_on(self, state: Any, here: torch.device) -> None:
         """Leave the handle there. Raises CutRefused for a state that is partly elsewhere and belongs to no session."""

@@ -10,6 +10,8 @@
     {"c"}           what is around the model, where new (`cut.around`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
+    {"keep"}        the step may be taken back: its number, and the first step of which that is still so (`ahead`)
+    {"back"}        first of all, steps from this number on are taken back
 
 The tensors of a step are those of its inputs, those of the cut's result, and the extra ones. The answer:
 
@@ -21,6 +23,7 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -32,7 +35,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks import devices
-from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SessionLost
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden
 from shared_hooks.generation.asking import CallReports
@@ -41,7 +44,7 @@ from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, fin
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import Unchanged, is_state
 from shared_hooks.generation.inputs import Heard
-from shared_hooks.generation.mirror import LastSaid, Mirror, apply, differences, put_more
+from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
     STEP_BYTES,
     Extents,
@@ -190,9 +193,11 @@ class Known:
             ups=list(self.ups),
         )
 
-    def nbytes(self, mirror: Mirror | None) -> int:
-        """Memory of all that is kept for the session: tensors, each once, and what was reported."""
+    def nbytes(self, mirror: Mirror | None, *kept: Snapshot) -> int:
+        """Memory of all that is kept for the session: tensors, each once, and what was reported. ``kept``: states."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
+        for one in kept:
+            tensors += one.tensors()
         real = [one.untyped_storage() for one in tensors if type(one) is not RemoteTensor]
         reported = (self.crossing, self.coded, self.around, self.structure, self.wanted, self.up, self.down, self.ups)
         return int(
@@ -204,11 +209,30 @@ class Known:
         )
 
 
+MOST_KEPT = 16
+"""Steps of a session that may be taken back at one time."""
+
+
+@dataclass(frozen=True)
+class _Before:
+    """A session as it was before its step ``number``."""
+
+    number: int
+    known: Known
+    mirror: Mirror | None
+    state: Snapshot | None
+
+
 class DecodingSession:
     """See the module. After any error a session is as it was before the step."""
 
+    takes_back = True
+    """Whether steps may be taken back."""
+
     def __init__(self, tail: DecodingTail) -> None:
         self._tail = tail
+        self._steps = 0
+        self._kept: list[_Before] = []
         heard = Heard(tail.here, tail.find)
         self._known = Known(heard, CallReports(tail.here), Sampler())
         self._mirror: Mirror | None = None
@@ -217,10 +241,12 @@ class DecodingSession:
     @property
     def nbytes(self) -> int:
         """Memory of what is kept for it."""
-        return self._known.nbytes(self._mirror)
+        return self._known.nbytes(self._mirror, *[one.state for one in self._kept if one.state is not None])
 
     def fork(self) -> DecodingSession:
-        """A copy: both go on from here, each by itself."""
+        """A copy: both continue from here, each by itself. Raises SessionLost while steps may be taken back."""
+        if self._kept:
+            raise SessionLost("its last steps may be taken back: nothing is copied before that is decided")
         made = DecodingSession(self._tail)
         made._known, made._spoilt = self._known.copied(), self._spoilt
         made._mirror = None if self._mirror is None else self._mirror.copied()
@@ -241,17 +267,55 @@ class DecodingSession:
             raise BadFrame("a step is a JSON object")
         if self._spoilt:
             raise CutRefused(self._spoilt)
+        if "back" in header:
+            self._take_back(header["back"])
+        first = self._first_kept(header)
+        self._kept = [one for one in self._kept if one.number >= first]
         if header.get("still"):
+            self._steps += 1
             return {}, []
         before = None if self._mirror is None else self._mirror.snapshot()
         was, known = self._mirror, self._known.copied()
         undone = partial(self._undone, was, before)
+        kept = _Before(self._steps, self._known, was, before)
         try:
             with self._tail.unchanged.turns.one(foreseen=False):
                 answer = self._stepped(known, header, tensors)
         except BaseException as error:
             return undone(error)
+        if "keep" in header:
+            self._kept.append(kept)
         return self._completed(known, answer, undone)
+
+    def _first_kept(self, header: Header) -> int:
+        """Number of the first step that may still be taken back; beyond all where this one may not. Raises BadFrame,
+        and CutRefused where none can be.
+        """
+        if "keep" not in header:
+            return 1 << 63
+        if not self.takes_back:
+            raise CutRefused("steps are not taken back here: other servers have computed a part of them")
+        try:
+            number, first = map(operator.index, header["keep"])
+        except MALFORMED as error:
+            raise BadFrame(f"malformed number of a step: {error!s:.120}") from error
+        if number != self._steps or not number < first + MOST_KEPT:
+            raise BadFrame(f"step {number} cannot be kept with those from {first} on: the next is {self._steps}")
+        return first
+
+    def _take_back(self, number: Any) -> None:
+        """The session as it was before step ``number``. Raises BadFrame, and SessionLost where that is not known any
+        more.
+        """
+        if type(number) is not int:
+            raise BadFrame(f"malformed number of a step: {number!r:.40}")
+        if number == self._steps:
+            return
+        before = next((one for one in self._kept if one.number == number), None)
+        self._kept = [one for one in self._kept if one.number < number]
+        if before is None or (before.mirror and before.state and not before.mirror.back_to(before.state)):
+            raise SessionLost(f"the state before step {number} is not there any more")
+        self._known, self._mirror, self._steps = before.known, before.mirror, number
 
     def _undone(self, mirror: Mirror | None, snapshot: Any, error: BaseException) -> Said:
         """The session as it was before a step; the answer that says what is needed. Raises ``error`` if nothing is."""
@@ -265,6 +329,7 @@ class DecodingSession:
 
     def _done(self, known: Known, answer: StepAnswer) -> Said:
         self._known, self._mirror = known, answer.mirror
+        self._steps += 1
         return answer.header, answer.tensors
 
     def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:

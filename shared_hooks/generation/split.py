@@ -22,16 +22,25 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, InputMismatch, SessionLost
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, InputMismatch, IsthmusError, SessionLost
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden
+from shared_hooks.generation.ahead import ASKS, MOST_AHEAD, Foreseen, Foresight, Growth, NextCall, foresight
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, around, device_of, finder_of
-from shared_hooks.generation.edge_session import EdgeSession, History, Link, StepReply
+from shared_hooks.generation.edge_session import (
+    SAID_UP,
+    EdgeSession,
+    History,
+    Link,
+    Pending,
+    StepReply,
+    drop,
+)
 from shared_hooks.generation.head import Head
 from shared_hooks.generation.hidden import Settled, is_state, is_state_class
 from shared_hooks.generation.inputs import LITERALS
-from shared_hooks.generation.mirror import Handle, Mirror, differences, handle_of
+from shared_hooks.generation.mirror import Forms, Handle, Mirror, Snapshot, differences, handle_of
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead
 from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
@@ -67,6 +76,8 @@ class StepRecord:
 HISTORY_BYTES = 256 << 20
 MOST_TRIES = 64
 RECORDS_KEPT = 100_000
+MOST_MISJUDGED = 3
+"""Times that a state was foreseen wrongly, after which none of it is foreseen any more."""
 
 
 class Heads(Protocol):
@@ -189,11 +200,16 @@ class SplitForward:
         states = [(name, value) for name, value in kwargs.items() if is_state_class(type(value))]
         if len(states) > 1:
             raise CutRefused(f"the model is given two states: {', '.join(name for name, _ in states)}")
-        output, _ = self._stepped(kwargs, self._handle(states[0][1]) if states else self._stateless(), began)
+        handle = self._handle(states[0][1]) if states else self._stateless()
+        output, _ = self._stepped(kwargs, handle, began, foresight.get())
         return output
 
-    def _stepped(self, kwargs: dict[str, Any], handle: Handle, began: int) -> tuple[Any, Handle]:
-        """The output of one call, and whose session it was: a forward may make its own state."""
+    def _stepped(
+        self, kwargs: dict[str, Any], handle: Handle, began: int, sight: Foresight | None = None
+    ) -> tuple[Any, Handle]:
+        """The output of one call, and whose session it was: a forward may make its own state. ``sight``: what will be
+        called next.
+        """
         if handle.spoilt:
             raise SessionLost("a step failed after the model had written to its state in place: begin with a new state")
         if handle.mirror is not None:
@@ -203,11 +219,15 @@ class SplitForward:
         session: EdgeSession = handle.session
         marks = session.marks()
         shared = [(one, 0 if one.is_inference() else one._version) for one in session.inputs.shared(kwargs)]
-        head = Head(self.cut, self._paths, self._here, self._needed, seek=handle.mirror is None, modules=self._modules)
+        message: tuple[dict[str, Any], list[torch.Tensor]] = {}, []
+        foreseen = self._come_true(handle, kwargs) if session.foreseen else None
+        head = self._head(seek=handle.mirror is None) if foreseen is None else foreseen.head
         try:
             handle.busy = True
             run = partial(self._run_head, head, kwargs)
-            if self._heads is None or opening is not None or handle.mirror is None:
+            if foreseen is not None:
+                beside = 1
+            elif self._heads is None or opening is not None or handle.mirror is None:
                 beside = run() or 1
             else:
                 beside = self._heads.run(run)
@@ -219,15 +239,32 @@ class SplitForward:
                 if version != (0 if one.is_inference() else one._version):
                     raise CutRefused("the model writes in place to an input that both sides have: each would do it")
             headed = time.perf_counter_ns()
-            message = self._message(head, kwargs, handle, opening, born=head.born is not None)
-            reply, up, down = self._sent(session, head, *message)
+            if foreseen is None:
+                message = self._message(head, kwargs, handle, opening, born=head.born is not None)
+                if session.takes_back:
+                    message[0]["back"], session.takes_back = session.number, False
+            else:
+                message = foreseen.message
+            pending = None if foreseen is None else foreseen.pending
+            if sight is not None and self._may_look_ahead(handle, message[0], sight):
+                if pending is None:
+                    pending = session.begin(*message)
+                self._look_ahead(handle, sight, pending)
+            reply, up, down = self._sent(session, head, *message, pending=pending)
+            if foreseen is not None and "keep" not in message[0]:
+                handle.misjudged += 1
             answered = time.perf_counter_ns()
             if self._heads is not None:
                 self._heads.answered()
+            before = None if sight is None or handle.mirror is None else handle.mirror.snapshot()
             with _reading():
                 output = self._output(reply, head, kwargs, handle)
+            if sight is not None and before is not None:
+                self._learn(handle, before, sight.tokens)
             del made
         except BaseException:
+            drop(session)
+            session.takes_back = session.takes_back or "back" in message[0]
             if handle.mirror is not None and snapshot is not None and not handle.mirror.back_to(snapshot):
                 handle.spoilt = True
             session.back(marks)
@@ -246,8 +283,116 @@ class SplitForward:
         times = headed - began, answered - headed, time.perf_counter_ns() - answered
         codec = self._codec or "" if session.coded else ""
         met = max(beside, reply.batch_size)
-        self.records.append(StepRecord(*times, up, down, reply.durations, met, codec))
+        record = StepRecord(*times, up, down, reply.durations, met, codec)
+        self.records.append(record)
+        if foreseen is None:
+            handle.last = record
         return output, handle
+
+    # Calls that will come (`ahead`)
+
+    def _come_true(self, handle: Handle, kwargs: dict[str, Any]) -> Foreseen | None:
+        """What was sent ahead for this call; None where it was for another one, and is taken back."""
+        session: EdgeSession = handle.session
+        found: Foreseen = session.foreseen[0]
+        mirror = handle.mirror
+        same = mirror is not None and found.is_of(kwargs, handle.done) and self._asking.now() == session.wanted
+        if not same or around(self._paths, self.model, _run(found.head)) != found.said["around"]:
+            drop(session)
+            return None
+        assert mirror is not None
+        session.foreseen.popleft()
+        mirror.back_to(found.after)
+        session.back(found.said)
+        return found
+
+    def _may_look_ahead(self, handle: Handle, header: dict[str, Any], sight: Foresight) -> bool:
+        """Whether calls behind the one with this message can be foreseen: nothing is new in it, nobody but the model
+        sees its modules called, and the state can be put back.
+        """
+        return (
+            bool(sight.tokens)
+            and handle.growth is not None
+            and handle.mirror is not None
+            and ASKS.isdisjoint(header)
+            and self._heads is None
+            and getattr(self._link, "begins", False)
+            and not attach.watchers
+            and not any(one._forward_hooks or one._forward_pre_hooks for one in self._paths)
+        )
+
+    def _look_ahead(self, handle: Handle, sight: Foresight, pending: Pending) -> None:
+        """While a step is under way (``pending``): the heads of calls that will come run, and their steps are sent."""
+        session: EdgeSession = handle.session
+        mirror, growth, last = handle.mirror, handle.growth, handle.last
+        assert mirror is not None and growth is not None
+        here, marks, done, dice = mirror.snapshot(), session.marks(), handle.done, Dice()
+        saved = 0 if last is None else last.total_ns - sum(last.server.values())
+        computed = 0 if last is None else last.server.get("compute", 0)
+        tokens = sight.tokens
+        try:
+            if session.foreseen:
+                tokens = session.foreseen[-1].tokens
+                mirror.back_to(session.foreseen[-1].after)
+                session.back(session.foreseen[-1].said)
+                session.inputs = session.inputs.copied()
+            while len(session.foreseen) < MOST_AHEAD and not pending.is_over and growth.apply(mirror, tokens):
+                expected, handle.done, handle.busy = mirror.forms(), [], False
+                call = sight.next(len(session.foreseen), saved, computed)
+                if call is None:
+                    break
+                if not self._sent_ahead(handle, call, expected) or dice.rolled:
+                    handle.misjudged += 1
+                    break
+                tokens = call.tokens
+        except (IsthmusError, RuntimeError, *MALFORMED):
+            handle.misjudged += 1  # if it is an error, the call itself will have it
+        finally:
+            if dice.rolled:
+                drop(session)
+                dice.restore()
+            handle.done, handle.busy = done, True
+            session.back(marks)
+            if not mirror.back_to(here):
+                handle.spoilt = True
+        if handle.spoilt:
+            raise SessionLost("a call that was foreseen has written to the state in place: begin with a new state")
+
+    def _sent_ahead(self, handle: Handle, call: NextCall, expected: Forms) -> bool:
+        """Whether the step of a call was sent: not where it may hang on answers before it."""
+        session: EdgeSession = handle.session
+        kwargs = _counted(_taken(self._signature, _named(self._signature, (), call.kwargs)))
+        handle.note()
+        done = list(handle.done)
+        head = self._head()
+        handle.busy = True
+        self._run_head(head, kwargs)
+        header, tensors = self._message(head, kwargs, handle, None, born=False)
+        number = session.number + 1 + len(session.foreseen)
+        header["keep"] = [number, session.number + 1]
+        assert handle.mirror is not None
+        after = handle.mirror.snapshot()
+        if not ASKS.isdisjoint(header):
+            return False
+        said = {name: value for name, value in session.marks().items() if name in SAID_UP}
+        pending = session.begin(header, tensors, number - session.number)
+        foreseen = Foreseen(kwargs, call.tokens, expected, done, head, (header, tensors), pending, said, after)
+        session.foreseen.append(foreseen)
+        return True
+
+    def _learn(self, handle: Handle, before: Snapshot, tokens: int) -> None:
+        """What an answer says of those to come. What was foreseen on another state is taken back."""
+        session: EdgeSession = handle.session
+        assert handle.mirror is not None
+        first = session.foreseen[0] if session.foreseen else None
+        if first is not None and first.expected != handle.mirror.forms():
+            drop(session)
+            handle.misjudged += 1
+        known = before.is_whole and handle.misjudged < MOST_MISJUDGED
+        handle.growth = Growth.seen(handle.mirror, before, tokens) if known else None
+
+    def _head(self, *, seek: bool = False) -> Head:
+        return Head(self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules)
 
     def _session(self) -> EdgeSession:
         made = EdgeSession(self._link, self._private, self._history_bytes)
@@ -287,6 +432,7 @@ class SplitForward:
             raise SessionLost("the session cannot be made again: the model draws random numbers before the cut")
         made: EdgeSession = handle.session
         lost.id, lost.number, lost.wanted = made.id, made.number, made.wanted
+        lost.branch, lost.takes_back, lost.keeps = 0, False, False
         made.number = 0  # it is not its to close
 
     def _handle(self, state: Any) -> Handle:
@@ -368,8 +514,7 @@ class SplitForward:
             header["d"], session.up = differences(changes, session.up)
         if born:
             header["born"] = 1
-        run = {call.path for call in head.calls[:-1]}
-        context = around(self._paths, self.model, run)
+        context = around(self._paths, self.model, _run(head))
         if context != session.around:
             header["c"] = session.around = context
         self._add_wanted(session, header)
@@ -418,16 +563,24 @@ class SplitForward:
             tensors += [_extra(head, one) for one in session.extras]
 
     def _sent(
-        self, session: EdgeSession, head: Head, header: dict[str, Any], tensors: list[torch.Tensor]
+        self,
+        session: EdgeSession,
+        head: Head,
+        header: dict[str, Any],
+        tensors: list[torch.Tensor],
+        pending: Pending | None = None,
     ) -> tuple[StepReply, int, int]:
-        """The answer, and all bytes up and down. What the other side misses is sent with the same step again."""
+        """The answer, and all bytes up and down. What the other side misses is sent with the same step again.
+        ``pending``: the step is under way.
+        """
         up = down = 0
         for _ in range(MOST_TRIES):
-            reply = session.send(header, tensors)
+            reply, pending = session.send(header, tensors, pending), None
             up, down = up + reply.bytes_up, down + reply.bytes_down
             need = reply.header.get("need")
             if need is None:
                 return reply, up, down
+            drop(session)
             crossing = len(tensors) - len(session.extras) - sum(number < 0 for number in session.crossing[1])
             if need == CALLS and "t" not in header:
                 header["t"] = head.reports()
@@ -479,6 +632,11 @@ def _reading() -> Iterator[None]:
         yield
     except MALFORMED as error:
         raise BadFrame(f"malformed answer to a step: {type(error).__name__}: {error!s:.120}") from error
+
+
+def _run(head: Head) -> set[str]:
+    """Paths of the calls before the cut."""
+    return {call.path for call in head.calls[:-1]}
 
 
 def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -217,18 +217,20 @@ class Closing(_message.Message):
     def __init__(self, id: _Optional[int] = ..., header: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ...) -> None: ...
 
 class Decoding(_message.Message):
-    __slots__ = ("cut", "fork_of", "fork_step", "close", "together")
+    __slots__ = ("cut", "fork_of", "fork_step", "close", "together", "branch")
     CUT_FIELD_NUMBER: _ClassVar[int]
     FORK_OF_FIELD_NUMBER: _ClassVar[int]
     FORK_STEP_FIELD_NUMBER: _ClassVar[int]
     CLOSE_FIELD_NUMBER: _ClassVar[int]
     TOGETHER_FIELD_NUMBER: _ClassVar[int]
+    BRANCH_FIELD_NUMBER: _ClassVar[int]
     cut: str
     fork_of: int
     fork_step: int
     close: bool
     together: int
-    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., fork_step: _Optional[int] = ..., close: bool = ..., together: _Optional[int] = ...) -> None: ...
+    branch: int
+    def __init__(self, cut: _Optional[str] = ..., fork_of: _Optional[int] = ..., fork_step: _Optional[int] = ..., close: bool = ..., together: _Optional[int] = ..., branch: _Optional[int] = ...) -> None: ...
 
 class FileInput(_message.Message):
     __slots__ = ("suffix", "preprocess_digest")

@@ -57,6 +57,7 @@ def frame(
     *,
     cut: str = CUT,
     fork: tuple[int, int] = (0, 0),
+    branch: int = 0,
     **changes: Any,
 ) -> split_pb2.ClientFrame:
     """A step in one frame."""
@@ -68,7 +69,7 @@ def frame(
         "header": parcel.header,
         "payload_bytes": parcel.nbytes,
         "payload": b"".join(parcel.buffers),
-        "decoding": split_pb2.Decoding(cut=cut, fork_of=fork[0], fork_step=fork[1]),
+        "decoding": split_pb2.Decoding(cut=cut, fork_of=fork[0], fork_step=fork[1], branch=branch),
     }
     return split_pb2.ClientFrame(request=split_pb2.RequestHeader(**{**values, **changes}))
 

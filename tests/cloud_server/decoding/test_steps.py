@@ -12,7 +12,7 @@ import torch
 from cloud_server import Core, Limits
 from cloud_server.access import Caller
 from protos.isthmus.v1 import split_pb2
-from tests.cloud_server.decoding.served import close, frame, join, ones, rows, send_large, serving
+from tests.cloud_server.decoding.served import answered, close, frame, join, ones, rows, send_large, serving
 from tests.cloud_server.decoding.tail import CUT, Gate
 from tests.cloud_server.fakes import CoreClient, acknowledge
 from tests.cloud_server.small import failure
@@ -230,3 +230,93 @@ def test_nothing_is_left_of_a_thousand_sessions(client: CoreClient, core: Core) 
             before = process.memory_info().rss
     assert (len(core.decoding), core.decoding.nbytes, core.decoding.steps) == (0, 0, 2000)
     assert process.memory_info().rss - before < 4 << 20
+
+
+class TestAhead:
+    """Steps that come while those before them are under way."""
+
+    @pytest.fixture(autouse=True)
+    def opened(self, client: CoreClient) -> None:
+        step(client, 1, 7, 0)
+        rows(client, 1)
+
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_they_wait_and_are_computed_in_order(self, client: CoreClient) -> None:
+        step(client, 2, 7, 1, {"wait": True})
+        assert Gate.entered.wait(PATIENCE)
+        for number in (4, 3, 2):
+            step(client, 10 + number, 7, number)
+        Gate.opened.set()
+        for id, number in ((2, 1), (12, 2), (13, 3), (14, 4)):
+            assert rows(client, id) == (number + 1, 4.0 * (number + 1))
+
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_behind_one_that_fails_they_are_refused(self, client: CoreClient) -> None:
+        step(client, 2, 7, 1, {"wait": True, "fail": "refuse"})
+        assert Gate.entered.wait(PATIENCE)
+        step(client, 3, 7, 2)
+        step(client, 4, 7, 3)
+        Gate.opened.set()
+        assert failure(client, 2)[0] == "InputMismatch"
+        assert failure(client, 3)[0] == failure(client, 4)[0] == "StepOutOfOrder"
+        step(client, 5, 7, 1)
+        assert rows(client, 5) == (2, 8.0)
+
+    def test_of_a_session_that_ends_they_are_refused(self, client: CoreClient) -> None:
+        step(client, 2, 7, 1, {"wait": True})
+        assert Gate.entered.wait(PATIENCE)
+        step(client, 3, 7, 2)
+        client.send(close(4, 7))
+        Gate.opened.set()
+        assert failure(client, 3)[0] == "SessionLost"
+
+    def test_one_too_far_ahead_is_refused_at_once(self, client: CoreClient) -> None:
+        step(client, 2, 7, 1, {"wait": True})
+        assert Gate.entered.wait(PATIENCE)
+        step(client, 3, 7, 1000)
+        Gate.opened.set()
+        assert failure(client, 3)[0] == "StepOutOfOrder"
+
+    def test_those_given_up_are_gone(self, client: CoreClient, core: Core) -> None:
+        step(client, 2, 7, 1, {"wait": True})
+        assert Gate.entered.wait(PATIENCE)
+        step(client, 3, 7, 2)
+        step(client, 4, 7, 3)
+        client.send(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=3)))
+        assert failure(client, 3)[0] == "Cancelled"
+        Gate.opened.set()
+        assert rows(client, 2) == (2, 8.0)
+        client.send(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=4)))
+        assert failure(client, 4)[0] == "Cancelled"
+        step(client, 5, 7, 2)
+        assert rows(client, 5) == (3, 12.0)
+        eventually(lambda: not any(one.early for one in core.decoding._sessions.values()))
+
+    def test_one_in_line_that_is_given_up_lets_those_behind_it_fail(self, client: CoreClient) -> None:
+        step(client, 2, 9, 0, {"wait": True})  # has the only worker
+        assert Gate.entered.wait(PATIENCE)
+        step(client, 3, 7, 1)
+        step(client, 4, 7, 2)
+        client.send(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=3)))
+        assert failure(client, 3)[0] == "Cancelled"
+        Gate.opened.set()
+        assert failure(client, 4)[0] == "StepOutOfOrder"
+
+    @pytest.mark.parametrize("workers", [1, 3])
+    def test_a_new_branch_begins_where_steps_are_taken_back(self, client: CoreClient) -> None:
+        step(client, 2, 7, 1)
+        rows(client, 2)
+        step(client, 3, 7, 2, {"wait": True})
+        assert Gate.entered.wait(PATIENCE)
+        step(client, 4, 7, 3)
+        client.send(frame(5, 7, 2, {}, [ones()], branch=1))  # waits for the one that is computed
+        client.send(frame(6, 7, 3, {}, [ones()], branch=1))
+        Gate.opened.set()
+        for id in (5, 6):
+            assert answered(client, id)[0]["rows"] >= 3
+        step(client, 7, 7, 4)  # of the old branch
+        assert failure(client, 7)[0] == "StepOutOfOrder" and "taken back" in failure(client, 7)[1]
+        client.send(frame(8, 7, 9, {}, [ones()], branch=2))
+        assert failure(client, 8)[0] == "StepOutOfOrder"
+        client.send(frame(9, 7, 4, {}, [ones()], branch=1))
+        answered(client, 9)

@@ -9,12 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from edge_client import EdgeClient
+from edge_client import EdgeClient, local_server
 from edge_client.generation import SplitGenerator
+from edge_client.generation import drafting as drafts
 from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Source
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
 from shared_hooks.generation import SplitForward
-from tests.edge_client.generation.speaking import CUT, inputs, whole
+from studies.experiments.relay import Relay
+from tests.edge_client.generation.speaking import CUT, SPEC, inputs, whole
 from tests.shared_hooks.generation.small import cut_of, in_process, make, prompt
 
 TOKENS = 20
@@ -217,3 +219,56 @@ def test_drafts_need_the_output_head_here_and_nothing_of_the_other_half() -> Non
     model.lm_head.to("meta")  # type: ignore[union-attr, operator]
     with pytest.raises(CutRefused, match=r"lm_head\.weight"), Drafting(model, FirstLayers("model.layers.1")):
         pass
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts are sent ahead whether that pays or not."""
+    monkeypatch.setattr(drafts, "LEARN", 0.0)
+    monkeypatch.setattr(drafts, "LEAST_CHANCE", 0.0)
+    monkeypatch.setattr(drafts, "FIRST_CHANCE", 1.0)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("kind", SOURCES)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "hybrid", "experts", "t5", "bloom"])
+def test_drafts_that_are_sent_ahead_leave_greedy_search_as_it_is(name: str, kind: str) -> None:
+    model = make(name)
+    plain = generate(model, max_new_tokens=30)
+    drafting = Drafting(model, source_of(kind, name), pace=Constant(3))
+    with SplitForward(model, cut_of(name), in_process(name), answer=("least",)), drafting:
+        assert torch.equal(generate(model, max_new_tokens=30), plain)
+        assert drafting.tally.ahead
+        assert torch.equal(generate(model, max_new_tokens=30), plain)  # with another state, and the last steps left
+
+
+@pytest.mark.usefixtures("always")
+def test_they_are_sent_through_the_service_while_those_before_them_are_verified(client: EdgeClient) -> None:
+    asked = {**inputs(client), "max_new_tokens": 60, "do_sample": False}
+    plain = whole(client, **asked)
+    with local_server(SPEC) as server, Relay(("127.0.0.1", int(server.rpartition(":")[2])), delay=0.01) as relay:
+        host, port = relay.address
+        with EdgeClient(f"{host}:{port}", SPEC) as far, SplitGenerator(far, CUT, answer=("least",)) as generator:
+            small: Any = copy.deepcopy(client.wrapped.model)
+            small.generation_config.assistant_confidence_threshold = 0.0
+            for source in (Lookup(), FirstLayers(CUT), Assistant(small)):
+                with Drafting(generator.model, source, pace=Constant(3)) as drafting:
+                    output = generator.generate(**asked, return_dict_in_generate=True)
+                    assert torch.equal(output.sequences, plain)
+                    # the state is as far as the text, whatever was sent beyond it
+                    state = copy.deepcopy(output.past_key_values)
+                    more = {"input_ids": output.sequences, "attention_mask": torch.ones_like(output.sequences)}
+                    longer = generator.generate(**more, past_key_values=state, max_new_tokens=9, do_sample=False)
+                assert torch.equal(longer, whole(client, **{**asked, "max_new_tokens": 69}))
+            assert drafting.tally.ahead - drafting.tally.ahead_in_vain > 5  # of a model that is always right
+
+
+@pytest.mark.usefixtures("always")
+def test_the_same_seed_gives_the_same_words_whatever_the_times() -> None:
+    model = make("llama")
+    with SplitForward(model, cut_of("llama"), in_process("llama")):
+        with Drafting(model, Lookup(2), pace=Constant(3)) as drafting:
+            first = generate(model, do_sample=True)
+        with Drafting(model, Lookup(2), pace=Constant(3), ahead=False):
+            assert torch.equal(generate(model, do_sample=True), first)
+    assert not drafting.tally.ahead

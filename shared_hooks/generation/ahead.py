@@ -1,0 +1,169 @@
+"""Steps that are sent while earlier ones are under way: calls of the model that will probably come next.
+
+A caller of the model (drafts: `edge_client.generation.drafting`) foresees a call. Its head runs while the answer to the
+call before is awaited, over the state as it will probably be then, and its step is sent. When the call comes, and is
+that call on that state, its answer is on its way already. Whatever differs, the server takes the steps back with the
+next one, and the call is made as any other: what was foreseen wrongly costs time, and never changes a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from shared_hooks.generation.edge_session import Pending
+from shared_hooks.generation.head import Head
+from shared_hooks.generation.inputs import LITERALS, Node
+from shared_hooks.generation.mirror import Forms, Mirror, Snapshot
+from shared_hooks.tensors import identical
+
+MOST_AHEAD = 4
+"""Steps that are under way beside the one that is called for."""
+ASKS = frozenset({"w", "rng", "new", "born", "still"})
+"""What no step says that is sent ahead: the answers before it may change it."""
+
+
+@dataclass(frozen=True)
+class NextCall:
+    """What the model will be called with. ``tokens``: how many the call adds to the state."""
+
+    kwargs: dict[str, Any]
+    tokens: int
+
+
+class Foresight(Protocol):
+    """Says what the model will probably be called with."""
+
+    @property
+    def tokens(self) -> int:
+        """How many the call under way adds to the state; 0 for a call that nothing follows."""
+        ...
+
+    def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
+        """The call after the one under way and ``after`` more that were foreseen; None for none. What is done to the
+        state between the two is done now.
+
+        ``saved_ns``: what a step that comes true saves: a head and the network. ``compute_ns``: for so long the server
+        computes a step, in vain if it does not.
+        """
+        ...
+
+
+foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", default=None)
+"""Of the calls of this context's model."""
+
+
+@dataclass(frozen=True)
+class Foreseen:
+    """A call that was foreseen, and whose step is under way. ``expected``: the forms of the state before it, on which
+    it depends; ``done``: what was done to the state since. ``said``: what the session has said with it. ``after``: the
+    state behind its head.
+    """
+
+    kwargs: dict[str, Any]
+    tokens: int
+    expected: Forms
+    done: list[Any]
+    head: Head
+    message: tuple[dict[str, Any], list[torch.Tensor]]
+    pending: Pending
+    said: dict[str, Any]
+    after: Snapshot
+
+    def is_of(self, kwargs: dict[str, Any], done: Sequence[Any]) -> bool:
+        """Whether it is this call, after these calls of the state's methods."""
+        return list(done) == self.done and _same(self.kwargs, kwargs)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two inputs are the same; False where that is not certain."""
+    if one is other:
+        return True
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.stride() == other.stride() and identical(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) in LITERALS and bool(one == other)
+
+
+# What a step will change on the server's part of a state: what the last one has changed, for as many tokens as it has.
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What one answer has changed. ``places``: of each value, by how much its sizes, or the number, grew.
+    ``nodes_changed``: of the mirror that it was seen on.
+    """
+
+    tokens: int
+    nodes_changed: int
+    places: list[tuple[Node, Any, tuple[int, ...]]]
+
+    @classmethod
+    def seen(cls, mirror: Mirror, before: Snapshot, tokens: int) -> Growth | None:
+        """Since ``before``, with ``tokens`` more; None for what does not just grow."""
+        places: list[tuple[Node, Any, tuple[int, ...]]] = []
+        if tokens < 1 or mirror.nodes_changed != before.nodes_changed:
+            return None
+        for node, forms, _ in before.contents:
+            for key, form in node.forms.items():
+                was = forms.get(key)
+                if form is was or isinstance(form, Node) or form == was:
+                    continue
+                grown = _grown(was, form)
+                if grown is None:
+                    return None
+                places.append((node, key, grown))
+        return cls(tokens, mirror.nodes_changed, places)
+
+    def apply(self, mirror: Mirror, tokens: int) -> bool:
+        """To the mirror, for another number of tokens. False, and nothing is changed, where it cannot be told."""
+        if mirror.nodes_changed != self.nodes_changed:
+            return False
+        changes: list[tuple[Any, Node, Any]] = []
+        for node, key, grown in self.places:
+            if any(one * tokens % self.tokens for one in grown):
+                return False
+            more = tuple([one * tokens // self.tokens for one in grown])
+            form = node.forms.get(key)
+            if form is None or isinstance(form, Node):
+                return False
+            if form[0] == "m":
+                shape = tuple([size + one for size, one in zip(form[1], more, strict=True)])
+                stride = tuple([new - old for new, old in zip(_dense(shape), form[2], strict=True)])
+                changes.append((("+m", more, stride), node, key))
+            else:
+                changes.append((("+v" if form[0] == "v" else "+i", more[0]), node, key))
+        for difference, node, key in changes:
+            mirror.grow(difference, [(node, key)])
+        return True
+
+
+def _grown(was: Any, form: Any) -> tuple[int, ...] | None:
+    """By how much; None for what is not more of the same."""
+    if was is None or isinstance(was, Node) or was[0] != form[0]:
+        return None
+    if form[0] == "m" and len(was[1]) == len(form[1]) and was[3] == form[3] and form[2] == _dense(form[1]):
+        return tuple([new - old for new, old in zip(form[1], was[1], strict=True)])
+    if form[0] == "v" and type(form[1]) is type(was[1]) is int:
+        return (form[1] - was[1],)
+    if form[0] == "i" and form[1] == was[1] and type(form[2]) is type(was[2]) is int:
+        return (form[2] - was[2],)
+    return None
+
+
+def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(1, size)
+    return tuple(reversed(strides))
