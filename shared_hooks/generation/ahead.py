@@ -54,7 +54,7 @@ class Foresight(Protocol):
 
 
 foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", default=None)
-"""Of the calls of this context's model."""
+"""What foresees the calls of this context."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Growth:
         return cls(tokens, mirror.nodes_changed, places)
 
     def apply(self, mirror: Mirror, tokens: int) -> bool:
-        """To the mirror, for another number of tokens. False, and nothing is changed, where it cannot be told."""
+        """To the mirror, for another number of tokens. False, and nothing is changed, where that is not known."""
         if mirror.nodes_changed != self.nodes_changed:
             return False
         changes: list[tuple[Any, Node, Any]] = []

@@ -254,7 +254,7 @@ class Calls:
 _ids = itertools.count(1)
 _SAID = ("up", "down", "around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
 SAID_UP = frozenset({"up", "around", "coded", "crossing", "inputs", "reports"})
-"""Of what was said and heard: what a message up changes."""
+"""What a message up changes of all that was said and heard."""
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 _ONCE = ("keep", "back")
 """What a step says of steps that may be taken back: it is not said when a session is made again."""

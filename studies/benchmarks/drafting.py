@@ -7,7 +7,10 @@ then, as a trained model's are. How often that is for a model of yours is anothe
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -27,17 +30,69 @@ LATE = 0.1
 """What the layers behind the cut add to the hidden state, of what they would with weights like the others'."""
 
 
-class Far(InProcess):
-    """A tail in this process at the end of a long way."""
+class Far:
+    """A tail in another thread at the end of a long way, which computes one step after the other."""
 
-    def step(self, *args: Any) -> StepReply:
-        time.sleep(ROUND_TRIP_S / 2)
-        reply = super().step(*args)
-        time.sleep(ROUND_TRIP_S / 2)
+    begins = True
+
+    def __init__(self, tail: DecodingTail) -> None:
+        self._inner = InProcess(tail)
+        self._server = ThreadPoolExecutor(1)
+
+    def step(self, *step: Any) -> StepReply:
+        """As `Link.step`."""
+        return self._sent(self._inner.step, *step).result()
+
+    def begin(self, *step: Any) -> Sent:
+        """As `Beginning.begin`."""
+        return self._sent(lambda: self._inner.begin(*step).result())
+
+    def close(self, session: int) -> None:
+        """As `Link.close`."""
+        self._server.submit(self._inner.close, session)
+
+    def _sent(self, serve: Callable[..., StepReply], *step: Any) -> Sent:
+        arrives = time.perf_counter() + ROUND_TRIP_S / 2
+
+        def served() -> tuple[StepReply, float]:
+            time.sleep(max(0.0, arrives - time.perf_counter()))
+            return serve(*step), time.perf_counter() + ROUND_TRIP_S / 2
+
+        return Sent(self._server.submit(served))
+
+
+class Sent:
+    """A step under way (`Pending`)."""
+
+    def __init__(self, answer: Future[tuple[StepReply, float]]) -> None:
+        self._answer = answer
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its answer has come."""
+        return self._answer.done() and (self._answer.exception() or self._answer.result()[1] < time.perf_counter())
+
+    def result(self) -> StepReply:
+        """Its answer, when that has come."""
+        reply, comes = self._answer.result()
+        time.sleep(max(0.0, comes - time.perf_counter()))
         return reply
+
+    def cancel(self, why: object) -> None:
+        """A step that is not begun is none."""
+        self._answer.cancel()
 
 
 def measure(options: Options) -> Row:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # each side has a core
+    try:
+        return _measured(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _measured(options: Options) -> Row:
     model, there = _decoder(), _decoder()
     tokens = 80 if options.quick else 256
     prompt = torch.randint(1, WORDS, (1, 64), generator=torch.Generator().manual_seed(PROMPT))
@@ -49,8 +104,10 @@ def measure(options: Options) -> Row:
         plain, found, _ = _timed(split, prompt, tokens, None)
         words = len(set(found[0, prompt.shape[1] :].tolist()))
         details["none"] = {"tokens_per_second": plain, "identical": torch.equal(found, whole), "words": words}
-        for name, source in {"prompt lookup": Lookup(), "first layers": FirstLayers(CUT)}.items():
-            rate, found, drafting = _timed(split, prompt, tokens, source)
+        sources = {"prompt lookup": Lookup(), "first layers": FirstLayers(CUT)}
+        for (kind, source), ahead in itertools.product(sources.items(), (False, True)):
+            name = f"{kind}, ahead" if ahead else kind
+            rate, found, drafting = _timed(split, prompt, tokens, source, ahead)
             same, tally = torch.equal(found, whole), drafting.tally
             share = 0.0 if tally.acceptance is None else tally.acceptance
             details[name] = {
@@ -59,10 +116,13 @@ def measure(options: Options) -> Row:
                 "round_trips": tally.steps,
                 "drafted": tally.drafted,
                 "accepted": tally.accepted,
+                "ahead": tally.ahead,
+                "ahead_in_vain": tally.ahead_in_vain,
             }
             note = (
                 f"{rate:.1f} tokens/s against {plain:.1f}, {rate / plain:.2f} times; {tally.steps} round trips for "
-                f"{tokens} tokens, {share:.0%} of drafts accepted; tokens "
+                f"{tokens} tokens, {share:.0%} of drafts accepted; {tally.ahead} steps ahead, {tally.ahead_in_vain} in "
+                f"vain; tokens "
                 f"{'' if same else 'NOT '}identical; {words} different words"
             )
             limit = TIMES_LESS if isinstance(source, Lookup) else None
@@ -72,14 +132,14 @@ def measure(options: Options) -> Row:
 
 
 def _timed(
-    split: SplitForward, prompt: torch.Tensor, tokens: int, source: Source | None
+    split: SplitForward, prompt: torch.Tensor, tokens: int, source: Source | None, ahead: bool = False
 ) -> tuple[float, torch.Tensor, Any]:
     """Tokens a second of the whole of it, the prompt's step included; the tokens; how drafting went."""
     if source is None:
         began = time.perf_counter()
         found = _generate(split.model, prompt, tokens)
         return tokens / (time.perf_counter() - began), found, None
-    with Drafting(split.model, source, pace=Measured()) as drafting:
+    with Drafting(split.model, source, pace=Measured(), ahead=ahead) as drafting:
         began = time.perf_counter()
         found = _generate(split.model, prompt, tokens)
         return tokens / (time.perf_counter() - began), found, drafting

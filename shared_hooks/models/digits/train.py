@@ -1,6 +1,7 @@
 """Train the digits model: ``python -m shared_hooks.models.digits.train --check`` (about a minute on one core).
 
     --output DIR     write weights.safetensors and images/ there (the shipped ones: of this folder)
+    --images DIR  write all images as PNG files to DIR/training and DIR/held_out, and train nothing
     --check       compare the weights with the shipped ones instead of writing anything; exit status 1 if they differ
     --epochs N    default 24, with which the shipped weights were made
 
@@ -178,17 +179,30 @@ def differences(model: nn.Module, weights: Path) -> list[str]:
     return lines
 
 
+def write_images(images: Sequence[DigitImage], folder: Path) -> None:
+    """As PNG files, whose names carry the truth (`DigitImage.file_name`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for image in images:
+        Image.fromarray(image.pixels).save(folder / image.file_name)
+    print(f"{folder}: {len(images)} images")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m shared_hooks.models.digits.train", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     target = parser.add_mutually_exclusive_group(required=True)
     target.add_argument("--output", type=Path, metavar="DIR", help="folder to write the weights and images to")
+    target.add_argument("--images", type=Path, metavar="DIR", help="folder to write all images to; nothing is trained")
     target.add_argument("--check", action="store_true", help="compare with the shipped weights, write nothing")
     parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N")
     options = parser.parse_args(arguments)
 
     training, held_out = load_images()
+    if options.images is not None:
+        for name, images in (("training", training), ("held_out", held_out)):
+            write_images(images, options.images / name)
+        return 0
     began = time.perf_counter()
     model = train(training, epochs=options.epochs)
     print(f"trained on {len(training)} images in {time.perf_counter() - began:.0f} s")

@@ -20,7 +20,7 @@ from edge_client.process import local_server
 from edge_client.pruning import data
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.models import load_spec
-from shared_hooks.models.digits import export, train
+from shared_hooks.models.digits import train
 from shared_hooks.models.digits import train as digits
 from tests.shared_hooks.selection.networks import image
 
@@ -246,8 +246,8 @@ def test_without_scikit_learn_it_says_what_to_install(monkeypatch: pytest.Monkey
 
 def test_the_digits_can_be_written_as_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     training, held_out = digits.load_images()
-    monkeypatch.setattr(export, "load_images", lambda: (training[:3], held_out[:2]))
-    assert export.main([str(tmp_path)]) == 0
+    monkeypatch.setattr(train, "load_images", lambda: (training[:3], held_out[:2]))
+    assert train.main(["--images", str(tmp_path)]) == 0
     assert len(list((tmp_path / "training").iterdir())) == 3
     assert {path.name for path in (tmp_path / "held_out").iterdir()} == {one.file_name for one in held_out[:2]}
 
