@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from shared_hooks.generation.edge_session import Pending
 from shared_hooks.generation.head import Head
+from shared_hooks.generation.hidden import is_state_class
 from shared_hooks.generation.inputs import LITERALS, Node
 from shared_hooks.generation.mirror import Forms, Mirror, Snapshot
 from shared_hooks.tensors import identical
@@ -59,7 +61,8 @@ foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", defaul
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A call that was foreseen, and whose step is under way. ``expected``: the forms of the state before it, on which
+    """A call that was foreseen, and whose step is under way. ``kwargs``: copies, for the caller may write to what it
+    gave. ``expected``: the forms of the state before it, on which
     it depends; ``done``: what was done to the state since. ``said``: what the session has said with it. ``after``: the
     state behind its head.
     """
@@ -79,10 +82,18 @@ class Foreseen:
         return list(done) == self.done and _same(self.kwargs, kwargs)
 
 
+def unchanging(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Copies of inputs, but for a state."""
+    return {
+        name: value if is_state_class(type(value)) else tree_map_only(torch.Tensor, torch.clone, value)
+        for name, value in kwargs.items()
+    }
+
+
 def _same(one: Any, other: Any) -> bool:
     """Whether two inputs are the same; False where that is not certain."""
-    if one is other:
-        return True
+    if is_state_class(type(one)):
+        return one is other
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):

@@ -20,12 +20,22 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_map_only
 
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, InputMismatch, IsthmusError, SessionLost
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden
-from shared_hooks.generation.ahead import ASKS, MOST_AHEAD, Foreseen, Foresight, Growth, NextCall, foresight
+from shared_hooks.generation.ahead import (
+    ASKS,
+    MOST_AHEAD,
+    Foreseen,
+    Foresight,
+    Growth,
+    NextCall,
+    foresight,
+    unchanging,
+)
 from shared_hooks.generation.asking import Asking
 from shared_hooks.generation.cut import Cut, around, device_of, finder_of
 from shared_hooks.generation.edge_session import (
@@ -256,11 +266,12 @@ class SplitForward:
             answered = time.perf_counter_ns()
             if self._heads is not None:
                 self._heads.answered()
-            before = None if sight is None or handle.mirror is None else handle.mirror.snapshot()
+            looks = handle.mirror is not None and (sight is not None or bool(session.foreseen))
+            before = handle.mirror.snapshot() if looks and handle.mirror is not None else None
             with _reading():
                 output = self._output(reply, head, kwargs, handle)
-            if sight is not None and before is not None:
-                self._learn(handle, before, sight.tokens)
+            if before is not None:
+                self._learn(handle, before, 0 if sight is None else sight.tokens)
             del made
         except BaseException:
             drop(session)
@@ -314,10 +325,11 @@ class SplitForward:
             bool(sight.tokens)
             and handle.growth is not None
             and handle.mirror is not None
+            and handle.session.random is None
             and ASKS.isdisjoint(header)
             and self._heads is None
             and getattr(self._link, "begins", False)
-            and not attach.watchers
+            and not (attach.watchers or _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks)
             and not any(one._forward_hooks or one._forward_pre_hooks for one in self._paths)
         )
 
@@ -362,6 +374,7 @@ class SplitForward:
         """Whether the step of a call was sent: not where it may hang on answers before it."""
         session: EdgeSession = handle.session
         kwargs = _counted(_taken(self._signature, _named(self._signature, (), call.kwargs)))
+        given = unchanging(kwargs)
         handle.note()
         done = list(handle.done)
         head = self._head()
@@ -376,7 +389,7 @@ class SplitForward:
             return False
         said = {name: value for name, value in session.marks().items() if name in SAID_UP}
         pending = session.begin(header, tensors, number - session.number)
-        foreseen = Foreseen(kwargs, call.tokens, expected, done, head, (header, tensors), pending, said, after)
+        foreseen = Foreseen(given, call.tokens, expected, done, head, (header, tensors), pending, said, after)
         session.foreseen.append(foreseen)
         return True
 

@@ -287,6 +287,33 @@ class TestTheServersSide:
             session.step({"keep": [1, 1]}, [])
 
 
+@pytest.mark.parametrize("by", ["torch", "numpy"])
+def test_inputs_that_are_written_to_after_they_were_foreseen_are_others(by: str) -> None:
+    from transformers import DynamicCache
+
+    class Same(Plan):
+        def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
+            return None if after else NextCall({"input_ids": ids, "past_key_values": self.state}, 1)
+
+    model: Any = make("llama")
+    whole: Any = make("llama")
+    ids = torch.tensor([[7]])
+    with SplitForward(model, cut_of("llama"), in_process("llama")), torch.no_grad():
+        own, theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
+        plan = Same(own, random.Random(1), 1.0)
+        plan.tokens = 1
+        token = foresight.set(plan)
+        for number in range(8):
+            found = model(input_ids=ids, past_key_values=own).logits
+            if number == 6:
+                foresight.reset(token)  # what was foreseen is still checked
+            assert torch.equal(found, whole(input_ids=ids, past_key_values=theirs).logits)
+            if by == "torch":
+                ids += 1
+            else:
+                ids.numpy()[0, 0] += 1
+
+
 def test_growth_is_what_an_answer_changed_in_proportion_to_its_tokens() -> None:
     from transformers import DynamicCache
 
