@@ -64,6 +64,11 @@ class Snapshot:
         return [tensor for _, _, seen in self.contents for value, _ in seen.values() for tensor in _real(value)]
 
     @property
+    def told_bytes(self) -> int:
+        """See `Mirror.told_bytes`."""
+        return sum([NODE_BYTES + ENTRY_BYTES * len(forms) for _, forms, _ in self.contents])
+
+    @property
     def is_whole(self) -> bool:
         """Whether everything can be put back: no tensor was written in place since, but for the few integers."""
         for _, forms, seen in self.contents:

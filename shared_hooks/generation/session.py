@@ -241,7 +241,9 @@ class DecodingSession:
     @property
     def nbytes(self) -> int:
         """Memory of what is kept for it."""
-        return self._known.nbytes(self._mirror, *[one.state for one in self._kept if one.state is not None])
+        states = [one.state for one in self._kept if one.state is not None]
+        held = self._known.nbytes(self._mirror, *states) + sum([one.told_bytes for one in states])
+        return held + sum([one.known.nbytes(None) for one in self._kept])
 
     def fork(self) -> DecodingSession:
         """A copy: both continue from here, each by itself. Raises SessionLost while steps may be taken back."""
