@@ -71,8 +71,8 @@ class Session:
     dropped: bool = False
     handle: EngineSession | None = None
     branch: int = 0
-    queued: Step | None = None
-    """A step that is in line for a worker."""
+    queued: list[Step] = field(default_factory=list)
+    """Steps that are in line for a worker."""
     early: dict[int, Early] = field(default_factory=dict)
     """Steps that wait for the ones before, by a number of their own."""
     is_new: bool = True
@@ -86,9 +86,17 @@ class Session:
     def is_early(self, step: Step) -> bool:
         """Whether steps before this one are under way, and to be over first; the caller holds the lock."""
         if step.branch > self.branch:
-            return self.busy or self.queued is not None
+            return self.busy or bool(self.queued)
         is_ahead = step.branch == self.branch and self.steps < step.number <= self.steps + MOST_EARLY
-        return is_ahead and (self.busy or self.queued is not None or bool(self.early))
+        return is_ahead and (self.busy or bool(self.queued) or bool(self.early))
+
+    def leave_line(self, step: Step) -> bool:
+        """Whether the step was in line; it is no more. The caller holds the lock."""
+        for number, one in enumerate(self.queued):
+            if one is step:
+                del self.queued[number]
+                return True
+        return False
 
     @property
     def idle_seconds(self) -> float:
@@ -322,16 +330,15 @@ class Sessions:
             if waits := session.is_early(step):
                 session.early[number] = Early(step, go)
             else:
-                session.queued = step
+                session.queued.append(step)
         return waits, partial(self._given_up, session, step, number)
 
     def _given_up(self, session: Session, step: Step, number: int) -> None:
         with self._lock:
             session.early.pop(number, None)
             due: list[Early] = []
-            if session.queued is step:
-                session.queued = None
-                due = [] if session.busy else self._due(session, False)
+            if session.leave_line(step) and not (session.busy or session.queued):
+                due = self._due(session, False)
         for one in due:
             one.go()
 
@@ -360,7 +367,7 @@ class Sessions:
         """The session, for its next step."""
         with self._lock:
             session = self._known(engine, key, step)
-            session.queued = None
+            session.leave_line(step)
             if step.branch < session.branch:
                 raise StepOutOfOrder(f"step {step.number} of {session} was taken back")
             if step.branch > session.branch and step.number <= session.steps:
@@ -465,7 +472,7 @@ class Sessions:
         newest = max(due, key=lambda number: (early[number].step.branch, -early[number].step.number), default=None)
         if newest is not None and not session.dropped and early[newest].step.branch >= session.branch + (not made):
             due = [newest]  # the others come when it is over
-            session.queued = early[newest].step
+            session.queued.append(early[newest].step)
         return [early.pop(number) for number in due]
 
     def _freed(self, session: Session, due: list[Early]) -> None:
