@@ -106,6 +106,11 @@ class _Sent:
         self._step = step
 
     @property
+    def bytes_up(self) -> int:
+        """As `Pending.bytes_up`."""
+        return self._step.bytes_up
+
+    @property
     def is_over(self) -> bool:
         """As `Pending.is_over`."""
         return self._step.is_over

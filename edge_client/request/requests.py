@@ -119,6 +119,11 @@ class BegunStep:
     result: Callable[[], Answer]
 
     @property
+    def bytes_up(self) -> int:
+        """Of its header and payload."""
+        return self._exchange.bytes_up
+
+    @property
     def is_over(self) -> bool:
         """Whether `result` need not wait."""
         return self._exchange.settled

@@ -71,7 +71,10 @@ class Link(Protocol):
 
 
 class Pending(Protocol):
-    """A step that was sent."""
+    """A step that was sent. ``bytes_up``: of its header and payload."""
+
+    @property
+    def bytes_up(self) -> int: ...
 
     @property
     def is_over(self) -> bool:
@@ -188,6 +191,10 @@ class _Answered:
     error: IsthmusError | None = None
 
     is_over = False  # as it would be on a network
+
+    @property
+    def bytes_up(self) -> int:
+        return 0 if self.reply is None else self.reply.bytes_up
 
     def result(self) -> StepReply:
         if self.error is not None:
@@ -320,6 +327,8 @@ class EdgeSession:
         self.calls = Calls()
         self.foreseen: deque[Any] = deque()
         """Steps behind the one that is called for, which are under way (`ahead.Foreseen`)."""
+        self.bytes_in_vain = 0
+        """Sent for steps that were taken back, since the last step."""
         self.branch = 0
         """How often steps were taken back."""
         self.takes_back = False
@@ -487,6 +496,7 @@ def drop(session: EdgeSession, *, always: bool = False) -> None:
     if not (session.foreseen or always):
         return
     for one in session.foreseen:
+        session.bytes_in_vain += one.pending.bytes_up
         one.pending.cancel(Cancelled("the step was sent ahead, and another one came"))
     session.foreseen.clear()
     session.branch += 1

@@ -63,9 +63,9 @@ from shared_hooks.state import Dice
 @dataclass(frozen=True)
 class StepRecord:
     """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
-    and payloads. ``server``: nanoseconds on the server's clock, by name. ``batch_size``: how many steps a side
-    computed together at the most, this one included; 1: what it gives is exact. ``codec``: that of the hidden
-    states; empty where they travelled as they are.
+    and payloads, with those of steps that were sent ahead in vain. ``server``: nanoseconds on the server's clock, by
+    name. ``batch_size``: how many steps a side computed together at the most, this one included; 1: what it gives is
+    exact. ``codec``: that of the hidden states; empty where they travelled as they are.
     """
 
     head_ns: int
@@ -261,6 +261,7 @@ class SplitForward:
                     pending = session.begin(*message)
                 self._look_ahead(handle, sight, pending)
             reply, up, down = self._sent(session, head, *message, pending=pending)
+            up, session.bytes_in_vain = up + session.bytes_in_vain, 0
             if foreseen is not None and "keep" not in message[0]:
                 handle.misjudged += 1
             answered = time.perf_counter_ns()

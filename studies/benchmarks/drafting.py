@@ -64,6 +64,8 @@ class Far:
 class Sent:
     """A step under way (`Pending`)."""
 
+    bytes_up = 0
+
     def __init__(self, answer: Future[tuple[StepReply, float]]) -> None:
         self._answer = answer
 

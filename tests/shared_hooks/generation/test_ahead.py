@@ -56,6 +56,7 @@ def breaking(link: InProcess, dice: random.Random, seen: Counter[str]) -> None:
 
     class Lost:
         is_over = False
+        bytes_up = 10
 
         def __init__(self, error: Exception) -> None:
             self.error = error
@@ -313,6 +314,29 @@ def test_inputs_that_are_written_to_after_they_were_foreseen_are_others(by: str)
                 ids += 1
             else:
                 ids.numpy()[0, 0] += 1
+
+
+def test_bytes_that_were_sent_in_vain_are_counted() -> None:
+    crossed: list[bytes] = []
+    tail = DecodingTail(make("llama"), cut_of("llama"))
+    model: Any = make("llama")
+    with SplitForward(model, cut_of("llama"), InProcess(tail, crossed)) as split, torch.no_grad():
+        from transformers import DynamicCache
+
+        own = DynamicCache(config=model.config)
+        plan = Plan(own, random.Random(1), 0.5)
+        for _ in range(12):
+            plan.calls = plan.calls or [(0, [7])]
+            plan.tokens = len(plan.calls[0][1])
+            gone, ids = plan.calls.pop(0)
+            if own.get_seq_length():
+                own.crop(-gone)
+            token = foresight.set(plan)
+            model(input_ids=torch.tensor([ids]), past_key_values=own)
+            foresight.reset(token)
+        model(input_ids=torch.tensor([[119]]), past_key_values=own)  # which was not foreseen
+        up = sum(len(one) for one in crossed[::4]) + sum(len(one) for one in crossed[1::4])
+        assert plan.asked > 5 and sum(one.bytes_up for one in split.records) == up
 
 
 def test_growth_is_what_an_answer_changed_in_proportion_to_its_tokens() -> None:
