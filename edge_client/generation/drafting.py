@@ -31,6 +31,7 @@ __all__ = [
     "Measured",
     "Pace",
     "Source",
+    "Worth",
 ]
 
 
@@ -243,6 +244,8 @@ EXPECTED = 0.6
 """How often a token is taken to be accepted before there were any."""
 FIRST_CHANCE = LEAST_CHANCE = 0.5
 """What is less likely to come is not sent ahead: in vain it costs more than the server's time."""
+TRIED = 3
+"""Steps with others ahead after which it is said whether they pay."""
 LEARN = 0.2
 """How much the last step counts for what is thought of the next."""
 OWN_WEIGHT = 2.0
@@ -394,14 +397,38 @@ class _Line:
         return max((self._y - self.slope * self._x) / self._weight, 1e-9)
 
 
+class Worth:
+    """Whether drafts that are made and sent while others are verified give more tokens a second than one by one, by
+    what was measured. Where both sides share a processor they may not. One object may serve any number of texts.
+    """
+
+    def __init__(self) -> None:
+        self._tokens, self._seconds, self._steps = [0.0, 0.0], [0.0, 0.0], [0, 0]
+
+    def step(self, ahead: bool, tokens: int, seconds: float) -> None:
+        """A step is over, that gave so many tokens. ``ahead``: others were sent with it, or it came of one."""
+        self._tokens[ahead] = FORGET * self._tokens[ahead] + tokens
+        self._seconds[ahead] = FORGET * self._seconds[ahead] + seconds
+        self._steps[ahead] += 1
+        if not ahead and not self.pays and self._steps[False] % AGAIN == 0:
+            self._tokens[True], self._seconds[True], self._steps[True] = 0.0, 0.0, 0  # it is tried again
+
+    @property
+    def pays(self) -> bool:
+        """Also while that is not known."""
+        if self._steps[True] < TRIED or not self._steps[False]:
+            return True
+        return self._tokens[True] * self._seconds[False] >= self._tokens[False] * self._seconds[True]
+
+
 _HOOKED = ("generate", "_get_candidate_generator", "prepare_inputs_for_generation")
 
 
 class Drafting:
     """While the ``with`` block runs, ``model.generate()`` drafts by ``source``. The model may be whole or split; drafts
     are made on this side alone. ``pace``: how many tokens; where nobody says, what gives most by what was measured.
-    ``ahead``: of greedy search, the next drafts are made and sent while those before them are verified, where that is
-    worth it by what was measured.
+    ``ahead``: of greedy search, the next drafts are made and sent while those before them are verified, where that pays
+    by what was measured; a `Worth` to measure it over several texts.
 
     Raises InputMismatch for a model that is none of transformers', and in ``generate()`` for several rows at once.
     """
@@ -412,7 +439,7 @@ class Drafting:
         source: Source,
         *,
         pace: Pace | None = None,
-        ahead: bool = True,
+        ahead: bool | Worth = True,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if not all(hasattr(type(model), name) for name in _HOOKED):
@@ -422,7 +449,7 @@ class Drafting:
         self._model = model
         self._source = source
         self._clock = clock
-        self._ahead = ahead
+        self._ahead = Worth() if ahead is True else ahead or None
         self._stack = ExitStack()
         self._read = 0
         """Tokens of the text under way that the state given with it has read."""
@@ -437,7 +464,7 @@ class Drafting:
 
         def drafting_generate(*args: Any, **kwargs: Any) -> Any:
             texts.clear()
-            token = foresight.set(_Sight(texts)) if self._ahead else None
+            token = foresight.set(_Sight(texts)) if self._ahead is not None else None
             try:
                 return generate(*args, **{**arguments, **kwargs})
             finally:
@@ -449,8 +476,10 @@ class Drafting:
             if rows != 1:
                 raise InputMismatch(f"drafts are for one row, and generate() has {rows}")
             self._read = _read(kwargs["input_ids"], kwargs["generation_config"], kwargs["model_kwargs"])
-            made = _Candidates(candidates_of(*args, **kwargs), self._source, self.pace, self.tally, self._clock)
-            if self._ahead and not kwargs["generation_config"].do_sample:  # or words would hang on times
+            measured = self.pace, self.tally, self._ahead or Worth()
+            made = _Candidates(candidates_of(*args, **kwargs), self._source, *measured, self._clock)
+            # of words that are drawn, which they are would depend on times
+            if self._ahead is not None and not kwargs["generation_config"].do_sample:
                 texts.append(made)
             return made
 
@@ -561,7 +590,11 @@ class _Candidates:
 
     requires_model_outputs = False
 
-    def __init__(self, candidates: Any, source: Source, pace: Pace, tally: Tally, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, candidates: Any, source: Source, pace: Pace, tally: Tally, worth: Worth, clock: Callable[[], float]
+    ) -> None:
+        self._worth = worth
+        self._with_others = False
         self._candidates = candidates
         self._source = source
         self._pace = pace
@@ -579,7 +612,7 @@ class _Candidates:
         """Token ids (1, length), with the drafted ones behind them, and the drafts' logits where there are any."""
         self._began = None if self._first else self._clock()
         if self._ahead and torch.equal(self._ahead[0].base, input_ids):
-            ready = self._ahead.popleft()
+            ready, self._with_others = self._ahead.popleft(), True
             found, logits = ready.inputs.ids, ready.logits
             self._sure.extend(ready.sure)
             self._tally.foreseen(True)
@@ -587,6 +620,7 @@ class _Candidates:
                 self._candidates.assistant_kwargs = ready.assistant
             self._asked = self._drafted = found.shape[1] - input_ids.shape[1]
             return found, logits
+        self._with_others = bool(self._ahead)  # the server may still be at one of them
         if self._ahead:
             self._tally.foreseen(False)
             self._tally.ahead_in_vain += len(self._ahead)
@@ -605,6 +639,8 @@ class _Candidates:
         seconds = None if self._began is None else self._clock() - self._began
         self._first = False
         self._pace.step(self._asked, self._drafted, accepted, seconds)
+        if seconds is not None:
+            self._worth.step(self._with_others or bool(self._ahead), accepted + 1, seconds)
         self._tally.step(self._drafted, accepted)
         if self._drafted and not self._ahead:  # one token more would have been foreseen than was drafted
             self._tally.foreseen(accepted == self._drafted, 0.25)
@@ -631,6 +667,8 @@ class _Candidates:
         tip = self._ahead[-1].inputs if self._ahead else self._inputs
         # of more the server computes one after the other, and nothing is saved
         if tip is None or self._first or len(self._ahead) < after or after * compute_ns > saved_ns:
+            return None
+        if not self._worth.pays:
             return None
         chance = self._tally.comes_true ** (after + 1)
         if chance <= LEAST_CHANCE or chance * saved_ns <= (1 - chance) * max(0, compute_ns - saved_ns):

@@ -18,7 +18,7 @@ import torch
 
 from edge_client.client import EdgeClient
 from edge_client.generation import SplitGenerator, Summary, Words
-from edge_client.generation.drafting import Drafting, Measured, Pace, Source
+from edge_client.generation.drafting import Drafting, Measured, Pace, Source, Worth
 from edge_client.generation.link import SessionLink
 from edge_client.serving.sampling import Choice, Chosen, Grammars, Sampling
 from shared_hooks.errors import Cancelled, InputMismatch, ServerUnavailable, SpecError
@@ -67,6 +67,8 @@ class _Seat:
     generator: SplitGenerator
     pace: Pace
     heads: TextHeads | None = None
+    worth: Worth = field(default_factory=Worth)
+    """Whether drafts ahead pay, over all of its texts."""
     states: list[_State] = field(default_factory=list)
     """The one that was used last comes last."""
 
@@ -320,7 +322,9 @@ class Chats:
         """A choice keeps count of the tokens one by one, and cannot take some back."""
         if self._drafts is None or choice is not None:
             return nullcontext()
-        return Drafting(seat.generator.model, self._drafts, pace=seat.pace, ahead=self._drafts_ahead)
+        return Drafting(
+            seat.generator.model, self._drafts, pace=seat.pace, ahead=seat.worth if self._drafts_ahead else False
+        )
 
 
 def _shared_heads(models: list[Any]) -> SharedHeads:

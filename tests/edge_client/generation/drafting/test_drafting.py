@@ -227,6 +227,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafts, "LEARN", 0.0)
     monkeypatch.setattr(drafts, "LEAST_CHANCE", 0.0)
     monkeypatch.setattr(drafts, "FIRST_CHANCE", 1.0)
+    monkeypatch.setattr(drafts, "TRIED", 1000)
 
 
 @pytest.mark.usefixtures("always")

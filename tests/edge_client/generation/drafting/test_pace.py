@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from edge_client.generation.drafting import Measured, Pace
+from edge_client.generation.drafting import AGAIN, Measured, Pace, Worth
 
 STEPS = 600
 
@@ -117,3 +117,18 @@ def test_a_search_that_finds_nothing_is_no_rejection() -> None:
     for _ in range(50):
         pace.step(4, 0, 0, 0.05)
     assert pace.rates() == before
+
+
+def test_steps_ahead_are_left_where_they_are_slower_and_tried_again() -> None:
+    worth = Worth()
+    assert worth.pays
+    for _ in range(4):
+        worth.step(False, 2, 0.1)
+        worth.step(True, 3, 0.1)
+    assert worth.pays
+    for _ in range(40):
+        worth.step(True, 2, 0.3)
+    assert not worth.pays
+    for _ in range(AGAIN):
+        worth.step(False, 2, 0.1)
+    assert worth.pays  # the processor may be free again
