@@ -675,7 +675,7 @@ class _Candidates:
             return None
         found, logits, sure, assistant = self._drafts_after(tip.ids, 1 + max(1, self._pace.choose()))
         tokens = found.shape[1] - tip.ids.shape[1]
-        if tokens < 1:
+        if tokens < 2:  # a guess alone
             return None
         tip.kwargs["past_key_values"].crop(0)  # as it is done behind a step whose drafts were all accepted
         inputs = tip.then(found)

@@ -120,7 +120,7 @@ class BegunStep:
 
     @property
     def bytes_up(self) -> int:
-        """Of its header and payload."""
+        """Bytes of its header and payload."""
         return self._exchange.bytes_up
 
     @property

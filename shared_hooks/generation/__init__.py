@@ -13,6 +13,7 @@ head           one forward up to the cut
 tail           one forward from the cut
 session        the cloud's part of a generation
 edge_session   the edge's part, and its way to the cloud's
+ahead          steps that are sent while earlier ones are under way
 split          a model whose forward is split
 middle         a server's part in a chain: from one cut to a later one
 together       steps of several sessions as one
