@@ -88,7 +88,8 @@ class Session:
         if step.branch > self.branch:
             return self.busy or bool(self.queued)
         is_ahead = step.branch == self.branch and self.steps < step.number <= self.steps + MOST_EARLY
-        return is_ahead and (self.busy or bool(self.queued) or bool(self.early))
+        before = any(one.step.branch == step.branch and one.step.number < step.number for one in self.early.values())
+        return is_ahead and (self.busy or bool(self.queued) or before)
 
     def leave_line(self, step: Step) -> bool:
         """Whether the step was in line; it is no more. The caller holds the lock."""

@@ -406,7 +406,7 @@ class Worth:
         self._tokens, self._seconds, self._steps = [0.0, 0.0], [0.0, 0.0], [0, 0]
 
     def step(self, ahead: bool, tokens: int, seconds: float) -> None:
-        """A step is over, that gave so many tokens. ``ahead``: others were sent with it, or it came of one."""
+        """Records a step's tokens and seconds. ``ahead``: it was sent ahead, or others while it ran."""
         self._tokens[ahead] = FORGET * self._tokens[ahead] + tokens
         self._seconds[ahead] = FORGET * self._seconds[ahead] + seconds
         self._steps[ahead] += 1
@@ -464,7 +464,7 @@ class Drafting:
 
         def drafting_generate(*args: Any, **kwargs: Any) -> Any:
             texts.clear()
-            token = foresight.set(_Sight(texts)) if self._ahead is not None else None
+            token = foresight.set(_Sight(self._model, texts)) if self._ahead is not None else None
             try:
                 return generate(*args, **{**arguments, **kwargs})
             finally:
@@ -547,7 +547,7 @@ class _Inputs:
         return _Inputs(self.model, self.prepare, ids, kwargs)
 
     def prepared(self, tokens: int) -> dict[str, Any]:
-        """The arguments of the call, which reads the last so many ids."""
+        """The arguments of a call that reads the last ``tokens`` ids."""
         given = self.prepare(self.ids, next_sequence_length=tokens, **self.kwargs)
         if "logits_to_keep" in given:
             given["logits_to_keep"] = tokens
@@ -572,7 +572,8 @@ class _Ahead:
 class _Sight:
     """What `shared_hooks.generation.ahead` asks for the calls that will come: the text under way, if there is one."""
 
-    def __init__(self, texts: list[_Candidates]) -> None:
+    def __init__(self, model: nn.Module, texts: list[_Candidates]) -> None:
+        self.model = model
         self._texts = texts
 
     @property
@@ -656,7 +657,7 @@ class _Candidates:
         return found
 
     def calls(self, inputs: _Inputs, tokens: int) -> None:
-        """The model is called with these, and reads so many tokens."""
+        """Records what the model is called with, and how many tokens it reads."""
         self._inputs, self.tokens = inputs, tokens
 
     def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -10,7 +11,6 @@ import torch
 
 from edge_client.answer import Answer
 from edge_client.core import ClientCore
-from edge_client.request.requests import BegunStep
 from edge_client.transport import Outgoing, Stamps, State, Times, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError
@@ -76,7 +76,10 @@ class SessionLink:
     ) -> Pending:
         """As `step`, without waiting for the answer: see `shared_hooks.generation.edge_session.Beginning`."""
         decoding = split_pb2.Decoding(cut=self.cut, branch=branch)
-        return _Sent(self._client.requests.begin_step(*self._packed(session, number, decoding, header, tensors, None)))
+        step = self._client.requests.begin_step(
+            *self._packed(session, number, decoding, header, tensors, self.deadline)
+        )
+        return replace(step, result=lambda: _reply(step.result()))
 
     @property
     def begins(self) -> bool:
@@ -97,31 +100,6 @@ class SessionLink:
     ) -> tuple[Callable[[], Outgoing], str, Stamps, float]:
         pack = partial(wire.outgoing_step, session, number, decoding, header, tensors, self._route)
         return pack, self.cut, Stamps(), self._client.until(deadline)
-
-
-class _Sent:
-    """A `Pending` of a client."""
-
-    def __init__(self, step: BegunStep) -> None:
-        self._step = step
-
-    @property
-    def bytes_up(self) -> int:
-        """As `Pending.bytes_up`."""
-        return self._step.bytes_up
-
-    @property
-    def is_over(self) -> bool:
-        """As `Pending.is_over`."""
-        return self._step.is_over
-
-    def result(self) -> StepReply:
-        """As `Pending.result`."""
-        return _reply(self._step.result())
-
-    def cancel(self, why: IsthmusError) -> None:
-        """As `Pending.cancel`."""
-        self._step.cancel(why)
 
 
 def _reply(answer: Answer) -> StepReply:

@@ -116,7 +116,7 @@ class BegunStep:
 
     _connection: Connection
     _exchange: Exchange
-    result: Callable[[], Answer]
+    result: Callable[[], Any]
 
     @property
     def bytes_up(self) -> int:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from shared_hooks.generation.edge_session import Pending
@@ -38,7 +39,10 @@ class NextCall:
 
 
 class Foresight(Protocol):
-    """Says what the model will probably be called with."""
+    """Says what ``model`` will probably be called with."""
+
+    @property
+    def model(self) -> nn.Module: ...
 
     @property
     def tokens(self) -> int:
@@ -62,9 +66,8 @@ foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", defaul
 @dataclass(frozen=True)
 class Foreseen:
     """A call that was foreseen, and whose step is under way. ``kwargs``: copies, for the caller may write to what it
-    gave. ``expected``: the forms of the state before it, on which
-    it depends; ``done``: what was done to the state since. ``said``: what the session has said with it. ``after``: the
-    state behind its head.
+    gave. ``expected``: the forms of the state before it, on which it depends; ``done``: what was done to the state
+    since. ``said``: what the session has said with it. ``after``: the state behind its head.
     """
 
     kwargs: dict[str, Any]

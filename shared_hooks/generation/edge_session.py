@@ -386,8 +386,8 @@ class EdgeSession:
         self.__dict__.update(marks)
 
     def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> Pending:
-        """A step that is sent, and waited for by `send`; or one that comes ``after`` so many that are under way. Only
-        for a session that is open, over a link that is `Beginning`.
+        """Sends a step, which `send` waits for. ``after``: how many steps are under way that come before it. The session
+        must be open, and its link be `Beginning`.
         """
         if not after:
             self._hold_copies()

@@ -211,7 +211,10 @@ class SplitForward:
         if len(states) > 1:
             raise CutRefused(f"the model is given two states: {', '.join(name for name, _ in states)}")
         handle = self._handle(states[0][1]) if states else self._stateless()
-        output, _ = self._stepped(kwargs, handle, began, foresight.get())
+        sight = foresight.get()
+        if sight is not None and sight.model is not self.model:  # a model that drafts may be split, too
+            sight = None
+        output, _ = self._stepped(kwargs, handle, began, sight)
         return output
 
     def _stepped(
@@ -372,7 +375,7 @@ class SplitForward:
             raise SessionLost("a call that was foreseen has written to the state in place: begin with a new state")
 
     def _sent_ahead(self, handle: Handle, call: NextCall, expected: Forms) -> bool:
-        """Whether the step of a call was sent: not where it may hang on answers before it."""
+        """Whether the step of a call was sent: not where it may depend on answers before it."""
         session: EdgeSession = handle.session
         kwargs = _counted(_taken(self._signature, _named(self._signature, (), call.kwargs)))
         given = unchanging(kwargs)

@@ -27,21 +27,19 @@ NAMES = ["llama", "gpt2", "sliding", "hybrid", "experts", "bloom"]
 class Plan:
     """A `Foresight` that knows what will be called, and says so as often as ``right``; else something else."""
 
-    def __init__(self, state: Any, dice: random.Random, right: float) -> None:
-        self.state, self.dice, self.right = state, dice, right
+    def __init__(self, model: nn.Module, state: Any, dice: random.Random, right: float) -> None:
+        self.model, self.state, self.dice, self.right = model, state, dice, right
         self.calls: list[tuple[int, list[int]]] = []
         """What comes next: how much is cropped, and the ids of the call."""
         self.tokens = 0
-        self.wrong = False
         self.asked = 0
 
     def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
-        self.wrong = self.wrong and after > 0
         while len(self.calls) <= after:
             gone = self.dice.choice([0, 0, 0, 1])
             self.calls.append((gone, [self.dice.randrange(6, WORDS) for _ in range(self.dice.choice([1, 2, 3]))]))
         gone, ids = self.calls[after]
-        if self.dice.random() > self.right:  # what hangs on it is wrong, too
+        if self.dice.random() > self.right:
             gone, ids = self.dice.choice([(gone, [ids[0] - 1, *ids[1:]]), (1 - gone, ids), (gone, [*ids, 7])])
         if self.dice.random() < 0.1:
             return None
@@ -101,7 +99,7 @@ def played(name: str, link: Any, dice: random.Random, right: float, cut: str = "
         own, theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
         for state in (own, theirs):
             getattr(state, "activate_past_recording", lambda: None)()
-        plan = Plan(own, dice, right)
+        plan = Plan(model, own, dice, right)
         plan.calls = [(0, [7, 8, 9, 10, 11, 12])]
         while seen["exact"] < 25:
             if not plan.calls:
@@ -176,7 +174,7 @@ def steps(model: nn.Module, plain: nn.Module, link: Any) -> None:
     whole: Any = plain
     with SplitForward(model, cut_of("llama"), link), torch.no_grad():
         own, theirs = DynamicCache(config=whole.config), DynamicCache(config=whole.config)
-        plan = Plan(own, random.Random(1), 1.0)
+        plan = Plan(model, own, random.Random(1), 1.0)
         for _ in range(6):
             plan.calls = plan.calls or [(0, [7])]
             plan.tokens = len(plan.calls[0][1])
@@ -302,7 +300,7 @@ def test_inputs_that_are_written_to_after_they_were_foreseen_are_others(by: str)
     ids = torch.tensor([[7]])
     with SplitForward(model, cut_of("llama"), in_process("llama")), torch.no_grad():
         own, theirs = DynamicCache(config=model.config), DynamicCache(config=model.config)
-        plan = Same(own, random.Random(1), 1.0)
+        plan = Same(model, own, random.Random(1), 1.0)
         plan.tokens = 1
         token = foresight.set(plan)
         for number in range(8):
@@ -324,7 +322,7 @@ def test_bytes_that_were_sent_in_vain_are_counted() -> None:
         from transformers import DynamicCache
 
         own = DynamicCache(config=model.config)
-        plan = Plan(own, random.Random(1), 0.5)
+        plan = Plan(model, own, random.Random(1), 0.5)
         for _ in range(12):
             plan.calls = plan.calls or [(0, [7])]
             plan.tokens = len(plan.calls[0][1])
@@ -362,6 +360,7 @@ def test_growth_is_what_an_answer_changed_in_proportion_to_its_tokens() -> None:
 def test_a_stale_branch_is_not_computed() -> None:
     link = in_process("llama")
     link.sessions[1], link.steps[1] = link._open(), 3
-    assert isinstance(link.begin(1, 3, {"back": "x"}, [], 1), object)
+    with pytest.raises(BadFrame, match="number of a step"):
+        link.begin(1, 3, {"back": "x"}, [], 1).result()
     with pytest.raises(StepOutOfOrder, match="taken back"):
         link.begin(1, 3, {}, [], 0).result()
