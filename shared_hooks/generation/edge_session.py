@@ -386,8 +386,8 @@ class EdgeSession:
         self.__dict__.update(marks)
 
     def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> Pending:
-        """Sends a step, which `send` waits for. ``after``: how many steps are under way that come before it. The session
-        must be open, and its link be `Beginning`.
+        """Sends a step, which `send` waits for. ``after``: how many steps under way come before it. The session must be
+        open, and its link be `Beginning`.
         """
         if not after:
             self._hold_copies()
