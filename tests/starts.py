@@ -1,7 +1,8 @@
 """Processes of Python (servers, their workers, edges, those of studies), forked from one that has imported torch.
 
 A start takes a fraction of a second of processor time, where a new interpreter takes five. What is tested about the
-start itself (its signals, its imports, its environment) starts an interpreter (`subprocess`).
+start itself (its signals, its imports, its environment) starts an interpreter (`subprocess`). A forked server forks its
+worker processes from the same parent.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import multiprocessing
 import os
 import runpy
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,12 +24,13 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
-from multiprocessing import reduction
+from multiprocessing import forkserver, reduction
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any, Final
 
+import psutil
 import pytest
 
 ROOT: Final = Path(__file__).parents[1]
@@ -42,7 +45,8 @@ MODULES: Final = [
 ]
 """What the parent of all has imported; torch._dynamo because the first meta kernel does. Nothing that starts threads:
 they would be lost in its children."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
+_PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # linux/prctl.h
+_FORKS_WORKERS: Final = "forks-workers"
 _ADOPTING: Final = threading.Lock()
 ADOPTED_SECONDS: Final = 60.0
 """Within which a process is this one's child, on a busy machine."""
@@ -167,9 +171,7 @@ def _context() -> ForkServerContext:
     before = {name: os.environ.get(name) for name in ONE_THREAD}
     os.environ.update(ONE_THREAD)  # read when the libraries are loaded
     try:
-        from multiprocessing.forkserver import ensure_running
-
-        ensure_running()
+        forkserver._forkserver.ensure_running()  # type: ignore[attr-defined]
     finally:
         for name, value in before.items():
             if value is None:
@@ -200,14 +202,46 @@ def _fork(
         if time.monotonic() > limit:  # there is nobody to be a child of
             os._exit(1)
         time.sleep(0.001)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(_PR_SET_NAME, b"python")
     above = {fcntl.fcntl(fd, fcntl.F_DUPFD, 1 + max(files)): number for number, fd in files.items()}
     for fd in files.values():
         os.close(fd)
     for fd, number in above.items():
         os.dup2(fd, number)
         os.close(fd)
+    if words[:2] == ["-m", "cloud_server"] and any(word.startswith("--worker") for word in words):
+        _workers_are_forked()
     os._exit(_run(words, cwd, env))
+
+
+def _workers_are_forked() -> None:
+    """A server is about to begin, and has no threads yet: a child of it is what its workers are forked from."""
+    from cloud_server.processes import worker_process
+
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(f"\0{_FORKS_WORKERS}-{os.getpid()}")
+    listener.listen()
+    one, address, (alive, ours) = forkserver._forkserver, listener.getsockname().decode(), os.pipe()  # type: ignore[attr-defined]
+    one._forkserver_pid = os.fork()
+    if not one._forkserver_pid:
+        os.close(ours)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        prctl(_PR_SET_NAME, _FORKS_WORKERS.encode())
+        forkserver.main(listener.fileno(), alive, [])
+        os._exit(0)
+    os.close(alive)
+    listener.close()
+    one._forkserver_address, one._forkserver_alive_fd = address, ours
+    multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # it may have children
+    worker_process.subprocess = InPlaceOfSubprocess  # type: ignore[attr-defined]
+
+
+def workers_of(server: int) -> list[psutil.Process]:
+    """The worker processes of a server that was forked here."""
+    return [one for one in psutil.Process(server).children() if one.name() != _FORKS_WORKERS]
 
 
 def _run(words: list[str], cwd: str, env: dict[str, str]) -> int:

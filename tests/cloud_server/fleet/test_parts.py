@@ -34,6 +34,7 @@ from shared_hooks.planning.part import _Bringing
 from tests.cloud_server.models.test_only_part import deep, loaded, speaker
 from tests.edge_client.test_chain import CUTS, Deep, station
 from tests.edge_client.test_processes import CloudProcess, cloud
+from tests.starts import workers_of
 from tests.waiting import PATIENCE
 
 CPU = torch.device("cpu")
@@ -163,7 +164,7 @@ def test_a_part_whose_process_ends_is_given_its_session_again(specs: tuple[Model
     """Any part's: the first's by the client, another's by the part before it."""
     model, words = specs[1].load_model(), ["--device", "cpu,cpu", "--parts", BLOCKS[1], "--worker-processes"]
     with cloud("--model", specs[1].origin, *words) as server, EdgeClient(server.address, specs[1]) as client:
-        workers = psutil.Process(server.process_id).children(recursive=True)
+        workers = workers_of(server.process_id)
         assert len(workers) == 2
 
         def killing(victim: psutil.Process) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:

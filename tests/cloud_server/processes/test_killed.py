@@ -18,6 +18,7 @@ import torch
 from edge_client import ConnectionOptions, EdgeClient
 from edge_client.model_choice import ModelChoice
 from tests.cloud_server.real import Process
+from tests.starts import workers_of
 from tests.waiting import PATIENCE, eventually
 
 ROOT = Path(__file__).parents[3]
@@ -27,7 +28,7 @@ SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGKILL, signal.SIGKILL)
 
 
 def workers(server: psutil.Process) -> list[psutil.Process]:
-    return server.children()
+    return workers_of(server.pid)
 
 
 def held(server: psutil.Process) -> tuple[int, int]:

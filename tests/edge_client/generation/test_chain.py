@@ -40,6 +40,7 @@ from tests.edge_client.test_processes import CloudProcess
 from tests.ports import free_port
 from tests.shared_hooks.generation.small import MODELS
 from tests.shared_hooks.generation.test_middle import cuts_of, given
+from tests.starts import workers_of
 from tests.waiting import eventually
 
 CUTS = ["model.layers.1", "model.layers.3"]
@@ -285,7 +286,7 @@ def test_worker_processes_of_which_one_is_killed(spec: ModelSpec) -> None:
                 torch.manual_seed(0)
                 assert torch.equal(SplitGenerator(client, CUTS).generate(**asked), expected), way
             asked = {**ids(), "do_sample": False, "max_new_tokens": 12}
-            expected, workers = whole(client, **asked), psutil.Process(gateway.process_id).children()
+            expected, workers = whole(client, **asked), workers_of(gateway.process_id)
             assert len(workers) == 2
 
             def killing(worker: psutil.Process, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
