@@ -56,7 +56,7 @@ MATRIX_FLAGS ?=
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help device gpu demo certs test lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
+.PHONY: help device gpu demo certs test pytest lint compose manifests bench fuzz attacks chaos siege soak claims mutation ray cameras matrix footprint doors wheel experiments library generation protos docs docs-update clean
 
 help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
@@ -95,7 +95,10 @@ demo: $(RUNTIME)
 certs: $(RUNTIME)
 	$(PY) -m deploy.certs $(CERT_FLAGS)
 
-test: lint
+test: $(DEV)
+	$(MAKE) --no-print-directory -j2 lint pytest
+
+pytest: $(DEV)
 	$(PY) -m pytest $(PYTEST_FLAGS)
 
 lint: $(DEV)

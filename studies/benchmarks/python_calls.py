@@ -34,7 +34,7 @@ LANGUAGE, NETWORK, LONGER = "studies.benchmarks.language", "language_8x64", "lan
 FIRST, LATER, MORE = "model.layers.0", "model.layers.16", 16
 """Two cuts of the longer network, which has so many blocks more than the other, and so many between the two."""
 WARM_UP, REQUESTS = 40, 50
-SHORT, LONG = 8, 40
+SHORT, LONG = 8, 24
 """New tokens of the two generations whose difference is counted."""
 LIMITS = {"edge": 300, "cloud": 400}
 FIXED, PER_LAYER = 500, 15
@@ -113,10 +113,11 @@ def serve(path: Path, words: list[str]) -> int:
 
 
 @contextmanager
-def _cloud(calls: Calls, model: str, *words: str) -> Iterator[tuple[str, BothSides]]:
+def _cloud(calls: Calls, *models: str) -> Iterator[tuple[str, BothSides]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "calls.json"
-        words = ("--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "warning", "--model", model, *words)
+        words = ["--listen", "127.0.0.1:0", "--threads", "1", "--log-level", "warning"]
+        words += [word for model in models for word in ("--model", model)]
         with listening("studies.benchmarks.python_calls", "--serve", str(path), *words, threads=1) as (address, pid):
             yield address, BothSides(calls, pid, path)
 
@@ -141,8 +142,13 @@ def request(*, metrics: bool) -> dict[str, Counts]:
         _uninstall()
 
 
-def token(network: str = NETWORK, cut: str = FIRST) -> dict[str, Counts]:
+def token() -> dict[str, Counts]:
     """One token of split generation, by side, less the calls of a token in one process."""
+    return _tokens((NETWORK, FIRST))[0]
+
+
+def _tokens(*cases: tuple[str, str]) -> list[dict[str, Counts]]:
+    """As `token`, of each network at a cut."""
     from edge_client import EdgeClient
     from edge_client.generation import SplitGenerator
     from edge_client.model_choice import ModelChoice
@@ -153,40 +159,47 @@ def token(network: str = NETWORK, cut: str = FIRST) -> dict[str, Counts]:
     try:
         ids = torch.randint(6, 100, (1, 16), generator=torch.Generator().manual_seed(3))
         prompt = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "do_sample": False}
-        model = target(network, LANGUAGE)
-        with (
-            _cloud(calls, model) as (address, both),
-            EdgeClient(address, ModelChoice(model, device="cpu", threads=1)) as client,
-        ):
-            generator = SplitGenerator(client, cut)
-            whole = getattr(language, network)()
-            sides = []
-            for generate in (generator.generate, whole.generate):
-                short, long = (
-                    lambda n=n, generate=generate: generate(**prompt, max_new_tokens=n)  # type: ignore[misc]
-                    for n in (SHORT, LONG)
-                )
-                long(), short()  # to a steady state
-                few, many = both.count(short), both.count(long)
-                sides.append({side: _less(many[side], few[side], LONG - SHORT) for side in many})
-            split, plain = sides
-            return {"edge": _less(split["edge"], plain["edge"]), "cloud": split["cloud"]}
+        networks = list(dict.fromkeys(network for network, _ in cases))
+        plain: dict[str, Counts] = {}
+        found = []
+        with _cloud(calls, *(target(network, LANGUAGE) for network in networks)) as (address, both):
+            for network, cut in cases:
+                if network not in plain:
+                    plain[network] = _a_token(both, prompt, getattr(language, network)().generate)["edge"]
+                choice = ModelChoice(target(network, LANGUAGE), device="cpu", threads=1)
+                with EdgeClient(address, choice) as client:
+                    split = _a_token(both, prompt, SplitGenerator(client, cut).generate)
+                found.append({"edge": _less(split["edge"], plain[network]), "cloud": split["cloud"]})
+        return found
     finally:
         _uninstall()
 
 
-def layers(first: float) -> dict[str, float]:
+def _a_token(both: BothSides, prompt: dict[str, Any], generate: Callable[..., object]) -> dict[str, Counts]:
+    def short() -> object:
+        return generate(**prompt, max_new_tokens=SHORT)
+
+    def long() -> object:
+        return generate(**prompt, max_new_tokens=LONG)
+
+    long(), short()  # to a steady state
+    few, many = both.count(short), both.count(long)
+    return {side: _less(many[side], few[side], LONG - SHORT) for side in many}
+
+
+def layers() -> dict[str, float]:
     """Calls of a token beyond those of a token in one process, both sides together: what a layer behind the cut adds,
-    one before it, and the rest. ``first``: of `token`, with one block before the cut and seven behind it.
+    one before it, and the rest.
     """
-    longer, later = (sum(sum(side.values()) for side in token(LONGER, cut).values()) for cut in (FIRST, LATER))
+    counted = _tokens((NETWORK, FIRST), (LONGER, FIRST), (LONGER, LATER))
+    first, longer, later = (sum(sum(side.values()) for side in one.values()) for one in counted)
     behind = (longer - first) / MORE
     before = (later - longer) / MORE + behind
     return {"fixed": first - before - 7 * behind, "behind": behind, "before": before}
 
 
 def _uninstall() -> None:
-    threading.setprofile(None)  # type: ignore[arg-type]
+    threading.setprofile(None)
     sys.setprofile(None)
 
 
@@ -205,7 +218,7 @@ def measure(options: Options) -> Row:
         for what, sides in found.items()
         for side, counts in sides.items()
     ]
-    parts = layers(sum(sum(side.values()) for side in found["a token, 8 blocks"].values()))
+    parts = layers()
     lines += [
         Line("Python calls of a token, both sides, without its layers", parts["fixed"], "", FIXED),
         Line("... of each layer behind the cut", parts["behind"], "", PER_LAYER),
@@ -223,11 +236,10 @@ def main() -> int:
     parser.add_argument("--files", action="store_true", help="by file instead of by function")
     parser.add_argument("--json", action="store_true", help="the sums alone")
     arguments = parser.parse_args()
-    found = request(metrics=arguments.what == "metrics") if arguments.what in ("request", "metrics") else token()
     if arguments.what == "layers":
-        parts = layers(sum(sum(side.values()) for side in found.values()))
-        print(json.dumps({what: round(count, 1) for what, count in parts.items()}))
+        print(json.dumps({what: round(count, 1) for what, count in layers().items()}))
         return 0
+    found = token() if arguments.what == "token" else request(metrics=arguments.what == "metrics")
     if arguments.json:
         print(json.dumps({side: round(sum(counts.values()), 1) for side, counts in found.items()}))
         return 0

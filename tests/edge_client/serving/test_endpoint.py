@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -27,6 +26,7 @@ from edge_client.serving.chats import Chats
 from edge_client.serving.sampling import Chosen
 from shared_hooks.errors import SpecError
 from tests.edge_client.generation.speaking import CUT, SPEC, connected
+from tests.starts import Started, run
 from tests.waiting import eventually
 
 NAME = "language-model"
@@ -337,9 +337,7 @@ def test_an_application_that_goes_frees_its_seat(client: EdgeClient) -> None:
 def test_on_the_command_line(client: EdgeClient, tmp_path: Path) -> None:
     assert client.server is not None
     words = ["serve", "--model", SPEC, "--server", client.server, "--cut", CUT, "--listen", "0", "--seats", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "edge_client", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    process = Started("edge_client", words)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -351,11 +349,7 @@ def test_on_the_command_line(client: EdgeClient, tmp_path: Path) -> None:
     finally:
         process.kill()
         process.communicate()
-    refused = subprocess.run(
-        [sys.executable, "-m", "edge_client", *words[:-4], "--listen", "0.0.0.0:0", "--insecure"],
-        capture_output=True,
-        text=True,
-    )
+    refused = run([sys.executable, "-m", "edge_client", *words[:-4], "--listen", "0.0.0.0:0", "--insecure"])
     assert refused.returncode == 2 and "--key-file" in refused.stderr
 
 
@@ -366,13 +360,13 @@ def test_more_than_there_are_seats_wait_their_turn(client: EdgeClient) -> None:
             api = openai.OpenAI(base_url=made.url, api_key="none", max_retries=0)
             found: list[object] = []
 
-            def run() -> None:
+            def put() -> None:
                 try:
                     found.append(ask(api, max_tokens=60, logit_bias={"40": 100}).choices[0].message.content)
                 except openai.InternalServerError as error:
                     found.append(error.status_code)
 
-            threads = [threading.Thread(target=run) for _ in range(6)]
+            threads = [threading.Thread(target=put) for _ in range(6)]
             for one in threads:
                 one.start()
             for one in threads:

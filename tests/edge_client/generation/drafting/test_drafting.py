@@ -235,20 +235,20 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "hybrid", "experts", "t5", "bloom"])
 def test_drafts_that_are_sent_ahead_leave_greedy_search_as_it_is(name: str, kind: str) -> None:
     model = make(name)
-    plain = generate(model, max_new_tokens=30)
+    plain = generate(model, max_new_tokens=20)
     source = source_of(kind, name)
     if isinstance(source, Assistant):
         source.model.generation_config.assistant_confidence_threshold = 0.0  # type: ignore[union-attr]
     drafting = Drafting(model, source, pace=Constant(3))
     with SplitForward(model, cut_of(name), in_process(name), answer=("least",)), drafting:
-        assert torch.equal(generate(model, max_new_tokens=30), plain)
+        assert torch.equal(generate(model, max_new_tokens=20), plain)
         assert drafting.tally.ahead
-        assert torch.equal(generate(model, max_new_tokens=30), plain)  # with another state, and the last steps left
+        assert torch.equal(generate(model, max_new_tokens=20), plain)  # with another state, and the last steps left
 
 
 @pytest.mark.usefixtures("always")
 def test_they_are_sent_through_the_service_while_those_before_them_are_verified(client: EdgeClient) -> None:
-    asked = {**inputs(client), "max_new_tokens": 60, "do_sample": False}
+    asked = {**inputs(client), "max_new_tokens": 40, "do_sample": False}
     plain = whole(client, **asked)
     with local_server(SPEC) as server, Relay(("127.0.0.1", int(server.rpartition(":")[2])), delay=0.01) as relay:
         host, port = relay.address
@@ -263,7 +263,7 @@ def test_they_are_sent_through_the_service_while_those_before_them_are_verified(
                     state = copy.deepcopy(output.past_key_values)
                     more = {"input_ids": output.sequences, "attention_mask": torch.ones_like(output.sequences)}
                     longer = generator.generate(**more, past_key_values=state, max_new_tokens=9, do_sample=False)
-                assert torch.equal(longer, whole(client, **{**asked, "max_new_tokens": 69}))
+                assert torch.equal(longer, whole(client, **{**asked, "max_new_tokens": 49}))
             assert drafting.tally.ahead - drafting.tally.ahead_in_vain > 5  # of a model that is always right
 
 
