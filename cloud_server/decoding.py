@@ -126,8 +126,7 @@ class SessionQuota:
 
     def resize(self, session: Session, nbytes: int) -> None:
         """Records that the session holds ``nbytes`` now."""
-        self.memory.remove(session.party, session.nbytes)
-        self.memory.add(session.party, nbytes)
+        self.memory.add(session.party, nbytes - session.nbytes)
         session.nbytes = nbytes
 
     def room(self, party: Party, number: int, nbytes: int, others: Iterable[Session]) -> dict[Session, str]:
@@ -157,8 +156,9 @@ class SessionQuota:
             own = self.number.of(account, limits.max_sessions_per_account)
             yield "max_sessions_per_account", own, number, False
             yield "max_sessions", self.number, number, False
-        own = self.memory.of(account, limits.max_sessions_bytes_per_account)
-        yield "max_sessions_bytes_per_account", own, nbytes, True
+        if self.memory.account(account) + nbytes > limits.max_sessions_bytes_per_account:
+            own = self.memory.of(account, limits.max_sessions_bytes_per_account)
+            yield "max_sessions_bytes_per_account", own, nbytes, True
         yield "max_sessions_bytes", self.memory, nbytes, True
 
     def _holding(self, session: Session, amount: int, newcomer: Party) -> Holding[Session]:

@@ -131,7 +131,7 @@ class Executor:
         request = task.work
         if not isinstance(request, Request):
             return True
-        if not self._requests.start(request, self._scheduler.forecast(task.payer).takes):
+        if not self._requests.start(request, self._scheduler.takes(task.payer)):
             return False
         waited = time.perf_counter_ns() - request.complete_ns - request.read_ns
         self._scheduler.waits.add(request.caller.account, waited)

@@ -37,8 +37,10 @@ class Shares:
         self._sums: dict[str, int] = {}
 
     def add(self, party: Party, amount: int) -> None:
-        """The party holds so much more. A bound is not looked at here: ask `has_room` before."""
-        if amount:
+        """The party holds so much more, or less. A bound is not looked at here: ask `has_room` before."""
+        if amount < 0:
+            self.remove(party, -amount)
+        elif amount:
             account, client = party
             clients = self._of.setdefault(account, {})
             clients[client] = clients.get(client, 0) + amount

@@ -430,6 +430,10 @@ class FairQueue:
             return Forecast()
         return Forecast(self.wait(payer), self.cost(payer))
 
+    def takes(self, payer: Payer) -> float:
+        """Seconds that a task of this client takes, going by its last ones; 0 where it has had too few."""
+        return self.cost(payer) if self._costs.knows((payer.account, payer.client)) else 0.0
+
     def wait(self, payer: Payer) -> float:
         """Seconds that a task put now may wait, going by what waits already and what such tasks took.
 

@@ -112,6 +112,11 @@ class Scheduler:
         with self._lock:
             return self._queue.forecast(payer)
 
+    def takes(self, payer: Payer) -> float:
+        """Seconds that a task of it is expected to take; 0 where it has had too few."""
+        with self._lock:
+            return self._queue.takes(payer)
+
     def check_time(self, payer: Payer, seconds_left: float) -> None:
         """Raises ServerUnavailable for a task that would end too late, so that nothing is done in vain."""
         forecast = self.forecast(payer)
@@ -194,7 +199,7 @@ class Scheduler:
         """The batch, which takes as long as all of its tasks; those that it would end too late for go first, alone."""
         if len(tasks) < 2 or all(task.seconds_left is None for task in tasks):
             return tasks
-        takes = sum(self._queue.forecast(task.payer).takes for task in tasks)
+        takes = sum(self._queue.takes(task.payer) for task in tasks)
         hurried = [task for task in tasks if task.seconds_left is not None and task.seconds_left() < takes]
         if not hurried:
             return tasks
