@@ -62,7 +62,7 @@ help:
 	@echo "make demo    run the shipped model split over two processes on this machine"
 	@echo "make certs   an authority, a server's and a client's certificate, for trying TLS: certs/"
 	@echo "make test    lint, types, import rules, generated code, tests"
-	@echo "make lint    test without the tests"
+	@echo "make lint    test without the tests; make pytest: the tests alone"
 	@echo "make bench   the benchmarks: a table and JSON"
 	@echo "make fuzz    random models, cut everywhere, for a long time: a table, failures as source"
 	@echo "make chaos   servers, clients and the path between them killed, cut and stopped: a table, what was lost"

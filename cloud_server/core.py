@@ -38,8 +38,8 @@ LEAVE_SECONDS = 2.0
 """For a stream that has to give up its place to fetch what is in line."""
 PROBE_BYTES_PER_SECOND = 100e6
 """Rate of one probe, while requests wait for a worker: copying bytes holds up everyone else."""
-JUST_NS = 1_000_000
-"""How long a look at whether a request can be answered in time is good for."""
+FRESH_NS = 1_000_000
+"""A deadline check as recent as this is not repeated."""
 REFUSAL_SECONDS = 0.005
 """What it counts as to take a request that is then turned away: gRPC's threads and the answer cost more than the look,
 and a client that asks within what it was welcomed with is seldom refused.
@@ -239,7 +239,7 @@ class Core:
 
     def _wait(self, request: Request) -> Callable[[], None]:
         """Adds it to the scheduler. Raises ServerUnavailable where it would wait there in vain."""
-        if request.complete_ns - request.began_ns > JUST_NS:
+        if request.complete_ns - request.began_ns > FRESH_NS:
             self._check_time(request)
         self._check_queue(request)
         residence, put = request.engine.residence, partial(self._put, request)

@@ -156,6 +156,7 @@ class SessionQuota:
             own = self.number.of(account, limits.max_sessions_per_account)
             yield "max_sessions_per_account", own, number, False
             yield "max_sessions", self.number, number, False
+        # `of` copies: only where the bound is met
         if self.memory.account(account) + nbytes > limits.max_sessions_bytes_per_account:
             own = self.memory.of(account, limits.max_sessions_bytes_per_account)
             yield "max_sessions_bytes_per_account", own, nbytes, True

@@ -37,7 +37,7 @@ class Shares:
         self._sums: dict[str, int] = {}
 
     def add(self, party: Party, amount: int) -> None:
-        """The party holds so much more, or less. A bound is not looked at here: ask `has_room` before."""
+        """Adds ``amount``, which may be negative, to what the party holds. Does not check the bound; see `has_room`."""
         if amount < 0:
             self.remove(party, -amount)
         elif amount:

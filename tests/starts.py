@@ -1,8 +1,8 @@
 """Processes of Python (servers, their workers, edges, those of studies), forked from one that has imported torch.
 
 A start takes a fraction of a second of processor time, where a new interpreter takes five. What is tested about the
-start itself (its signals, its imports, its environment) starts an interpreter (`subprocess`). A forked server forks its
-worker processes from the same parent.
+start itself (its signals, its imports, its environment) starts an interpreter (`subprocess`). The worker
+processes of a forked server are forked from a child that it starts before it has threads.
 """
 
 from __future__ import annotations
@@ -211,13 +211,17 @@ def _fork(
     for fd, number in above.items():
         os.dup2(fd, number)
         os.close(fd)
-    if words[:2] == ["-m", "cloud_server"] and any(word.startswith("--worker") for word in words):
-        _workers_are_forked()
+    if (
+        words[:2] == ["-m", "cloud_server"]
+        and any(word.startswith("--worker") for word in words)
+        and sys.version_info < (3, 14)
+    ):
+        _fork_workers()  # later versions authenticate whoever asks for a fork
     os._exit(_run(words, cwd, env))
 
 
-def _workers_are_forked() -> None:
-    """A server is about to begin, and has no threads yet: a child of it is what its workers are forked from."""
+def _fork_workers() -> None:
+    """Start the process that this server's workers are forked from, while there are no threads yet."""
     from cloud_server.processes import worker_process
 
     listener = socket.socket(socket.AF_UNIX)

@@ -33,6 +33,7 @@ CUT, SHAPE = "stage2.0.conv2", (1, 1, 16, 16)
 LANGUAGE, NETWORK, LONGER = "studies.benchmarks.language", "language_8x64", "language_24x64"
 FIRST, LATER, MORE = "model.layers.0", "model.layers.16", 16
 """Two cuts of the longer network, which has so many blocks more than the other, and so many between the two."""
+CASES = (NETWORK, FIRST), (LONGER, FIRST), (LONGER, LATER)
 WARM_UP, REQUESTS = 40, 50
 SHORT, LONG = 8, 24
 """New tokens of the two generations whose difference is counted."""
@@ -176,6 +177,8 @@ def _tokens(*cases: tuple[str, str]) -> list[dict[str, Counts]]:
 
 
 def _a_token(both: BothSides, prompt: dict[str, Any], generate: Callable[..., object]) -> dict[str, Counts]:
+    """Calls of one more token of ``generate``, by side."""
+
     def short() -> object:
         return generate(**prompt, max_new_tokens=SHORT)
 
@@ -187,11 +190,10 @@ def _a_token(both: BothSides, prompt: dict[str, Any], generate: Callable[..., ob
     return {side: _less(many[side], few[side], LONG - SHORT) for side in many}
 
 
-def layers() -> dict[str, float]:
+def layers(counted: list[dict[str, Counts]]) -> dict[str, float]:
     """Calls of a token beyond those of a token in one process, both sides together: what a layer behind the cut adds,
-    one before it, and the rest.
+    one before it, and the rest. ``counted``: `_tokens` of `CASES`.
     """
-    counted = _tokens((NETWORK, FIRST), (LONGER, FIRST), (LONGER, LATER))
     first, longer, later = (sum(sum(side.values()) for side in one.values()) for one in counted)
     behind = (longer - first) / MORE
     before = (later - longer) / MORE + behind
@@ -208,17 +210,18 @@ def _less(counts: Counts, other: Counts, share: int = 1) -> Counts:
 
 
 def measure(options: Options) -> Row:
+    counted = _tokens(*CASES)
     found = {
         "a request": request(metrics=False),
         "... with records of layers": request(metrics=True),
-        "a token, 8 blocks": token(),
+        "a token, 8 blocks": counted[0],
     }
     lines = [
         Line(f"Python calls of {what}, {side}", sum(counts.values()), "", LIMITS[side] if what == "a request" else None)
         for what, sides in found.items()
         for side, counts in sides.items()
     ]
-    parts = layers()
+    parts = layers(counted)
     lines += [
         Line("Python calls of a token, both sides, without its layers", parts["fixed"], "", FIXED),
         Line("... of each layer behind the cut", parts["behind"], "", PER_LAYER),
@@ -237,7 +240,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="the sums alone")
     arguments = parser.parse_args()
     if arguments.what == "layers":
-        print(json.dumps({what: round(count, 1) for what, count in layers().items()}))
+        print(json.dumps({what: round(count, 1) for what, count in layers(_tokens(*CASES)).items()}))
         return 0
     found = token() if arguments.what == "token" else request(metrics=arguments.what == "metrics")
     if arguments.json:

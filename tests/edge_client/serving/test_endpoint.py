@@ -360,13 +360,13 @@ def test_more_than_there_are_seats_wait_their_turn(client: EdgeClient) -> None:
             api = openai.OpenAI(base_url=made.url, api_key="none", max_retries=0)
             found: list[object] = []
 
-            def put() -> None:
+            def chat() -> None:
                 try:
                     found.append(ask(api, max_tokens=60, logit_bias={"40": 100}).choices[0].message.content)
                 except openai.InternalServerError as error:
                     found.append(error.status_code)
 
-            threads = [threading.Thread(target=put) for _ in range(6)]
+            threads = [threading.Thread(target=chat) for _ in range(6)]
             for one in threads:
                 one.start()
             for one in threads:
