@@ -17,6 +17,7 @@ journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
 intervention  activations changed on purpose
 credentials   what this side shows a server
+options       what tasks take: keyword arguments and options of commands, declared once
 settings      which server is asked where nobody names one
 choosing      which codec every tensor travels with
 request       one request: head, transport, answer; or everything here

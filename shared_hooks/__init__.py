@@ -8,6 +8,7 @@ tensors       values and memory
 config        what users write
 files         written whole or not at all
 command_line  the parser of both commands
+options       options that are declared once: keyword arguments and words of a command
 modules       the model as it stands
 codecs        how a tensor's bytes travel
 crossing      what crosses a cut, as both sides see it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,19 @@ import numpy as np
 from edge_client import light_codecs
 from edge_client.benching.generator import Alone, WaitingLane
 from edge_client.benching.load import Ended, Shot, codecs_of
-from edge_client.benching.run import Benched, Rates, Terms, measured
-from edge_client.credentials import Credentials
-from edge_client.light import RAW, Heads, LightClient
+from edge_client.benching.run import Benched, Terms, measured
+from edge_client.light import Heads, LightClient
+from edge_client.options import LightBenchOptions, LoadOptions
 from edge_client.spoken import option
 from shared_hooks.errors import SpecError
+from shared_hooks.options import takes
 
 Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
+@takes(LightBenchOptions)
 def bench_heads(
-    server: str,
-    heads: str | Path | Heads,
-    inputs: Iterable[Any] | None = None,
-    *,
-    split: str | None = None,
-    codec: str = RAW,
-    provider: str = "cpu",
-    threads: int | None = 1,
-    rate: Rates = None,
-    seconds: float | None = None,
-    warmup: float = 2.0,
-    clients: int = 4,
-    arrivals: str = "poisson",
-    deadline: float = 1.0,
-    give_up: float = 10.0,
-    in_flight: int = 4,
-    seed: int = 0,
-    patience: float = 5.0,
-    credentials: Credentials | None = None,
-    progress: bool = True,
+    server: str, heads: str | Path | Heads, inputs: Iterable[Any] | None = None, *, options: LightBenchOptions
 ) -> Benched:
     """What a server does under an open load of `LightClient`s (docs/bench.md): `edge_client.bench` without PyTorch.
 
@@ -52,24 +36,12 @@ def bench_heads(
     and what a first request through each cut raises.
     """
     known = heads if isinstance(heads, Heads) else Heads(heads)
-    terms = Terms(
-        rate=rate,
-        seconds=seconds,
-        warmup=warmup,
-        clients=clients,
-        split=",".join(known.cuts) if split is None else split,
-        codec=codec,
-        arrivals=arrivals,
-        deadline=deadline,
-        give_up=give_up,
-        in_flight=in_flight,
-        seed=seed,
-        patience=patience,
-    )
+    load = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}
+    terms = Terms(**{**load, "split": options.split or ",".join(known.cuts)})
     cuts = [one.word for one in terms.cuts]
     for cut in cuts:
         known.head(cut)
-    codecs = codecs_of(codec, clients, light_codecs.NAMES)
+    codecs = codecs_of(options.codec, options.clients, light_codecs.NAMES)
     calls = [_arrays(known, one) for one in inputs or ()] or [known.zeros(cuts[0])]
     gang = Alone(
         _LightLane(
@@ -77,11 +49,11 @@ def bench_heads(
                 server,
                 known,
                 cuts[0],
-                provider=provider,
-                threads=threads,
-                credentials=credentials,
-                deadline=give_up,
-                patience=patience,
+                provider=options.provider,
+                threads=options.threads,
+                credentials=options.credentials,
+                deadline=options.give_up,
+                patience=options.patience,
                 codec=one,
             ),
             cuts,
@@ -91,8 +63,8 @@ def bench_heads(
         for one in codecs
     )
     try:
-        about = {"server": server, "heads": str(known.folder), "provider": provider}
-        return measured(terms, gang, known.model, len(calls), about, progress)
+        about = {"server": server, "heads": str(known.folder), "provider": options.provider}
+        return measured(terms, gang, known.model, len(calls), about, options.progress)
     finally:
         gang.close()
 

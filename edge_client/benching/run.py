@@ -18,6 +18,7 @@ from edge_client.benching.generator import Gang
 from edge_client.benching.load import FEW_BEYOND, Weighted, at_rate, cuts_of, mean_rate, shots, trace
 from edge_client.benching.load import arrivals as arrivals_of
 from edge_client.benching.results import FORMAT, KEPT, knee, render, step
+from edge_client.options import BenchOptions
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Column, Row, Tabular, finite, fitted, printable
 from edge_client.spoken import check_seconds, option
@@ -147,28 +148,9 @@ def _told(one: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-Rates = float | Sequence[float] | None
-
-
-@dataclass(frozen=True)
-class Terms:
-    """How a bench is run (`edge_client.bench` describes each). Raises SpecError for what makes no sense."""
-
-    rate: Rates = None
-    seconds: float | None = None
-    warmup: float = 2.0
-    clients: int = 4
-    split: str = "input"
-    codec: str = "raw"
-    arrivals: str = "poisson"
-    deadline: float = 1.0
-    give_up: float = 10.0
-    in_flight: int = 4
-    exact: bool = True
-    recorded: bool = False
-    processes: int = 1
-    seed: int = 0
-    patience: float = 5.0
+@dataclass(frozen=True, kw_only=True)
+class Terms(BenchOptions):
+    """`BenchOptions`, checked. Raises SpecError for what makes no sense."""
 
     def __post_init__(self) -> None:
         for name in ("deadline", "give_up", "patience", *(() if self.seconds is None else ("seconds",))):
@@ -283,7 +265,7 @@ def _step(run: _Run, rate: float, times: np.ndarray, dice: np.random.Generator) 
     )
 
 
-def _rates(rate: Rates, times: np.ndarray | None) -> list[float]:
+def _rates(rate: float | Sequence[float] | None, times: np.ndarray | None) -> list[float]:
     if rate is None:
         return [10.0 if times is None else mean_rate(times)]
     rates = [float(one) for one in ([rate] if isinstance(rate, (int, float)) else rate)]

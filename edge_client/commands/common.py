@@ -17,30 +17,13 @@ from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 from edge_client.screen.text import finite, one_line
 from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.command_line import Parser
-from shared_hooks.errors import SpecError, near
+from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
 
 if TYPE_CHECKING:
     from edge_client.benching.run import Benched
     from edge_client.credentials import Credentials
     from edge_client.model_choice import ModelChoice
-
-
-# What the text of an option may be; they load nothing. Each raises ArgumentTypeError.
-
-
-def count(text: str) -> int:
-    """A whole number of at least 1."""
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
-    return int(text)
-
-
-def number(text: str) -> int:
-    """A whole number of at least 0."""
-    if not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
-    return int(text)
 
 
 def pixels(text: str) -> tuple[int, int]:
@@ -51,103 +34,7 @@ def pixels(text: str) -> tuple[int, int]:
     return int(width), int(height)
 
 
-def names(text: str) -> list[str]:
-    """Names with commas between."""
-    return [name.strip() for name in text.split(",")]
-
-
-def share(text: str) -> float:
-    """A number from 0 to 1."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share from 0 to 1")
-    return value
-
-
-def seconds(text: str) -> float:
-    """A time above 0."""
-    return _above_0(text, "a number of seconds")
-
-
-def rate(text: str) -> float:
-    """A number above 0."""
-    return _above_0(text, "a number")
-
-
-def rates(text: str) -> list[float]:
-    """Numbers above 0 with commas between."""
-    return [rate(one.strip()) for one in text.split(",")]
-
-
-def some_seconds(text: str) -> float:
-    """A time of 0 or more."""
-    return 0.0 if text.strip() in ("0", "0.0") else seconds(text)
-
-
-def _above_0(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not {what} above 0")
-    return value
-
-
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
-LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis", "frames")
-CODECS = (*LOSSLESS, *LOSSY)
-"""As `shared_hooks.codecs` has them, which loads torch."""
-CHOOSES = "chooses by speed, size and link"
-"""What --codec auto does, where requests are sent."""
-
-
-def add_codec(command: argparse.ArgumentParser, *, auto: str = "") -> None:
-    """``auto``: what the word does, where it may stand."""
-    chosen = f"; auto {auto}" if auto else ""
-    known = (*CODECS, "auto") if auto else CODECS
-
-    def codec(text: str) -> str:
-        if all(":" in one or one in known for one in (text.split(",") if auto else (text,))):
-            return text  # of several a chain has one for each crossing
-        listed = f"{', '.join(known)}, learned:FILE, noise:SIGMA"
-        raise argparse.ArgumentTypeError(f'"{text}" is not one of {listed}.{near(text, known)}')
-
-    command.add_argument(
-        "--codec",
-        type=codec,
-        metavar="CODEC",
-        default="raw",
-        help=f"for the frontier: without loss {', '.join(LOSSLESS)}; with a loss {', '.join(LOSSY)}, learned:FILE (of "
-        f"edge-client learn), noise:SIGMA; a plugin's{chosen} (default: raw)",
-    )
-
-
-def add_losses(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--calibration", metavar="FILE", help="of edge-client calibrate, for --codec auto, basis, frames"
-    )
-    command.add_argument(
-        "--max-loss", metavar="SHARE", help="that --codec auto may lose, such as 0.5%% (default: nothing)"
-    )
-
-
-def add_observe(
-    command: argparse.ArgumentParser, *, default: Sequence[str] = (), text: str = "observe both sides"
-) -> None:
-    command.add_argument(
-        "--observe",
-        dest="observers",
-        type=names,
-        default=list(default),
-        metavar="NAME,NAME",
-        help=f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the '
-        f"server must allow them (default: {','.join(default) or 'none'})",
-    )
 
 
 def add_sink(command: argparse.ArgumentParser) -> None:

@@ -86,9 +86,7 @@ def prune(options: argparse.Namespace) -> int:
     check_json_target(options.json)
     if options.selection is not None:
         raise SpecError("--selection: prune begins with the whole model")
-    serve = None if options.serve else False
-    more = keywords(options, prune, "serve")
-    found = prune(choice_of(options), options.split, options.input, serve=serve, **more)
+    found = prune(choice_of(options), options.split, options.input, **keywords(options, prune))
     show(options, found.as_dict(), found.text())
     if options.json != "-":
         for name, why in found.report.trial.unavailable.items():
@@ -222,11 +220,10 @@ def _generation(options: argparse.Namespace) -> PlannedGeneration:
     found = plan_generation(
         chosen(options) or NONE,
         choice_of(options),
-        draft=options.draft or 0,
         goal=options.generate,
         power=power_of(options),
         say=say,
-        **keywords(options, plan_generation, "draft", "goal", "power"),
+        **keywords(options, plan_generation, "goal", "power"),
     )
     if options.report:
         write_page(found, options.report)

@@ -18,6 +18,7 @@ from edge_client.call import Call
 from edge_client.credentials import Credentials
 from edge_client.given import Given, given, named
 from edge_client.journal import JournalFile
+from edge_client.options import SweepOptions
 from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.objective import Objective, decide
 from edge_client.spoken import either, option
@@ -48,36 +49,22 @@ Settings = dict[str, Any]
 OUR_SERVER = "started here"
 
 
-@dataclass(frozen=True)
-class SweepOptions:
+@dataclass(frozen=True, kw_only=True)
+class Sweeping(SweepOptions):
     """How a sweep measures; nothing of it changes on the way."""
 
     server: str | None = None
     """None: a temporary one on this machine."""
-    credentials: Credentials = field(default_factory=Credentials)
-    codec: str = "raw"
-    repetitions: int = 3
-    layer_repetitions: int = 1
-    warmup: int = 1
-    observers: tuple[str, ...] = ()
-    seconds: float | None = None
-    """No input is begun after as many; the same command continues."""
-    deadline: float = 60.0
-    patience: float = 15.0
-    predict: bool = True
-    profile_repetitions: int = 10
-    profile_seconds: float = 20.0
-    correct: bool = False
     engines: tuple[str, ...] = ()
     """Other than torch, in which heads run, too."""
-    progress: bool = True
 
     def credentials_for(self, server: str) -> Credentials:
         """Those that were given, unless ``server`` is our own."""
-        return self.credentials if server == self.server else Credentials()
+        given = self.credentials if server == self.server else None
+        return given or Credentials()
 
 
-def settings_of(options: SweepOptions, loaded: Loaded, inputs: Sequence[Given], ways: Sequence[Way]) -> Settings:
+def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[Given], ways: Sequence[Way]) -> Settings:
     """Hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)

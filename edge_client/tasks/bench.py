@@ -12,7 +12,7 @@ from edge_client.benching.gang import Several
 from edge_client.benching.generator import Alone, Gang
 from edge_client.benching.lanes import LiveLane, Load, RecordedLane, record
 from edge_client.benching.load import codecs_of
-from edge_client.benching.run import Benched, Rates, Terms, measured
+from edge_client.benching.run import Benched, Terms, measured
 from edge_client.call import Call
 from edge_client.credentials import Credentials
 from edge_client.given import Given
@@ -20,37 +20,15 @@ from edge_client.planning.codecs import LEARNT
 from edge_client.process import local_server
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import either, option
-from edge_client.survey.gather import Say
 from edge_client.sweeping.settings import handed_over, inputs_that_come_with
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import SpecError
+from shared_hooks.options import takes
 
 
-def bench(
-    server: str | None,
-    model: Model,
-    inputs: Any = None,
-    *,
-    rate: Rates = None,
-    seconds: float | None = None,
-    warmup: float = 2.0,
-    clients: int = 4,
-    split: str = "input",
-    codec: str = "raw",
-    arrivals: str = "poisson",
-    deadline: float = 1.0,
-    give_up: float = 10.0,
-    in_flight: int = 4,
-    exact: bool = True,
-    recorded: bool = False,
-    processes: int = 1,
-    seed: int = 0,
-    patience: float = 5.0,
-    credentials: Credentials | None = None,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Benched:
+@takes(Terms)
+def bench(server: str | None, model: Model, inputs: Any = None, *, options: Terms) -> Benched:
     """What a server does under an open load (docs/bench.md): requests begin at their times, answered or not.
 
         found = edge_client.bench("cloud:50051", "digits", rate=[10, 20, 40], split="stage2=0.7,stage3=0.3")
@@ -68,63 +46,49 @@ def bench(
     What ends it early (Ctrl-C, a server that is gone) does not lose what was measured: `Benched.ended`,
     `Benched.failure`. Raises SpecError for what makes no sense, UnknownLayer, CutRefused, and what connecting raises.
     """
-    terms = Terms(
-        rate=rate,
-        seconds=seconds,
-        warmup=warmup,
-        clients=clients,
-        split=split,
-        codec=codec,
-        arrivals=arrivals,
-        deadline=deadline,
-        give_up=give_up,
-        in_flight=in_flight,
-        exact=exact,
-        recorded=recorded,
-        processes=processes,
-        seed=seed,
-        patience=patience,
-    )
-    for word in codec.split(","):
+    for word in options.codec.split(","):
         if ":" in word:
             check(word.partition("=")[0].strip())
-    codecs = codecs_of(codec, clients, CODECS, LEARNT)
+    codecs = codecs_of(options.codec, options.clients, CODECS, LEARNT)
     address = address_of(server)
     if address is None:
         own = either("--server own", '"own"')
         raise SpecError(f"no server: {how_named()}; {own} starts one on this machine")
-    subject = subject_of(model, handed_over(inputs), address, credentials)
+    subject = subject_of(model, handed_over(inputs), address, options.credentials)
     items = subject.inputs or inputs_that_come_with(subject.spec)
-    files = _files(subject, items, recorded, processes)
-    choice = subject.choice if processes > 1 and not recorded else subject.choice.with_spec(subject.spec)
+    credentials = options.credentials or Credentials()
+    files = _files(subject, items, options.recorded, options.processes)
+    by_name = options.processes > 1 and not options.recorded
+    choice = subject.choice if by_name else subject.choice.with_spec(subject.spec)
     with ExitStack() as stack:
         if address == OWN:
-            say("starting a server on this machine")
+            options.say("starting a server on this machine")
             address = stack.enter_context(local_server(subject.choice))
-            credentials = None
+            credentials = Credentials()
         load = Load(
             address,
             choice,
-            [one.word for one in terms.cuts],
+            [one.word for one in options.cuts],
             codecs,
             [Call(*one.read(subject.spec)) for one in items],
-            give_up,
-            in_flight,
-            patience,
-            exact,
-            credentials or Credentials(),
+            options.give_up,
+            options.in_flight,
+            options.patience,
+            options.exact,
+            credentials,
         )
-        frontiers = record(load) if recorded else None
+        frontiers = record(load) if options.recorded else None
         gang: Gang = (
-            Several(load, frontiers, files, processes)
-            if processes > 1
+            Several(load, frontiers, files, options.processes)
+            if options.processes > 1
             else Alone(
-                LiveLane(load, at) if frontiers is None else RecordedLane(load, frontiers, at) for at in range(clients)
+                LiveLane(load, at) if frontiers is None else RecordedLane(load, frontiers, at)
+                for at in range(options.clients)
             )
         )
         stack.callback(gang.close)
         about = {"server": "own" if server == OWN else address, "torch": torch.__version__}
-        return measured(terms, gang, subject.spec.model_id, len(items), about, progress)
+        return measured(options, gang, subject.spec.model_id, len(items), about, options.progress)
 
 
 def _files(subject: Subject, items: Sequence[Given], recorded: bool, processes: int) -> list[str]:

@@ -17,6 +17,7 @@ from edge_client.calibrating.inputs import Data, inputs_of
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import State, Study, set_apart
 from edge_client.given import Given
+from edge_client.options import CalibrateOptions
 from edge_client.planning.codecs import (
     DOMINATED,
     CodecLoss,
@@ -39,6 +40,7 @@ from shared_hooks.codecs import CODECS, check
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import CutRefused, SpecError, near
 from shared_hooks.files import write_text
+from shared_hooks.options import takes
 
 # What a calibration of codecs returns: the table, and where it was written.
 
@@ -181,26 +183,8 @@ def too_few(table: LossTable, max_loss: float) -> str | None:
     return None
 
 
-DEFAULT_LOSS = 0.01
-
-
-def calibrate(
-    model: Model,
-    inputs: Data,
-    *,
-    labels: str | Path | None = None,
-    max_loss: str | float = DEFAULT_LOSS,
-    codecs: str | Sequence[str] | None = None,
-    cuts: str | None = None,
-    every: int | None = None,
-    kind: str | None = None,
-    seconds: float | None = None,
-    learn: int | None = None,
-    output: str | Path | None = None,
-    fresh: bool = False,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Calibrated:
+@takes(CalibrateOptions)
+def calibrate(model: Model, inputs: Data, *, options: CalibrateOptions) -> Calibrated:
     """What every codec loses at every cut of ``model``, on ``inputs`` (docs/calibration.md). In this process alone.
 
         found = edge_client.calibrate("digits", "held_out/", max_loss="0.5%", output="calibrated")
@@ -223,43 +207,45 @@ def calibrate(
     Raises SpecError (a wrong word or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
     output of another kind), UnknownLayer, CutRefused.
     """
-    allowed = loss_of(max_loss)
-    names = _codecs(codecs)
-    if kind is not None and kind not in KINDS:
-        raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
-    if learn is not None and (type(learn) is not int or learn < 0):
-        raise SpecError(f"{option('learn', learn)}: expected a number of inputs, from 0 up")
-    if fresh and output is None:
+    allowed = loss_of(options.max_loss)
+    names = _codecs(options.codecs)
+    if options.kind is not None and options.kind not in KINDS:
+        raise SpecError(
+            f"{option('kind', options.kind)}: must be one of {', '.join(KINDS)}.{near(options.kind, KINDS)}"
+        )
+    if options.learn is not None and (type(options.learn) is not int or options.learn < 0):
+        raise SpecError(f"{option('learn', options.learn)}: expected a number of inputs, from 0 up")
+    if options.fresh and options.output is None:
         raise SpecError(f"{option('fresh')} is for {option('output')}: nothing is kept without it")
-    items = inputs_of(inputs, labels)
-    if learn is not None and learn >= len(items):
-        raise SpecError(f"{option('learn', learn)}: of {len(items)} inputs none would be left to judge by")
-    apart = set(set_apart(len(items), learn)) if Basis.name in names else set()
+    items = inputs_of(inputs, options.labels)
+    if options.learn is not None and options.learn >= len(items):
+        raise SpecError(f"{option('learn', options.learn)}: of {len(items)} inputs none would be left to judge by")
+    apart = set(set_apart(len(items), options.learn)) if Basis.name in names else set()
     learnt = [item for number, item in enumerate(items) if number in apart]
     judged = [item for number, item in enumerate(items) if number not in apart]
-    if output is not None:
+    if options.output is not None:
         settings.check("jinja2")
-    folder = _folder(output)
+    folder = _folder(options.output)
     subject = subject_of(model, judged[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:
         study = Study(
             loaded,
-            _cuts(loaded, cuts, every),
+            _cuts(loaded, options.cuts, options.every),
             names,
             allowed,
-            kind,
-            seconds=seconds,
+            options.kind,
+            seconds=options.seconds,
             learnt=learnt,
-            every_cut=cuts is not None,
-            every_codec=codecs is not None,
+            every_cut=options.cuts is not None,
+            every_codec=options.codecs is not None,
         )
         keep = None
         if folder is not None:
-            keep = stack.enter_context(_Kept(folder, _settings(study, items), fresh, say))
+            keep = stack.enter_context(_Kept(folder, _settings(study, items), options.fresh, options.say))
             if keep.state is None:
-                say(f"what is measured is kept in {folder}: the same {either('command', 'call')} continues")
-        found = _run(study, judged, keep, allowed, progress)
+                options.say(f"what is measured is kept in {folder}: the same {either('command', 'call')} continues")
+        found = _run(study, judged, keep, allowed, options.progress)
     return found
 
 

@@ -15,6 +15,7 @@ import torch
 
 from edge_client.light import Heads, LightClient
 from edge_client.light_codecs import ROUNDING
+from edge_client.options import ExportOptions
 from edge_client.screen.text import Row, Tabular, one_line, printable, size
 from edge_client.screen.text import table as text_table
 from edge_client.spoken import option
@@ -42,6 +43,7 @@ from shared_hooks.mapping.onnx_halves import opened, run_in
 from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, in_float32, of_any_size, rename, tape_head
 from shared_hooks.models.images import ImagePreprocess
 from shared_hooks.models.predictions import TopK
+from shared_hooks.options import takes
 from shared_hooks.planning import Plan
 from shared_hooks.tensors import copied, dtype_name, flatten, own_class, unflatten
 
@@ -173,16 +175,8 @@ class ExportedHeads(Tabular):
         return "\n".join(lines)
 
 
-def export(
-    model: Model,
-    inputs: Any = None,
-    *,
-    split: str | Sequence[str],
-    output: str | Path,
-    whole: bool = False,
-    vary: str = BOTH,
-    check: bool = False,
-) -> ExportedHeads:
+@takes(ExportOptions)
+def export(model: Model, inputs: Any = None, *, options: ExportOptions) -> ExportedHeads:
     """Write heads of ``model``, up to the cuts ``split``, as ONNX files (docs/jobs/edge-without-pytorch.md).
 
     Needs the extra "onnx".
@@ -201,11 +195,11 @@ def export(
     InputMismatch, ExportFailed for a model that torch cannot export, and what planning raises.
     """
     needs("onnxruntime")
-    if vary not in VARIES:
-        raise SpecError(f"{option('vary')}={vary!r}: expected one of {', '.join(VARIES)}")
+    if options.vary not in VARIES:
+        raise SpecError(f"{option('vary')}={options.vary!r}: expected one of {', '.join(VARIES)}")
     subject = subject_of(model, inputs)
     subject = replace(subject, choice=replace(subject.choice, device="cpu"))
-    folder = Path(output)
+    folder = Path(options.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -213,7 +207,7 @@ def export(
     loaded = subject.load(shallow=True)
     with loaded.wrapped as wrapped:
         plan = wrapped.plan(*loaded.args, **loaded.kwargs)
-        names = [split] if isinstance(split, str) else list(split)
+        names = [options.split] if isinstance(options.split, str) else list(options.split)
         if names == ["all"]:
             names = [one.name for one in plan.cuts if one.can_split]
         else:
@@ -221,8 +215,8 @@ def export(
             names = list(dict.fromkeys(name if name in known else cut_at(name, loaded).name for name in names))
         try:
             writer = Writer(loaded, subject, folder)
-            found = writer.write(names, whole, vary)
-            return replace(found, checked=writer.checked()) if check else found
+            found = writer.write(names, options.whole, options.vary)
+            return replace(found, checked=writer.checked()) if options.check else found
         except IsthmusError:
             raise
         except Exception as error:  # of an exporter that took the model apart, or of the model after that

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from edge_client.options import HierarchyOptions
 from edge_client.screen.text import Row, Tabular, one_line, size
 from edge_client.spoken import option
 from edge_client.survey.loading import Loaded, cut_of
@@ -20,6 +21,7 @@ from shared_hooks.mapping.map_file import to_json, write_graphml
 from shared_hooks.mapping.onnx_export import check as check_extra
 from shared_hooks.mapping.onnx_export import export
 from shared_hooks.mapping.onnx_halves import Check, halve, tags_of_half
+from shared_hooks.options import takes
 from shared_hooks.planning import LayerInfo, Plan
 
 # The ONNX files of a model, whole or cut, every node tagged; read and run again where that is asked for.
@@ -199,17 +201,8 @@ class Mapped(Tabular):
         return found
 
 
-def hierarchy(
-    model: Model,
-    inputs: Any = None,
-    *,
-    graphml: str | Path | None = None,
-    onnx: str | Path | None = None,
-    split: str | int | None = None,
-    head_onnx: str | Path | None = None,
-    tail_onnx: str | Path | None = None,
-    validate: bool = False,
-) -> Mapped:
+@takes(HierarchyOptions)
+def hierarchy(model: Model, inputs: Any = None, *, options: HierarchyOptions) -> Mapped:
     """Map ``model`` on its example, or the first of ``inputs`` (docs/hierarchy.md; `plan` says what both may be).
 
         print(edge_client.hierarchy(module, image))                      # the tree, and what ran of it
@@ -220,9 +213,11 @@ def hierarchy(
 
     Raises SpecError, UnknownModel, UnknownLayer, CutRefused, InputMismatch, and what planning raises.
     """
-    whole, head, tail = (None if one is None else str(one) for one in (onnx, head_onnx, tail_onnx))
-    files = OnnxFiles(whole, head, tail, validate)
-    if (split is not None) != bool(files.head or files.tail):
+    whole, head, tail = (
+        None if one is None else str(one) for one in (options.onnx, options.head_onnx, options.tail_onnx)
+    )
+    files = OnnxFiles(whole, head, tail, options.validate)
+    if (options.split is not None) != bool(files.head or files.tail):
         raise SpecError(f"{option('split')} goes together with {option('head_onnx')}, {option('tail_onnx')} or both")
     files.check()
     subject = subject_of(model, inputs)
@@ -230,11 +225,11 @@ def hierarchy(
         subject = replace(subject, choice=replace(subject.choice, device="cpu"))
     loaded = subject.load(on_inputs=True, shallow=True)
     with loaded.wrapped as wrapped:
-        layer = None if split is None else cut_at(str(split), loaded)
+        layer = None if options.split is None else cut_at(str(options.split), loaded)
         plan = wrapped.plan(*loaded.args, **loaded.kwargs)
         known = map_of(wrapped.model, plan, loaded.spec.model_id)
-        if graphml is not None:
-            write_graphml(known, str(graphml))
+        if options.graphml is not None:
+            write_graphml(known, str(options.graphml))
         written = write_onnx(files, loaded, plan, known, layer) if files.paths else None
     checks = written.checks if written else []
     return Mapped(known, coverage_of(known), [Path(path) for path in files.paths], checks, written)

@@ -36,11 +36,11 @@ from edge_client.learning.inversion import (
     target_of,
     tokens_recovered,
 )
+from edge_client.options import LeakageOptions
 from edge_client.planning.leakage import CutLeakage, LeakageTable, Spread, write
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, table
 from edge_client.spoken import either, option
-from edge_client.survey.gather import Say
 from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
@@ -49,6 +49,7 @@ from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError, near
 from shared_hooks.files import write_text
+from shared_hooks.options import takes
 from shared_hooks.profiling.profiler import identity
 
 FORMAT: Final = "isthmus leakage 1"
@@ -140,23 +141,8 @@ def _shown(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 
-def leakage(
-    model: Model,
-    inputs: Data,
-    *,
-    splits: str = "all",
-    every: int | None = None,
-    codecs: str | Sequence[str] = "raw",
-    public: Data | None = None,
-    labels: str | Path | None = None,
-    decoder: str = "small",
-    seeds: int = 3,
-    steps: int | None = None,
-    output: str | Path | None = None,
-    fresh: bool = False,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Leaked:
+@takes(LeakageOptions)
+def leakage(model: Model, inputs: Data, *, options: LeakageOptions) -> Leaked:
     """What an attacker reads of the inputs from what crosses each cut (docs/leakage.md). In this process alone.
 
         found = edge_client.leakage("digits", "images/", splits="stem,stage2", codecs="raw,int4", output="leaked")
@@ -172,17 +158,19 @@ def leakage(
 
     Raises SpecError (a wrong word, too few inputs, another study's folder), UnknownLayer, InputMismatch.
     """
+    codecs, decoder = options.codecs, options.decoder
     names = [check(name.strip()) for name in (codecs.split(",") if isinstance(codecs, str) else codecs)]
     if decoder not in WIDTHS:
         raise SpecError(f"{option('decoder', decoder)}: must be one of {', '.join(WIDTHS)}.{near(decoder, WIDTHS)}")
-    for name, value in (("seeds", seeds), ("steps", STEPS if steps is None else steps)):
+    for name, value in (("seeds", options.seeds), ("steps", STEPS if options.steps is None else options.steps)):
         if type(value) is not int or value < 1:
             raise SpecError(f"{option(name, value)}: expected a whole number of at least 1")
-    items, others = inputs_of(inputs, labels)[:MOST_INPUTS], [] if public is None else inputs_of(public)[:MOST_INPUTS]
+    items = inputs_of(inputs, options.labels)[:MOST_INPUTS]
+    others = [] if options.public is None else inputs_of(options.public)[:MOST_INPUTS]
     if len(items) < (1 if others else LEAST):
         raise SpecError(f"{len(items)} inputs are too few to train an attacker and to attack: {LEAST} at least")
     settings.check("jinja2", "skimage")
-    folder = None if output is None else Path(output)
+    folder = None if options.output is None else Path(options.output)
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -191,14 +179,15 @@ def leakage(
     subject = subject_of(model, items[:1])
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:
-        cuts = _cuts(loaded, splits, every)
-        meter = _Meter(loaded, items, others, names, labels is not None, decoder, seeds, steps or STEPS)
+        cuts = _cuts(loaded, options.splits, options.every)
+        how = options.labels is not None, decoder, options.seeds, options.steps or STEPS
+        meter = _Meter(loaded, items, others, names, *how)
         if folder is not None:
-            file, lines = continued(folder / JOURNAL, "leakage", FORMAT, meter.settings(), fresh)
+            file, lines = continued(folder / JOURNAL, "leakage", FORMAT, meter.settings(), options.fresh)
             meter.keep(stack.enter_context(file), lines, folder / PICTURES)
             if lines:
-                say(f"{folder}: continuing after {len(lines)} attacks")
-        found = meter.run(cuts, progress)
+                options.say(f"{folder}: continuing after {len(lines)} attacks")
+        found = meter.run(cuts, options.progress)
     if folder is not None:
         write(found, folder / FILE)
         write_text(folder / REPORT, page.render(found, meter.pictures, CAUTION))

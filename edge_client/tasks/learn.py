@@ -22,6 +22,7 @@ from edge_client.given import Given
 from edge_client.journal import JournalFile
 from edge_client.learning.examples import Examples, examples_of
 from edge_client.learning.training import Terms, Trainer, ladder, parted
+from edge_client.options import LearnOptions
 from edge_client.planning.codecs import CodecLoss, LossTable, loss_of, write
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, size, table
@@ -36,6 +37,7 @@ from shared_hooks.codecs import Codec, Coded, Grain, temporary
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.learned import PREFIX, Design, LearnedFile, read
 from shared_hooks.errors import CutRefused, SpecError, near
+from shared_hooks.options import takes
 
 TIMED: Final = 20
 DEFAULT_LOSS: Final = 0.005
@@ -188,24 +190,8 @@ class Learned(Tabular):
         )
 
 
-def learn(
-    model: Model,
-    inputs: Data,
-    split: str,
-    *,
-    output: str | Path,
-    rate: str | int | None = None,
-    max_loss: str | float | None = None,
-    choose_by: Data | None = None,
-    labels: str | Path | None = None,
-    kind: str | None = None,
-    epochs: int | None = None,
-    seconds: float | None = None,
-    seed: int = 0,
-    fresh: bool = False,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Learned:
+@takes(LearnOptions)
+def learn(model: Model, inputs: Data, split: str, *, options: LearnOptions) -> Learned:
     """Trains an encoder and a decoder for what crosses after ``split`` (docs/learned-codecs.md). In this process alone.
 
         found = edge_client.learn("digits", "unlabelled/", "stage1", max_loss="0.5%", output="learnt")
@@ -223,21 +209,23 @@ def learn(
     UnknownLayer, CutRefused (no floats cross there, or more than tensors), InputMismatch.
     """
     goal = _Goal(
-        None if rate is None else int(parse_size(option("rate", rate), str(rate))),
-        loss_of(DEFAULT_LOSS if max_loss is None else max_loss),
+        None if options.rate is None else int(parse_size(option("rate", options.rate), str(options.rate))),
+        loss_of(DEFAULT_LOSS if options.max_loss is None else options.max_loss),
     )
-    if rate is not None and max_loss is not None:
+    if options.rate is not None and options.max_loss is not None:
         raise SpecError(f"{option('rate')} and {option('max_loss')}: the one or the other is looked for")
-    if kind is not None and kind not in KINDS:
-        raise SpecError(f"{option('kind', kind)}: must be one of {', '.join(KINDS)}.{near(kind, KINDS)}")
-    if epochs is not None and (type(epochs) is not int or epochs < 1):
-        raise SpecError(f"{option('epochs', epochs)}: expected a whole number of at least 1")
-    items, others = inputs_of(inputs, labels), [] if choose_by is None else inputs_of(choose_by)
-    if choose_by is not None and len(others) < LEAST_TO_CHOOSE:
+    if options.kind is not None and options.kind not in KINDS:
+        raise SpecError(
+            f"{option('kind', options.kind)}: must be one of {', '.join(KINDS)}.{near(options.kind, KINDS)}"
+        )
+    if options.epochs is not None and (type(options.epochs) is not int or options.epochs < 1):
+        raise SpecError(f"{option('epochs', options.epochs)}: expected a whole number of at least 1")
+    items, others = inputs_of(inputs, options.labels), [] if options.choose_by is None else inputs_of(options.choose_by)
+    if options.choose_by is not None and len(others) < LEAST_TO_CHOOSE:
         raise SpecError(f"{option('choose_by')}: {len(others)} inputs are too few: {LEAST_TO_CHOOSE} at least")
     if len(items) < LEAST:
         raise SpecError(f"{len(items)} inputs are too few to train, choose and judge by: {LEAST} at least")
-    folder = Path(output)
+    folder = Path(options.output)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -246,7 +234,7 @@ def learn(
     loaded = subject.load(on_inputs=subject.by_name is False)
     with loaded.wrapped, ExitStack() as stack:
         items, chosen_by = [*items, *others], len(items)
-        with bar("heads", len(items), progress) as advance:
+        with bar("heads", len(items), options.progress) as advance:
             examples = examples_of(loaded, split, items, lambda: advance(""))
         if len(examples) < LEAST:
             raise SpecError(f"only {len(examples)} of {len(items)} inputs cross after {split} in one form")
@@ -256,14 +244,16 @@ def learn(
                 f"{option('choose_by')}: of its inputs {len(chooses)} cross after {split} in the others' form and fit "
                 f"in memory beside them; {LEAST_TO_CHOOSE} are needed at least"
             )
-        learning = _Learning(loaded, examples, items, chooses, goal, kind, epochs, seconds, seed)
-        file, lines = continued(folder / JOURNAL, "learning", FORMAT, learning.settings(), fresh)
+        learning = _Learning(
+            loaded, examples, items, chooses, goal, options.kind, options.epochs, options.seconds, options.seed
+        )
+        file, lines = continued(folder / JOURNAL, "learning", FORMAT, learning.settings(), options.fresh)
         stack.enter_context(file)
         if lines:
-            say(f"{folder}: continuing after {len(lines)} encoders")
+            options.say(f"{folder}: continuing after {len(lines)} encoders")
         known = [Rung(**line["rung"]) for line in lines]
         known = [one for one in known if (folder / one.file).is_file()]
-        return learning.run(folder, file, known, progress, say)
+        return learning.run(folder, file, known, options.progress, options.say)
 
 
 @dataclass(frozen=True)

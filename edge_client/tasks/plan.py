@@ -12,10 +12,11 @@ from typing import Any
 from edge_client import spoken
 from edge_client.call import Load
 from edge_client.credentials import Credentials
+from edge_client.options import PlanOptions
 from edge_client.planning import page
-from edge_client.planning.codecs import Codecs, LossTable, learnt, named
+from edge_client.planning.codecs import Codecs, learnt, named
 from edge_client.planning.explain import BreakEven, break_evens, explain
-from edge_client.planning.leakage import LeakageTable, bound_of
+from edge_client.planning.leakage import bound_of
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.mincut import Best, best_set
 from edge_client.planning.objective import STAGES, Candidate, Constraints, Decision, Objective, undominated
@@ -24,7 +25,7 @@ from edge_client.planning.predict import CUTS_ASKED, Correction, Power, watts_of
 from edge_client.screen.text import Column, Row, Tabular, fitted, one_line, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
-from edge_client.survey.gather import Gathered, Say, Wanted, gather
+from edge_client.survey.gather import Gathered, Wanted, gather
 from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.tasks.engines import TORCH, EnginePlan, EngineTimes, engines_of, measure
@@ -32,6 +33,7 @@ from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
 from shared_hooks.models.inputs import to_device
+from shared_hooks.options import takes
 from shared_hooks.profiling.profile import Profile
 
 # What a plan says: every candidate, the decision, and what both are made of.
@@ -297,38 +299,8 @@ def _spread(one: Candidate) -> str:
     return "" if one.interval_ns is None else " [{:.1f}, {:.1f}]".format(*(ns / 1e6 for ns in one.interval_ns))
 
 
-def plan(
-    server: str | None,
-    model: Model,
-    inputs: Any = None,
-    *,
-    objective: str = "latency",
-    max_edge_memory: str | float | None = None,
-    max_bytes_per_second: str | float | None = None,
-    rate: float | None = None,
-    min_accuracy: float | None = None,
-    max_leakage: float | None = None,
-    leakage: str | Path | LeakageTable | None = None,
-    uplink: str | None = None,
-    downlink: str | None = None,
-    rtt: str | None = None,
-    edge_profile: str | Path | None = None,
-    edge_speed: float = 1.0,
-    cloud_profile: str | Path | None = None,
-    power: tuple[float, float] | None = None,
-    partitioner: str | Partitioner = "objective",
-    partitioner_option: str | None = None,
-    correct: bool | None = None,
-    repetitions: int = 10,
-    seconds: float = 20.0,
-    codec: str = "raw",
-    calibration: str | Path | LossTable | None = None,
-    max_loss: str | float | None = None,
-    engine: str | Sequence[str] = TORCH,
-    credentials: Credentials | None = None,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Planned:
+@takes(PlanOptions)
+def plan(server: str | None, model: Model, inputs: Any = None, *, options: PlanOptions) -> Planned:
     """Predict what every cut of ``model`` takes, and decide (docs/planning.md). Half a minute, or what it is given.
 
         found = edge_client.plan("cloud:50051", "digits", "photo.png")
@@ -360,43 +332,44 @@ def plan(
     Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.
     """
-    if not 0 < edge_speed < math.inf:
-        raise SpecError(f"{option('edge_speed', edge_speed)}: must be a number above 0, such as 0.2")
-    if edge_speed != 1 and correct:
+    if not 0 < options.edge_speed < math.inf:
+        raise SpecError(f"{option('edge_speed', options.edge_speed)}: must be a number above 0, such as 0.2")
+    if options.edge_speed != 1 and options.correct:
         what = f"{option('correct')} compares with requests of this machine"
-        raise SpecError(f"{option('edge_speed', edge_speed)}: not with {option('correct')}: {what}")
-    goal, codec = Objective.parse(objective), named(codec)
+        raise SpecError(f"{option('edge_speed', options.edge_speed)}: not with {option('correct')}: {what}")
+    goal, codec = Objective.parse(options.objective), named(options.codec)
     limits = Constraints(
-        _amount("max_edge_memory", max_edge_memory),
-        _amount("max_bytes_per_second", max_bytes_per_second),
-        rate,
-        min_accuracy,
-        bound_of(max_leakage, leakage, codec),
+        _amount("max_edge_memory", options.max_edge_memory),
+        _amount("max_bytes_per_second", options.max_bytes_per_second),
+        options.rate,
+        options.min_accuracy,
+        bound_of(options.max_leakage, options.leakage, codec),
     )
-    chooser = find_partitioner(partitioner) if isinstance(partitioner, str) else partitioner
-    watts = watts_of(power)
-    link = given_link(uplink, downlink, rtt)
-    chosen = Codecs.of(codec, calibration, max_loss)
-    table = learnt(codec, calibration) if chosen is None else chosen.table
-    engines = engines_of(engine)
-    if edge_profile is not None and engines != (TORCH,):
+    chooser = find_partitioner(options.partitioner) if isinstance(options.partitioner, str) else options.partitioner
+    watts = watts_of(options.power)
+    link = given_link(options.uplink, options.downlink, options.rtt)
+    chosen = Codecs.of(codec, options.calibration, options.max_loss)
+    table = learnt(codec, options.calibration) if chosen is None else chosen.table
+    engines = engines_of(options.engine)
+    if options.edge_profile is not None and engines != (TORCH,):
         raise SpecError(f"{option('engine')}: heads are timed on this machine, not with {option('edge_profile')}")
     address = address_of(server)
-    subject = subject_of(model, inputs, address, credentials)
+    subject = subject_of(model, inputs, address, options.credentials)
+    as_measured = link is None and options.edge_profile is None and options.edge_speed == 1
     wanted = Wanted(
         server=None if address == OWN else address,
-        credentials=credentials or Credentials(),
-        edge_profile=None if edge_profile is None else str(edge_profile),
-        cloud_profile=None if cloud_profile is None else str(cloud_profile),
+        credentials=options.credentials or Credentials(),
+        edge_profile=None if options.edge_profile is None else str(options.edge_profile),
+        cloud_profile=None if options.cloud_profile is None else str(options.cloud_profile),
         link=link,
         file=subject.file,
-        repetitions=repetitions,
-        seconds=seconds,
+        repetitions=options.repetitions,
+        seconds=options.seconds,
         codec="raw" if chosen else codec,
         codecs=chosen,
         books={} if table is None else table.books,
-        correct=link is None and edge_profile is None and edge_speed == 1 if correct is None else correct,
-        edge_speed=edge_speed,
+        correct=as_measured if options.correct is None else options.correct,
+        edge_speed=options.edge_speed,
         choose_threads=True,
     )
     loaded = subject.load()
@@ -406,8 +379,9 @@ def plan(
             limits.leakage.table.check(loaded.wrapped.weights_hash())
         if chosen is None and table is not None:
             table.check(loaded.wrapped.weights_hash(), loaded.wrapped.structure_digest())
-        with gather(loaded, wanted, say, progress) as gathered:
-            found = _decided(loaded, gathered, goal, limits, chooser, partitioner_option, watts)
+        way = goal, limits, chooser, options.partitioner_option, watts
+        with gather(loaded, wanted, options.say, options.progress) as gathered:
+            found = _decided(loaded, gathered, *way)
             others = [one for one in engines if one != TORCH]
             if not others:
                 return found
@@ -415,8 +389,8 @@ def plan(
             order = list(dict.fromkeys(order))
             by_engine = {}
             for name in others:
-                times = measure(name, loaded, subject, order, seconds, say)
-                by_engine[name] = _with_engine(times, gathered, goal, limits, chooser, partitioner_option, watts)
+                times = measure(name, loaded, subject, order, options.seconds, options.say)
+                by_engine[name] = _with_engine(times, gathered, *way)
             return replace(found, engines=by_engine)
 
 

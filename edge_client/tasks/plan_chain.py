@@ -15,12 +15,14 @@ from typing import Any, Final
 from edge_client.adaptive.chain import Placed, Station, best_cuts, measured, parts_of
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
+from edge_client.options import PlanChainOptions
 from edge_client.screen.text import Row, Tabular, printable, size, table
 from edge_client.settings import chain_of
-from edge_client.survey.gather import Say, Wanted
+from edge_client.survey.gather import Wanted
 from edge_client.tasks.subject import Model, subject_of
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
+from shared_hooks.options import takes
 
 ASKED: Final = 5
 """Real requests at the chosen cuts, after one that does not count."""
@@ -95,16 +97,8 @@ class PlannedChain(Tabular):
         )
 
 
-def plan_chain(
-    server: Sequence[str],
-    model: Model,
-    *,
-    seconds: float = 20.0,
-    correct: bool = True,
-    credentials: Credentials | None = None,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> PlannedChain:
+@takes(PlanChainOptions)
+def plan_chain(server: Sequence[str], model: Model, *, options: PlanChainOptions) -> PlannedChain:
     """Measure a chain of servers and the links between them, and find its best cuts (docs/chains.md).
 
         found = edge_client.plan_chain(["gateway:50051", "gpu"], "digits")
@@ -119,15 +113,15 @@ def plan_chain(
     chain = chain_of(server)
     if len(chain) < 2:
         raise SpecError("plan_chain takes the servers of a chain, two or more; plan is for one")
-    credentials = credentials or Credentials()
+    credentials = options.credentials or Credentials()
     subject = subject_of(model, None, chain[0], credentials)
     loaded = subject.load()
     with loaded.wrapped, ExitStack() as stack:
-        wanted = Wanted(server=chain[0], credentials=credentials, seconds=seconds)
-        stations = measured(chain, loaded, wanted, say, progress)
+        wanted = Wanted(server=chain[0], credentials=credentials, seconds=options.seconds)
+        stations = measured(chain, loaded, wanted, options.say, options.progress)
         cuts = best_cuts(stations)
         found = PlannedChain(loaded.spec.model_id, parts_of(stations, cuts), 0.0, stations)
-        if not correct:
+        if not options.correct:
             return found
         client = stack.enter_context(
             EdgeClient(

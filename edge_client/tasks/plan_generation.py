@@ -13,6 +13,7 @@ from edge_client import spoken
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.generation.survey import gather_generation
+from edge_client.options import PlanGenerationOptions
 from edge_client.pages import duration, stem
 from edge_client.pages import render as page_of
 from edge_client.planning.explain import BreakEven, break_evens, explain, round_trip
@@ -37,6 +38,7 @@ from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import SpecError
 from shared_hooks.files import write_text
+from shared_hooks.options import takes
 
 # What a plan of a generation says: every cut, the decision, and what both are made of.
 
@@ -343,28 +345,8 @@ def _ms(ns: float) -> str:
     return f"{ns / 1e6:.3g}"
 
 
-def plan_generation(
-    server: str | None,
-    model: Model,
-    *,
-    prompt_tokens: int = 128,
-    new_tokens: int = 128,
-    draft: int = 0,
-    acceptance: float | None = None,
-    top_logits: int | None = None,
-    goal: str = "token",
-    objective: str = "latency",
-    max_edge_memory: str | float | None = None,
-    uplink: str | None = None,
-    downlink: str | None = None,
-    rtt: str | None = None,
-    measured: str | Path | None = None,
-    power: tuple[float, float] | None = None,
-    seconds: float = 20.0,
-    credentials: Credentials | None = None,
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> PlannedGeneration:
+@takes(PlanGenerationOptions)
+def plan_generation(server: str | None, model: Model, *, options: PlanGenerationOptions) -> PlannedGeneration:
     """Predict what every cut of a language model takes in a split generation, and decide (docs/planning.md).
 
         found = edge_client.plan_generation("cloud:50051", "model.toml", prompt_tokens=500, new_tokens=200)
@@ -379,36 +361,38 @@ def plan_generation(
 
     Raises SpecError, ServerUnavailable, Disagreement, UnknownModel, CutRefused (a model that cannot be split).
     """
-    target = Objective.parse(objective)
-    check_goal(goal)
-    if (acceptance is None) is not (draft == 0):
+    target = Objective.parse(options.objective)
+    check_goal(options.goal)
+    if (options.acceptance is None) is not (options.draft == 0):
         raise SpecError(f"{option('draft')} and {option('acceptance')} (the share that is right) go together")
     workload = Workload(
-        prompt_tokens,
-        new_tokens,
-        None if top_logits is None else ("top", top_logits),
-        Drafting(draft, acceptance or 0.0),
+        options.prompt_tokens,
+        options.new_tokens,
+        None if options.top_logits is None else ("top", options.top_logits),
+        Drafting(options.draft, options.acceptance or 0.0),
     )
-    memory = max_edge_memory
+    memory = options.max_edge_memory
     limits = Constraints(spoken.size(option("max_edge_memory"), memory) if isinstance(memory, str) else memory)
-    link, watts = given_link(uplink, downlink, rtt), watts_of(power)
-    if measured is not None:
-        known, origin = read_measured(measured), f"measured before: {measured}"
+    link, watts = given_link(options.uplink, options.downlink, options.rtt), watts_of(options.power)
+    if options.measured is not None:
+        known, origin = read_measured(options.measured), f"measured before: {options.measured}"
     else:
         address = address_of(server)
-        subject = subject_of(model, None, address, credentials)
-        known, origin = _measured(address, subject, workload, credentials, seconds, progress, say)
+        subject = subject_of(model, None, address, options.credentials)
+        known, origin = _measured(
+            address, subject, workload, options.credentials, options.seconds, options.progress, options.say
+        )
     ways = partial(known.candidates, workload, power=watts)
     candidates = ways(link)
-    decision = decide_generation(candidates, goal, target, limits)
+    decision = decide_generation(candidates, options.goal, target, limits)
     used = known.link if link is None else link
 
     def repredict(other: Link, edge: float, cloud: float) -> list[Candidate]:
-        return [one.of(goal) for one in ways(other, edge, cloud)]
+        return [one.of(options.goal) for one in ways(other, edge, cloud)]
 
     return PlannedGeneration(
         model=known.edge.model_id,
-        goal=goal,
+        goal=options.goal,
         workload=workload,
         decision=decision,
         candidates=candidates,

@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
+from edge_client.options import ProfilingOptions
 from edge_client.planning.codecs import AUTO, LossTable, chosen_from, named, table_of
 from edge_client.probing import fetch_profile
 from edge_client.process import local_server
@@ -21,6 +22,7 @@ from edge_client.survey.gather import Say, asked_of_servers, with_books
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
+from shared_hooks.options import takes
 from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles
 from shared_hooks.profiling.profile_file import check, from_json, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
@@ -237,22 +239,8 @@ class Profiled(Tabular):
         return found if len(found) != 1 else to_json(self.profiles[0])
 
 
-def profile(
-    server: str | None,
-    model: Model,
-    inputs: Any = None,
-    *,
-    side: Literal["edge", "cloud", "both"] | None = None,
-    warmup: int = 3,
-    repetitions: int = 20,
-    seconds: float = 20.0,
-    codec: str = "raw",
-    calibration: str | Path | LossTable | None = None,
-    credentials: Credentials | None = None,
-    failures: Literal["raise", "return"] = "raise",
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Profiled:
+@takes(ProfilingOptions)
+def profile(server: str | None, model: Model, inputs: Any = None, *, options: ProfilingOptions) -> Profiled:
     """Measure every layer and every cut of ``model`` on this machine and, with a server, there (docs/profiles.md).
 
         found = edge_client.profile("none", module, image)
@@ -269,25 +257,32 @@ def profile(
 
     Raises as `plan` does.
     """
-    if side not in (None, "edge", "cloud", "both"):
-        raise SpecError(f'side={side!r}: must be "edge", "cloud", "both" or None')
-    address = None if side == "edge" else address_of(server)
-    which = side or ("both" if address else "edge")
+    if options.side not in (None, "edge", "cloud", "both"):
+        raise SpecError(f'side={options.side!r}: must be "edge", "cloud", "both" or None')
+    address = None if options.side == "edge" else address_of(server)
+    which = options.side or ("both" if address else "edge")
     if which != "edge" and not address:
         raise SpecError(f"{option('side', which)}: the cloud's side is measured by a server: {how_named()}")
-    codec = named(codec)
-    table = table_of(codec, calibration)
+    codec = named(options.codec)
+    table = table_of(codec, options.calibration)
     every = chosen_from(table) if codec == AUTO else ()
     books = {} if table is None else table.books
-    how = ProfileOptions(warmup, repetitions, seconds, "raw" if every else codec, codecs=every or (codec,), books=books)
-    subject = subject_of(model, inputs, address, credentials)
+    how = ProfileOptions(
+        options.warmup,
+        options.repetitions,
+        options.seconds,
+        "raw" if every else codec,
+        codecs=every or (codec,),
+        books=books,
+    )
+    subject = subject_of(model, inputs, address, options.credentials)
     warnings: list[str] = []
 
     def warn(text: str) -> None:
         warnings.append(text)
-        say(f"warning: {text}")
+        options.say(f"warning: {text}")
 
-    edge = _edge(subject, how, table, progress) if which != "cloud" else None
+    edge = _edge(subject, how, table, options.progress) if which != "cloud" else None
     for text in edge.warnings if edge is not None else ():
         warn(f"edge: {text}")
     if which == "edge":
@@ -295,16 +290,16 @@ def profile(
     assert address is not None
     try:
         if address == OWN:
-            say("starting a server on this machine")
+            options.say("starting a server on this machine")
             with local_server(subject.choice) as own:
-                cloud = _cloud(own, subject, how, table, None, progress, warn)
+                cloud = _cloud(own, subject, how, table, None, options.progress, warn)
         else:
-            cloud = _cloud(address, subject, how, table, credentials, progress, warn)
+            cloud = _cloud(address, subject, how, table, options.credentials, options.progress, warn)
         if edge is not None:
             for text in check(cloud, edge.model):
                 warn(text)
     except CONNECTION_ERRORS as error:
-        if failures == "raise" or edge is None:
+        if options.failures == "raise" or edge is None:
             raise
         return Profiled(edge, None, warnings, error)
     return Profiled(edge, cloud, warnings)

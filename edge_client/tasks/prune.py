@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from edge_client.given import Given
+from edge_client.options import PruneOptions
 from edge_client.pruning import data as files
 from edge_client.pruning import page
 from edge_client.pruning.data import Data, Trial, answers, judge, keeps_of, scorings_of, try_all
@@ -24,6 +25,7 @@ from edge_client.tasks.subject import Model, Subject, subject_of
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.files import write_text
 from shared_hooks.models import ModelSpec, pick_device
+from shared_hooks.options import takes
 from shared_hooks.selection import Sample, write_mask, write_pruned
 from shared_hooks.selection.capture import read_boxes
 from shared_hooks.selection.channels import needs_scikit
@@ -116,24 +118,8 @@ class Pruned(Tabular):
         return "\n".join(lines)
 
 
-def prune(
-    model: Model,
-    split: str | int,
-    inputs: Data,
-    *,
-    choose_by: Data | None = None,
-    keep: str | int | Sequence[int] | None = None,
-    scores: str | Sequence[str] | None = None,
-    seeds: int = 5,
-    boxes: str | Path | None = None,
-    predictions: str | Path | None = None,
-    structural: bool = False,
-    output: str | Path | None = None,
-    batch: int = 16,
-    requests: int = 20,
-    serve: bool | None = None,
-    progress: bool = True,
-) -> Pruned:
+@takes(PruneOptions)
+def prune(model: Model, split: str | int, inputs: Data, *, options: PruneOptions) -> Pruned:
     """Which channels of the layer ``split`` are worth sending (docs/pruning.md). Needs the extra "prune".
 
         found = edge_client.prune("digits", "stage2.0.conv2", "held_out/", choose_by="training/", output="chosen")
@@ -150,15 +136,15 @@ def prune(
     Raises SpecError (``inputs`` and ``choose_by`` share an input, a wrong number), UnknownLayer, CutRefused,
     InputMismatch (the output holds no class scores).
     """
-    scorings = scorings_of(_words(scores))
+    scorings = scorings_of(_words(options.scores))
     if "clusters" in scorings:
         needs_scikit()
-    numbers = _words(keep)
-    if predictions and not boxes:
+    numbers = _words(options.keep)
+    if options.predictions and not options.boxes:
         raise SpecError(f"{option('predictions')} needs {option('boxes')}, the true ones")
-    chosen_by, judged_on = files.separate(inputs, choose_by)
-    truths = read_boxes(str(boxes)) if boxes else None
-    predicted = read_boxes(str(predictions)) if predictions else None
+    chosen_by, judged_on = files.separate(inputs, options.choose_by)
+    truths = read_boxes(str(options.boxes)) if options.boxes else None
+    predicted = read_boxes(str(options.predictions)) if options.predictions else None
     places_of = None if truths is None else files.boxes_of(truths, predicted)
     subject = subject_of(model, judged_on[:1])
     if subject.spec.selection is not None:
@@ -170,16 +156,16 @@ def prune(
     if places_of is not None and not any(one.file_name in places_of for one in chosen_by):
         named = ", ".join(list(places_of)[:3]) or "no file"
         raise SpecError(f"{option('boxes')} names {named}, but no input to choose by such as {chosen_by[0].file_name}")
-    calibrating = files.samples(spec, chosen_by, device, batch, None)
-    if structural:  # refused now, not when all masks have been judged
+    calibrating = files.samples(spec, chosen_by, device, options.batch, None)
+    if options.structural:  # refused now, not when all masks have been judged
         few = min(keeps_of(numbers, space_of(whole, layer, calibrating[0]).channels))
         pruned(whole, layer, range(few), calibrating[:1])
     places = None if places_of is None else files.samples(spec, chosen_by, device, 1, places_of)
-    samples = files.samples(spec, judged_on, device, batch, None)
-    folder = _folder(output)
-    if serve and not subject.by_name:
+    samples = files.samples(spec, judged_on, device, options.batch, None)
+    folder = _folder(options.output)
+    if options.serve and not subject.by_name:
         raise SpecError("a module of this process cannot be served by another one: give the model by its name or file")
-    with bar("masks", None, progress) as advance:
+    with bar("masks", None, options.progress) as advance:
         trial = try_all(
             spec,
             whole,
@@ -189,21 +175,21 @@ def prune(
             samples,
             scorings,
             lambda channels: keeps_of(numbers, channels),
-            seeds,
+            options.seeds,
             lambda done, total: advance("", done=done, total=total),
         )
     with ExitStack() as stack:
         into = folder or Path(stack.enter_context(TemporaryDirectory(prefix="isthmus-prune-")))
-        ways, smaller = _write(structural, spec, whole, layer, trial, calibrating, samples, into)
-        go = subject.by_name if serve is None else serve
-        served = through_a_server(spec, ways, _spread(judged_on, requests), subject.choice) if go else []
+        ways, smaller = _write(options.structural, spec, whole, layer, trial, calibrating, samples, into)
+        go = subject.by_name if options.serve is None else options.serve
+        served = through_a_server(spec, ways, _spread(judged_on, options.requests), subject.choice) if go else []
     report = Report(
         model=printable(spec.model_id),
         layer=layer,
         trial=trial,
         calibration_inputs=len(chosen_by),
         inputs=len(judged_on),
-        random_seeds=seeds,
+        random_seeds=options.seeds,
         smaller=tuple(smaller),
         served=tuple(served),
         files=() if folder is None else tuple(str(way.selection) for way in ways if way.selection is not None),

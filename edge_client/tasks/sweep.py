@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 from edge_client import interrupts
 from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
 from edge_client.given import Given
+from edge_client.options import SweepOptions
 from edge_client.planning.leakage import LeakageBound, LeakageTable, read
 from edge_client.planning.objective import Objective
 from edge_client.process import local_server
@@ -29,7 +30,7 @@ from edge_client.sweeping.results import write
 from edge_client.sweeping.runner import Meter, SweepRun
 from edge_client.sweeping.settings import (
     Journal,
-    SweepOptions,
+    Sweeping,
     handed_over,
     inputs_that_come_with,
     open_journal,
@@ -42,10 +43,9 @@ from edge_client.transport import ConnectionOptions
 from shared_hooks.codecs import check
 from shared_hooks.errors import HookRefused, SpecError
 from shared_hooks.observers import named
+from shared_hooks.options import takes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import polars
 
 
@@ -196,36 +196,8 @@ def _row(way: MeasuredWay) -> Row:
     }
 
 
-def sweep(
-    server: str | None,
-    model: Model,
-    inputs: Any = None,
-    *,
-    output: str | Path,
-    cuts: str | Sequence[str | int] | None = None,
-    every: int | None = None,
-    repetitions: int = 3,
-    layer_repetitions: int = 1,
-    warmup: int = 1,
-    local: bool = True,
-    predict: bool = True,
-    profile_repetitions: int = 10,
-    profile_seconds: float = 20.0,
-    correct: bool = False,
-    objective: str = "latency",
-    codec: str = "raw",
-    seconds: float | None = None,
-    deadline: float = 60.0,
-    patience: float = 15.0,
-    observers: Iterable[str] = (),
-    engine: str | Sequence[str] = TORCH,
-    leakage: str | Path | LeakageTable | None = None,
-    fresh: bool = False,
-    credentials: Credentials | None = None,
-    failures: Literal["raise", "return"] = "raise",
-    progress: bool = True,
-    say: Say = lambda text: None,
-) -> Swept:
+@takes(SweepOptions)
+def sweep(server: str | None, model: Model, inputs: Any = None, *, options: SweepOptions) -> Swept:
     """Run inputs through every cut of ``model``, and measure (docs/sweep.md). Needs the extra "sweep".
 
         found = edge_client.sweep("cloud:50051", "digits", ["a.png", "b.png"], output="sweep", every=4)
@@ -246,55 +218,49 @@ def sweep(
     and `Swept.failure` says why. Raises as `plan` does, and SpecError for a folder of another sweep.
     """
     settings.check()
-    goal = Objective.parse(objective)
-    for name, count in (("repetitions", repetitions), ("every", 1 if every is None else every)):
+    goal = Objective.parse(options.objective)
+    for name, count in (("repetitions", options.repetitions), ("every", 1 if options.every is None else options.every)):
         if count < 1:
             raise SpecError(f"{name}={count}: must be a whole number of at least 1")
-    engines = tuple(one for one in engines_of(engine) if one != TORCH)
+    engines = tuple(one for one in engines_of(options.engine) if one != TORCH)
     if set(engines) - {ONNXRUNTIME}:
         raise SpecError(f"{option('engine')}: sweeps ask with heads in {TORCH} and {ONNXRUNTIME}; plan times others")
     address = address_of(server)
-    how = SweepOptions(
-        server=None if address == OWN else address,
-        credentials=credentials or Credentials(),
-        codec=check(codec),
-        repetitions=repetitions,
-        layer_repetitions=layer_repetitions,
-        warmup=warmup,
-        observers=tuple(named.check(observers)),
-        seconds=seconds,
-        deadline=deadline,
-        patience=patience,
-        predict=predict,
-        profile_repetitions=profile_repetitions,
-        profile_seconds=profile_seconds,
-        correct=correct,
-        engines=engines,
-        progress=progress,
+    how = Sweeping(
+        **{
+            **vars(options),
+            "server": None if address == OWN else address,
+            "codec": check(options.codec),
+            "observers": tuple(named.check(options.observers)),
+            "engines": engines,
+        }
     )
-    subject = subject_of(model, handed_over(inputs), address, credentials)
+    subject = subject_of(model, handed_over(inputs), address, options.credentials)
     if "tokens" in how.observers:
         subject.spec.load_tokenizer()  # a wrong one is reported before hours of work
     items = subject.inputs or inputs_that_come_with(subject.spec)
     subject = replace(subject, inputs=items)
-    with open_journal(str(output)) as journal, ExitStack() as stack:
+    with open_journal(str(options.output)) as journal, ExitStack() as stack:
         loaded = subject.load()
         stack.callback(loaded.wrapped.detach)
-        leaks = _leaks(leakage, how.codec, loaded)
+        leaks = _leaks(options.leakage, how.codec, loaded)
+        cuts = options.cuts
         named_cuts = cuts if cuts is None or isinstance(cuts, str) else ",".join(map(str, cuts))
-        chosen = choose(loaded.cuts, named_cuts, every, loaded.plan.resolve)
-        ways = ways_of(chosen, files=all(each.item for each in items), local=local)
-        contents = journal.begin(settings_of(how, loaded, items, ways), fresh)
+        chosen = choose(loaded.cuts, named_cuts, options.every, loaded.plan.resolve)
+        ways = ways_of(chosen, files=all(each.item for each in items), local=options.local)
+        contents = journal.begin(settings_of(how, loaded, items, ways), options.fresh)
         done = frozenset(contents.done)
         ended: str | None = None
         failure: BaseException | None = None
         if len(done) == len(items) and not set(how.engines) - contents.engines.keys():
-            say(f"{journal.folder}: all {len(done)} inputs are measured already; {option('fresh')} measures them again")
+            options.say(
+                f"{journal.folder}: all {len(done)} inputs are measured already; {option('fresh')} measures them again"
+            )
         else:
             if done:
-                say(f"{journal.folder}: going on after {len(done)} of {len(items)} inputs")
+                options.say(f"{journal.folder}: going on after {len(done)} of {len(items)} inputs")
             try:
-                ended = _measure(how, loaded, subject, ways, journal, done, goal, stack, say)
+                ended = _measure(how, loaded, subject, ways, journal, done, goal, stack, options.say)
             except KeyboardInterrupt as error:
                 interrupts.heard()
                 ended, failure = "interrupted", error
@@ -304,7 +270,7 @@ def sweep(
                 ended, failure = one_line(f"{type(error).__name__}: {error}"), error
         measured = len(journal.read().done)
         summary = write(journal, ways, ended, goal, leaks) if measured else None
-    if failure is not None and failures == "raise":
+    if failure is not None and options.failures == "raise":
         raise failure
     return Swept(journal.folder, summary, measured, len(items), ended, failure)
 
@@ -319,7 +285,7 @@ def _leaks(given: str | Path | LeakageTable | None, codec: str, loaded: Loaded) 
 
 
 def _measure(
-    how: SweepOptions,
+    how: Sweeping,
     loaded: Loaded,
     subject: Subject,
     ways: Sequence[Way],
@@ -375,7 +341,7 @@ def _measure(
 
 
 def _server(
-    how: SweepOptions,
+    how: Sweeping,
     loaded: Loaded,
     inputs: Sequence[Given],
     journal: Journal,
@@ -392,7 +358,7 @@ def _server(
         file = first_readable(loaded.spec, files) if files else None
         wanted = Wanted(
             server=how.server,
-            credentials=how.credentials,
+            credentials=how.credentials or Credentials(),
             file=str(file.path) if file is not None else None,
             repetitions=how.profile_repetitions,
             seconds=how.profile_seconds,

@@ -16,6 +16,7 @@ from torch import nn
 
 from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
+from edge_client.options import VerifyOptions
 from edge_client.process import local_server
 from edge_client.screen.progress import progress as bar
 from edge_client.screen.text import Row, Tabular, printable, table
@@ -26,6 +27,7 @@ from edge_client.transport import ConnectionOptions
 from edge_client.witness import Comparison, compare, tolerance_between
 from shared_hooks.errors import AccessRefused, CutRefused, IsthmusError, ModelFailed, SpecError
 from shared_hooks.modules import holder_modules
+from shared_hooks.options import takes
 from shared_hooks.planning import LayerInfo, Plan
 from shared_hooks.showing import short
 from shared_hooks.tensors import classes_of, flatten
@@ -251,15 +253,8 @@ class Checked(Tabular):
         return shown + problems + printable(self.title())
 
 
-def verify(
-    server: str | Sequence[str] | None,
-    model: Model,
-    inputs: Any = None,
-    *,
-    cuts: str | Sequence[str] | None = None,
-    credentials: Credentials | None = None,
-    progress: bool = True,
-) -> Checked:
+@takes(VerifyOptions)
+def verify(server: str | Sequence[str] | None, model: Model, inputs: Any = None, *, options: VerifyOptions) -> Checked:
     """Cut ``model`` everywhere, and compare every answer with the whole model's, bit for bit.
 
         assert edge_client.verify("none", module, image).ok      # in this process, through bytes
@@ -275,19 +270,20 @@ def verify(
     """
     if server is not None and not isinstance(server, str):
         chain = chain_of(server)
-        if cuts is not None:
+        if options.cuts is not None:
             raise SpecError(f"{option('cuts')}: along a chain all cuts are tried")
-        return _through(chain, subject_of(model, inputs, chain[0], credentials), credentials, progress, None)
+        subject = subject_of(model, inputs, chain[0], options.credentials)
+        return _through(chain, subject, options.credentials, options.progress, None)
     address = address_of(server)
-    subject = subject_of(model, inputs, address, credentials)
-    names = cuts.split(",") if isinstance(cuts, str) else cuts
+    subject = subject_of(model, inputs, address, options.credentials)
+    names = options.cuts.split(",") if isinstance(options.cuts, str) else options.cuts
     names = None if names is None else [name.strip() for name in names]
     if address is None:
-        return _here(subject, progress, names)
+        return _here(subject, options.progress, names)
     if address == OWN:
         with local_server(subject.choice) as own:
-            return _through((own,), subject, None, progress, names)
-    return _through((address,), subject, credentials, progress, names)
+            return _through((own,), subject, None, options.progress, names)
+    return _through((address,), subject, options.credentials, options.progress, names)
 
 
 def _may_start_processes() -> bool:

@@ -13,7 +13,7 @@ from cloud_server import arguments as cloud
 from cloud_server.limits import Limits
 from edge_client.commands.arguments import CODECS as HIDDEN_CODECS
 from edge_client.commands.arguments import make_parser
-from edge_client.commands.common import CODECS
+from edge_client.options import CODECS
 from shared_hooks.codecs import CODECS as ALL_CODECS
 from shared_hooks.command_line import SHELLS
 from shared_hooks.generation.hidden import CODECS as ALL_HIDDEN_CODECS
