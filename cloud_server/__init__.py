@@ -19,9 +19,8 @@ telemetry   the server seen from outside
 doctor      would it serve, and be safe?
 limits      every bound in one place
 arguments   the command lines, and addresses in them
-config      what is served and how: the TOML file
-options     ... the command line
-cli         ... both together
+config      what is served and how: the TOML file, and the command line on top of it
+cli         what the command does
 """
 
 from __future__ import annotations

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 from shared_hooks.command_line import Parser, add_common
 from shared_hooks.errors import SpecError
+from shared_hooks.options import add_options, option
 
 # Addresses to listen on: how they are written, and who reaches them.
 
@@ -52,6 +54,70 @@ TRIALS = ("auto", "always", "never")
 """Which models' cuts are tried before they are served (`processes.trials`)."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class AccessOptions:
+    """Who may connect, and see what."""
+
+    identities: Path | None = option(None, "FILE", "let in only who is in it, and as it says", parse=Path)
+    insecure: bool = option(False, help="let other machines connect in the clear", key=bool)
+    reflection: bool = option(False, help="describe the services to any client (grpcurl)", key=bool)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(AccessOptions):
+    """What a server takes on its command line and, by the same names, in its file; `config.ServerConfig` is one."""
+
+    listen: str = option(DEFAULT_LISTEN, "HOST:PORT", "port 0 takes a free one", key=str)
+    reuse_port: bool = option(False, help="another server may listen there: for rolling updates", key=bool)
+    device: str = option("auto", "auto|cpu|KIND[:N][,...]", "KIND: cuda, xpu, mps; of several, each", key=str)
+    threads: int | None = option(None, "N", "threads within one operation on the CPU", parse=int, key=int)
+    workers: int = option(1, "N", "tails computed at the same time", parse=int, key=int)
+    tensor_parallel: int = option(
+        1,
+        "N",
+        "divide each model's weights among N processes, by transformers' tp_plan: for generations; docs/chains.md",
+        parse=int,
+        key=int,
+    )
+    worker_processes: bool | None = option(
+        None,
+        help="each worker is a process of its own, replaced when it ends; default with several workers",
+        action="store_true",
+        exclusive="where",
+        key=bool,
+    )
+    trials: str = option(
+        "auto",
+        help="try cuts in a process of its own before they are served; auto: models of your own code",
+        choices=TRIALS,
+        key=str,
+    )
+    codecs: tuple[str, ...] = option(
+        (),
+        "CODEC",
+        "decode with it, too: learned:FILE of edge-client learn, a plugin's entry point or MODULE:CLASS; repeatable",
+        words=("--codec", "--codec-plugin"),
+        action="append",
+    )
+    metrics: str = option(
+        "", "[HOST:]PORT", "Prometheus metrics on this port, of loopback without HOST; default none", parse=with_host
+    )
+    rest: str = option(
+        "",
+        "[HOST:]PORT",
+        "Open Inference Protocol (KServe v2) by HTTP on this port, of loopback without HOST; default by gRPC alone",
+        words=("--rest-port",),
+        parse=with_host,
+    )
+    pages: Path | None = option(
+        None,
+        "DIR",
+        "a folder with a page that asks this server from a browser, shown under /try of --rest-port; default none",
+        words=("--try",),
+        parse=Path,
+    )
+
+
 def parser() -> Parser:
     """Arguments of ``cloud-server`` itself."""
     made = Parser(
@@ -77,26 +143,14 @@ def parser() -> Parser:
         ("--parts", "[NAME=]CUT,...|auto", "a part of a --model on each --device, cut here, in place of a copy"),
     ):
         made.add_argument(name, action="append", default=[], metavar=metavar, help=text)
-    text = "decode with it, too: learned:FILE of edge-client learn, a plugin's entry point or MODULE:CLASS; repeatable"
-    made.add_argument("--codec", "--codec-plugin", action="append", default=[], metavar="CODEC", help=text)
     text = "hand parts of chains on to this server; NAME and how to reach it by TLS: docs/chains.md; repeatable"
     made.add_argument("--next", action="append", default=[], metavar="[NAME=]HOST:PORT", help=text)
-    made.add_argument("--listen", metavar="HOST:PORT", help=f"default {DEFAULT_LISTEN}; port 0 takes a free one")
-    made.add_argument("--reuse-port", action="store_true", help="another server may listen there: for rolling updates")
-    made.add_argument("--device", metavar="auto|cpu|KIND[:N][,...]", help="KIND: cuda, xpu, mps; of several, each")
-    made.add_argument("--threads", type=int, metavar="N", help="threads within one operation on the CPU")
-    text = "weights in memory, on each device, such as 8GiB; models that are used least give way; default: no bound"
-    made.add_argument("--memory-budget", type=_bytes, dest="max_model_bytes", metavar="SIZE", help=text)
-    made.add_argument("--workers", type=int, metavar="N", help="tails computed at the same time; default 1")
-    text = "divide each model's weights among N processes, by transformers' tp_plan: for generations; docs/chains.md"
-    made.add_argument("--tensor-parallel", type=int, metavar="N", help=text)
-    where = made.add_mutually_exclusive_group()
-    text = "each worker is a process of its own, replaced when it ends; default with several workers"
-    where.add_argument("--worker-processes", action="store_true", default=None, dest="worker_processes", help=text)
+    add_options(made, ServerOptions, but=AccessOptions, unset=True)
+    (where,) = made._mutually_exclusive_groups
     text = "workers are threads of this process; default with one"
     where.add_argument("--in-process", action="store_false", default=None, dest="worker_processes", help=text)
-    text = "try cuts in a process of its own before they are served; default auto: models of your own code"
-    made.add_argument("--trials", choices=TRIALS, help=text)
+    text = "weights in memory, on each device, such as 8GiB; models that are used least give way; default: no bound"
+    made.add_argument("--memory-budget", type=_bytes, dest="max_model_bytes", metavar="SIZE", help=text)
     text = "on this machine as one process (default), or scaled out by Ray Serve: docs/ray.md"
     made.add_argument("--on", choices=("machine", "ray"), default="machine", help=text)
     text = "with --on ray: so many of each model, or as many as the work wants; default 1"
@@ -104,12 +158,6 @@ def parser() -> Parser:
     _add_access(made)
     text = "time to finish after SIGTERM; default 30"
     made.add_argument("--drain-seconds", type=float, metavar="S", help=text)
-    text = "Prometheus metrics on this port, of loopback without HOST; default none"
-    made.add_argument("--metrics", type=with_host, metavar="[HOST:]PORT", help=text)
-    text = "Open Inference Protocol (KServe v2) by HTTP on this port, of loopback without HOST; default by gRPC alone"
-    made.add_argument("--rest-port", type=with_host, dest="rest", metavar="[HOST:]PORT", help=text)
-    text = "a folder with a page that asks this server from a browser, shown under /try of --rest-port; default none"
-    made.add_argument("--try", type=Path, dest="pages", metavar="DIR", help=text)
     made.add_argument("--hooks", action="store_true", help="list the life cycle's hooks, stage by stage, and exit")
     made.add_argument("--log-format", default="console", choices=("console", "json"), help="default console")
     made.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="default info")
@@ -152,9 +200,7 @@ def _add_access(made: argparse.ArgumentParser) -> None:
     )
     access.add_argument("--key", type=Path, metavar="FILE", help="its private key")
     access.add_argument("--client-ca", type=Path, metavar="FILE", help="let in only who has a certificate signed by it")
-    access.add_argument("--identities", type=Path, metavar="FILE", help="let in only who is in it, and as it says")
-    access.add_argument("--insecure", action="store_true", help="let other machines connect in the clear")
-    access.add_argument("--reflection", action="store_true", help="describe the services to any client (grpcurl)")
+    add_options(access, AccessOptions, unset=True)
 
 
 _UNITS = {

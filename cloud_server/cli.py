@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, nullcontext
 
 from cloud_server.access import Register
+from cloud_server.arguments import parser
 from cloud_server.chain import Chain
 from cloud_server.cluster.command import serve_on_ray
-from cloud_server.config import ModelEntry, ServerConfig
+from cloud_server.config import ModelEntry, ServerConfig, configure
 from cloud_server.core import Core
 from cloud_server.fleet import Fleet, Processes, ThisProcess, freeze, placed
-from cloud_server.options import configure, parser
 from cloud_server.processes import Trials
 from cloud_server.scheduling import few_heaps
 from cloud_server.telemetry import MetricsPage, measured, traced

@@ -72,16 +72,17 @@ hooks = ["my_hooks:Watchdog"]
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from cloud_server.access import Register, Tls
 from cloud_server.access.register import Signer, read_secret
-from cloud_server.arguments import DEFAULT_LISTEN, TRIALS, check_address, check_network, with_host
+from cloud_server.arguments import TRIALS, ServerOptions, check_address, check_network, with_host
 from cloud_server.limits import Limits
 from edge_client.credentials import Credentials
 from shared_hooks.codecs import register
@@ -92,6 +93,7 @@ from shared_hooks.lifecycle.registry import load
 from shared_hooks.models import ModelSpec, load_spec
 from shared_hooks.models.named import spec_from_table
 from shared_hooks.observers import named
+from shared_hooks.options import option_of
 from shared_hooks.planning import INPUT
 from shared_hooks.showing import short
 from shared_hooks.tracing import endpoint_of
@@ -363,43 +365,18 @@ def trusted_of(table: Table, folder: Path) -> dict[str, bytes]:
 
 @short
 @dataclass(frozen=True)
-class ServerConfig:
+class ServerConfig(ServerOptions):
     """The configuration of a server process. Raises SpecError for what cannot work; no models means `digits`."""
 
-    listen: str = DEFAULT_LISTEN
-    reuse_port: bool = False
-    """Whether other servers may listen at the same port: an old and a new one during an update."""
     models: tuple[ModelEntry, ...] = ()
-    device: str = "auto"
-    threads: int | None = None
-    workers: int = 1
-    worker_processes: bool | None = None
-    """Whether tails are computed in processes of their own; None = if there are several workers."""
-    tensor_parallel: int = 1
-    """Processes among which each model's weights are divided."""
-    trials: str = "auto"
-    """Whether cuts are tried in a process of their own before they are served (`processes.trials`)."""
     limits: Limits = field(default_factory=Limits)
     observers: tuple[str, ...] = ()
     """Observers that clients may ask for."""
     tls: Tls | None = None
-    identities: Path | None = None
-    """The file that says who may; None = everybody, or whoever has a certificate of `Tls.client_ca`."""
     next: tuple[NextServer, ...] = ()
     """Servers that parts of chains are handed on to."""
     trusted: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     """Servers whose word on its callers is taken, and the secret that each signs it with."""
-    codecs: tuple[str, ...] = ()
-    """Names of codecs that clients may use beside those that are built in (`shared_hooks.codecs.register`)."""
-    reflection: bool = False
-    insecure: bool = False
-    """Whether other machines may connect in the clear."""
-    metrics: str = ""
-    """HOST:PORT of the metrics; empty = none."""
-    rest: str = ""
-    pages: Path | None = None
-    """A folder that ``rest`` shows under /try: a page that asks this server."""
-    """HOST:PORT of the Open Inference Protocol by HTTP; empty = none."""
     tracing: str = ""
     """Where traces go; empty = where the environment says."""
     scale: Scale = field(default_factory=Scale)
@@ -465,18 +442,11 @@ def read_config(path: Path) -> ServerConfig:
     if "factory" in table or "id" in table:
         raise SpecError(f"{path} is a model's spec, and no configuration: --model {path} serves it")
     values: dict[str, Any] = {
-        "listen": table.take("listen", str),
-        "reuse_port": table.take("reuse_port", bool),
-        "device": table.take("device", str),
-        "threads": table.take("threads", int),
-        "workers": table.take("workers", int),
-        "tensor_parallel": table.take("tensor_parallel", int),
-        "worker_processes": table.take("worker_processes", bool),
-        "trials": table.take("trials", str),
-        "codecs": table.take_list("codecs", str, "a list of codecs"),
-        "reflection": table.take("reflection", bool),
-        "insecure": table.take("insecure", bool),
+        each.name: table.take(each.name, declared.key)
+        for each in fields(ServerOptions)
+        if (declared := option_of(each)) is not None and declared.key is not None
     }
+    values["codecs"] = table.take_list("codecs", str, "a list of codecs")
     models, limits, observers = table.table("models"), table.table("limits"), table.table("observers")
     lifecycle, tls, access = table.table("lifecycle"), table.table("tls"), table.table("access")
     metrics, tracing = table.table("metrics"), table.table("tracing")
@@ -548,3 +518,92 @@ def _limits(table: Table) -> Limits:
     values["preferred_batch_size"] = None if sizes is None else tuple(sizes)
     table.done()
     return Limits(**{name: value for name, value in values.items() if value is not None})
+
+
+# What the command line makes of a configuration.
+
+
+def configure(options: argparse.Namespace) -> ServerConfig:
+    """The configuration file, if any, with the command line on top of it. Raises SpecError or UnknownModel."""
+    config = composed(options)
+    config.check_access()
+    return config
+
+
+def composed(options: argparse.Namespace) -> ServerConfig:
+    """As `configure`, and nobody has looked at certificates and identities yet."""
+    config = read_config(options.config) if options.config else ServerConfig()
+    given = {each.name: getattr(options, each.name) for each in fields(ServerOptions)}
+    given["tls"] = _given_tls(options)
+    given["next"] = (*config.next, *map(_given_next, options.next))
+    given["codecs"] = (*config.codecs, *(register(one) for one in options.codecs or ()))
+    config = dataclasses.replace(config, **{name: value for name, value in given.items() if value is not None})
+    bounds = {name: getattr(options, name) for name in ("drain_seconds", "max_model_bytes")}
+    bounds = {name: value for name, value in bounds.items() if value is not None}
+    config = dataclasses.replace(config, limits=dataclasses.replace(config.limits, **bounds))
+    if options.replicas is not None:
+        if options.on != "ray":
+            raise SpecError("--replicas: only with --on ray; on one machine there are --workers")
+        config = dataclasses.replace(config, scale=config.scale.with_replicas(options.replicas))
+    references = options.model or ([] if config.models else ["digits"])
+    ids = [load_spec(reference).model_id for reference in references]
+    weights, examples = _by_model("--weights", options.weights, ids), _by_model("--example", options.example, ids)
+    selections = _by_model("--selection", options.selection, ids)
+    tails, only = _by_model("--tails", options.tails, ids), _only(options, ids)
+    parts = _by_model("--parts", options.parts, ids)
+    models = []
+    for id, reference in zip(ids, references, strict=True):
+        of = {"weights": weights.get(id), "selection": selections.get(id), "example": examples.get(id)}
+        cuts = tuple(one.strip() for one in tails[id].split(",")) if id in tails else ()
+        between = tuple(one.strip() for one in parts[id].split(",")) if id in parts else ()
+        models.append(ModelEntry(load_spec(reference, **of), tails=cuts, only=only.get(id, ()), parts=between))
+    return dataclasses.replace(config, models=(*config.models, *models))
+
+
+def _only(options: argparse.Namespace, ids: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    """The part whose weights are loaded, of each model that has one. Raises SpecError."""
+    found: dict[str, tuple[str, ...]] = {}
+    for option, given, count in (("--only-middle", options.only_middle, 2), ("--only-tail", options.only_tail, 1)):
+        for id, text in _by_model(option, given, ids).items():
+            cuts = tuple(one.strip() for one in text.split(","))
+            if len(cuts) != count or not all(cuts):
+                expected = "the cuts where a part begins and ends" if count == 2 else "the cut where the tail begins"
+                raise SpecError(f"{option} {text}: expected {expected}")
+            if id in found:
+                raise SpecError(f"--only-middle, --only-tail: model {id} has one part")
+            found[id] = cuts
+    return found
+
+
+def _given_next(text: str) -> NextServer:
+    """What ``--next`` says. Raises SpecError."""
+    name, equals, address = text.rpartition("=")
+    try:
+        return NextServer(name if equals else address, (address,))
+    except SpecError as error:
+        raise SpecError(f"--next {text}: {error}") from error
+
+
+def _given_tls(options: argparse.Namespace) -> Tls | None:
+    """What the command line says instead of the file's [tls]; None where it says nothing."""
+    if options.cert is None and options.key is None and options.client_ca is None:
+        return None
+    if options.cert is None or options.key is None:
+        raise SpecError("--cert, --key: the one needs the other (and --client-ca both)")
+    return Tls(options.cert, options.key, options.client_ca)
+
+
+def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[str, str]:
+    """What an option says for each model; without ``NAME=`` it is for the only one."""
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if len(ids) != 1:
+                raise SpecError(f"{option} {text}: {len(ids)} models are given by --model; say NAME={text}")
+            name, value = ids[0], text
+        if name not in ids:
+            known = ", ".join(ids) or "none"
+            raise SpecError(f'{option} {text}: no model "{name}" is given by --model; there is: {known}')
+        found[name] = value
+    return found

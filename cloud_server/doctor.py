@@ -14,11 +14,10 @@ from typing import Final
 
 from cloud_server.access.identities import read_identities
 from cloud_server.arguments import doctor, is_loopback
-from cloud_server.config import ModelEntry, NextServer, ServerConfig
+from cloud_server.config import ModelEntry, NextServer, ServerConfig, composed
 from cloud_server.fleet import devices_of
 from cloud_server.fleet.room import placed
 from cloud_server.models import ServedModel
-from cloud_server.options import composed
 from edge_client import doctor as way
 from protos import PROTOCOL_VERSION
 from shared_hooks import devices

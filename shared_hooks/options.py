@@ -19,7 +19,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ParamSpec, Protocol, TypeVar
 
@@ -32,8 +32,8 @@ _OPTION = "option"
 @dataclass(frozen=True)
 class Option:
     """What a command line says of a field. ``words``: the option's names, where they are not made of the field's.
-    ``exclusive``: at most one of the options with the same word is given. ``how``: as `argparse.ArgumentParser` takes
-    it.
+    ``exclusive``: at most one of the options with the same word is given. ``key``: what a key of a file by the field's
+    name has to be; None: there is none. ``how``: as `argparse.ArgumentParser` takes it.
     """
 
     metavar: str | None
@@ -41,6 +41,7 @@ class Option:
     parse: Callable[[str], Any] | None
     words: tuple[str, ...]
     exclusive: str
+    key: type | None
     how: dict[str, Any]
 
 
@@ -52,6 +53,7 @@ def option(
     parse: Callable[[str], Any] | None = None,
     words: tuple[str, ...] = (),
     exclusive: str = "",
+    key: type | None = None,
     **how: Any,
 ) -> Any:
     """A field of a dataclass that is an option of a command, too; without ``default`` it is required.
@@ -59,7 +61,7 @@ def option(
     One that is False by default is switched on by ``--name``, one that is True is switched off by ``--no-name``.
     ``parse``: what makes the value of the text; it raises ArgumentTypeError.
     """
-    return field(default=default, metadata={_OPTION: Option(metavar, help, parse, words, exclusive, how)})
+    return field(default=default, metadata={_OPTION: Option(metavar, help, parse, words, exclusive, key, how)})
 
 
 def option_of(each: Field[Any]) -> Option | None:
@@ -68,12 +70,17 @@ def option_of(each: Field[Any]) -> Option | None:
     return found
 
 
-def add_options(parser: argparse._ActionsContainer, options: type, but: Collection[str] = ()) -> None:
-    """Adds the options of a dataclass to a command, less those of the fields ``but``."""
+def add_options(
+    parser: argparse._ActionsContainer, options: type, but: type | None = None, *, unset: bool = False
+) -> None:
+    """Adds the options of a dataclass to a command, less those of ``but``. ``unset``: one that is not given
+    is None, for a command that also reads a file.
+    """
     exclusive: dict[str, argparse._ActionsContainer] = {}
+    others = set() if but is None else {each.name for each in fields(but)}
     for each in fields(options):
         declared = option_of(each)
-        if declared is None or each.name in but:
+        if declared is None or each.name in others:
             continue
         into = parser
         if declared.exclusive:
@@ -85,7 +92,7 @@ def add_options(parser: argparse._ActionsContainer, options: type, but: Collecti
         if each.default is MISSING:
             how["required"] = True
         else:
-            how.setdefault("default", each.default)
+            how.setdefault("default", None if unset else each.default)
         if isinstance(each.default, bool) and "action" not in how:
             how["action"] = "store_false" if each.default else "store_true"
             word = f"no-{word}" if each.default else word
@@ -98,7 +105,7 @@ def add_options(parser: argparse._ActionsContainer, options: type, but: Collecti
 
 def _help(declared: Option, default: object) -> str:
     """With the default behind it, where the text has none."""
-    plain = default is MISSING or default is None or isinstance(default, (bool, tuple))
+    plain = default in (MISSING, None, "") or isinstance(default, (bool, tuple))
     if plain or "(default: " in declared.help:
         return declared.help
     shown = f"{default:g}" if isinstance(default, float) else str(default).replace("%", "%%")

@@ -24,13 +24,13 @@ from ray.exceptions import RayError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 
+from cloud_server.arguments import parser
 from cloud_server.cluster import front, passport
 from cloud_server.cluster.census import Place
 from cloud_server.cluster.front import Front
 from cloud_server.cluster.replica import PENDING, Replica
-from cloud_server.config import ServerConfig
+from cloud_server.config import ServerConfig, configure
 from cloud_server.fleet import ThisProcess
-from cloud_server.options import configure, parser
 from cloud_server.scheduling import few_heaps
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.lifecycle.log import show

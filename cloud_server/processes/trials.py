@@ -28,8 +28,9 @@ from typing import Final
 import torch
 
 import shared_hooks
+from cloud_server.arguments import parser
+from cloud_server.config import composed
 from cloud_server.models import Identity
-from cloud_server.options import composed, parser
 from cloud_server.processes.worker import die_with
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, SpecError

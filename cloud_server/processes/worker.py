@@ -29,9 +29,9 @@ from typing import Any
 import torch
 
 from cloud_server import wire
-from cloud_server.config import ModelEntry, ServerConfig
+from cloud_server.arguments import parser
+from cloud_server.config import ModelEntry, ServerConfig, configure
 from cloud_server.models import Computed, End, Following, ServedModel, inexact
-from cloud_server.options import configure, parser
 from cloud_server.processes import ranks
 from cloud_server.processes.channel import MAX_BYTES, Asked, Channel, Lost, Mapping, Message
 from cloud_server.processes.worker_process import Share

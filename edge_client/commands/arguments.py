@@ -7,7 +7,6 @@ torch and ``--help`` must not.
 from __future__ import annotations
 
 import argparse
-from dataclasses import fields
 
 from edge_client.commands.common import Commands, add_config, add_credentials, add_server, add_sink, pixels
 from edge_client.options import (
@@ -65,7 +64,7 @@ def add_plan(commands: Commands, model: Parser) -> None:
         choices=("token", "first-token", "reply"),
         help="plan a split generation, and what is to be best in it (alone: a token)",
     )
-    add_options(own, PlanGenerationOptions, but=[one.name for one in fields(PlanOptions)])
+    add_options(own, PlanGenerationOptions, but=PlanOptions)
     plan.add_argument("--explain", action="store_true", help="why the best wins, and what would change that")
     plan.add_argument(
         "--report",

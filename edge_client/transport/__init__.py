@@ -1,7 +1,6 @@
 """The standing connection to a server: frames out, frames in, lost and reopened.
 
-connection  opened, lost, opened again
-stream      one gRPC stream
+connection  opened, lost, opened again: one gRPC stream after the other
 outbox      or in memory that a server on this machine reads; a request that leaves while its head runs
 exchange    one request and its answer on the wire; who waits for a stream or an answer
 wire        protobuf messages <-> frontiers

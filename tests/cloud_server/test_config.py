@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from cloud_server.config import DEFAULT_LISTEN, ServerConfig, read_config
+from cloud_server.arguments import DEFAULT_LISTEN, parser
+from cloud_server.config import ServerConfig, configure, read_config
 from cloud_server.limits import MIB, Limits
-from cloud_server.options import configure, parser
 from shared_hooks.errors import SpecError
 from tests.cloud_server.real import Residual
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 
-from cloud_server import options as server_options
+from cloud_server import arguments as server_options
 from edge_client.commands.arguments import make_parser
 from tests.docs.pages import ROOT, Block, tracked
 

@@ -8,10 +8,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from cloud_server.arguments import parser
 from cloud_server.chain import Chain
+from cloud_server.config import configure
 from cloud_server.core import Core
 from cloud_server.models import ServedModel
-from cloud_server.options import configure, parser
 from cloud_server.transport import CloudServer
 from shared_hooks.models import pick_device
 from shared_hooks.observers.kinds import OBSERVERS

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from cloud_server.access import Tls
-from cloud_server.options import configure, parser
+from cloud_server.arguments import parser
+from cloud_server.config import configure
 from shared_hooks.errors import SpecError
 from tests import certificates
 

@@ -16,13 +16,13 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cloud_server import Core
+from cloud_server.arguments import parser
 from cloud_server.chain import Chain
-from cloud_server.config import AUTO, ModelEntry, NextServer, ServerConfig, read_config
+from cloud_server.config import AUTO, ModelEntry, NextServer, ServerConfig, configure, read_config
 from cloud_server.fleet import Fleet, ThisProcess, room
 from cloud_server.fleet.on_devices import Parted
 from cloud_server.models import Engine, ServedModel
 from cloud_server.models.engine import End
-from cloud_server.options import configure, parser
 from cloud_server.transport import CloudServer
 from edge_client import EdgeClient
 from edge_client.generation import SplitGenerator

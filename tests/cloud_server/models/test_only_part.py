@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_model
 
-from cloud_server.config import ModelEntry, NextServer, read_config
+from cloud_server.arguments import parser
+from cloud_server.config import ModelEntry, NextServer, configure, read_config
 from cloud_server.models import ServedModel
 from cloud_server.models.engine import End
-from cloud_server.options import configure, parser
 from edge_client import EdgeClient, ModelChoice
 from edge_client.generation import SplitGenerator
 from shared_hooks import WrappedModel

@@ -411,10 +411,10 @@ def test_a_slow_reader_is_not_fed_ahead(monkeypatch: pytest.MonkeyPatch) -> None
         handed_out += len(data)
         return data
 
-    from edge_client.transport import stream
+    from edge_client.transport import connection as module
 
-    serialize = stream.serialize_client_frame
-    monkeypatch.setattr(stream, "serialize_client_frame", counting)
+    serialize = module.serialize_client_frame
+    monkeypatch.setattr(module, "serialize_client_frame", counting)
     payload = bytes(64 * MIB)
     with FakeServer(fake.unread) as server, connected(server.address) as connection:
         one = exchange(1, payload)

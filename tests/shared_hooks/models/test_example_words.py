@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_server.options import configure, parser
+from cloud_server.arguments import parser
+from cloud_server.config import configure
 from edge_client.__main__ import main
 from edge_client.commands.arguments import make_parser
 from edge_client.commands.feed import choice_of
