@@ -91,7 +91,7 @@ from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.lifecycle import Lifecycle
 from shared_hooks.lifecycle.registry import load
 from shared_hooks.models import ModelSpec, load_spec
-from shared_hooks.models.named import spec_from_table
+from shared_hooks.models.spec import spec_from_table
 from shared_hooks.observers import named
 from shared_hooks.options import option_of
 from shared_hooks.planning import INPUT

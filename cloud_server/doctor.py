@@ -16,7 +16,7 @@ from cloud_server.access.identities import read_identities
 from cloud_server.arguments import doctor, is_loopback
 from cloud_server.config import ModelEntry, NextServer, ServerConfig, composed
 from cloud_server.fleet import devices_of
-from cloud_server.fleet.room import placed
+from cloud_server.fleet.hosts import placed
 from cloud_server.models import ServedModel
 from edge_client import doctor as way
 from protos import PROTOCOL_VERSION

@@ -2,7 +2,6 @@
 
 register       who is let in, now
 identities     tokens and certificates, who they belong to, and what each may do
-quota          what it has used of that in the last minute
 tls            the server's certificate and key, read again when they change
 token_command  ``cloud-server token``
 
@@ -19,8 +18,7 @@ from cloud_server.access.identities import (
     passport_in,
     token_in,
 )
-from cloud_server.access.quota import Quotas
-from cloud_server.access.register import Register
+from cloud_server.access.register import Quotas, Register
 from cloud_server.access.tls import Certificates, State, Tls, state_of
 
 __all__ = [

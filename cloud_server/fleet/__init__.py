@@ -1,7 +1,6 @@
 """The models of a server: placed on devices, loaded, replaced and unloaded while it runs.
 
 fleet    the models by name
-room     what is placed where, and evicted where memory is full
 version  one model with one set of weights, and what keeps them in memory
 hosts    where models are loaded: in this process, or in worker processes
 on_devices  one model on several devices: copies of it, or its parts
@@ -10,8 +9,7 @@ May import models, processes, entries, config, limits.
 """
 
 from cloud_server.fleet.fleet import Fleet, freeze
-from cloud_server.fleet.hosts import Host, Processes, ThisProcess
-from cloud_server.fleet.room import devices_of, placed
+from cloud_server.fleet.hosts import Host, Processes, ThisProcess, devices_of, placed
 from cloud_server.fleet.version import Version
 
 __all__ = [

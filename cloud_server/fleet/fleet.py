@@ -17,8 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from cloud_server.config import ModelEntry
-from cloud_server.fleet.hosts import Host
-from cloud_server.fleet.room import Resident, room_for
+from cloud_server.fleet.hosts import Host, Resident, room_for
 from cloud_server.fleet.version import Loaded, Version
 from cloud_server.limits import NEVER, Limits
 from cloud_server.models import Identity, newest_first

@@ -4,16 +4,184 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from cloud_server.config import ModelEntry, ServerConfig
+import torch
+
+from cloud_server.config import AUTO, ModelEntry, ServerConfig
 from cloud_server.fleet.on_devices import on_devices
-from cloud_server.fleet.room import placed
 from cloud_server.fleet.version import Loaded
 from cloud_server.models import Engine, ServedModel
 from cloud_server.processes import Part, Pool, PooledModel, Share, payload_memory
-from shared_hooks.errors import ModelFailed
+from shared_hooks import devices
+from shared_hooks.errors import ModelFailed, SpecError
+from shared_hooks.models import pick_device
+from shared_hooks.profiling.machine import kind
+from shared_hooks.sharing import Holding, Party, Shares, giving_way
+
+# Which models give up their weights where others are wanted and memory is full.
+#
+# First those that nobody has used for a minute. Then max-min fairness decides, as everywhere
+# (`shared_hooks.sharing`): a model counts for that one of its recent users who holds the least, and who holds the
+# most is evicted first, so a user that asks for ever other models pushes out its own. Who has less, and would have
+# more, waits for its turn. What has just come stays for a multiple of the time that it took to load.
+
+
+# Which model on which devices: on each of the server's, or on those that its entry names.
+
+
+def devices_of(text: str) -> list[torch.device]:
+    """Those that ``text`` lists, such as "cuda:0,cuda:1"; one that is named twice has two of each model. Raises
+    SpecError.
+    """
+    return [pick_device(name.strip()) for name in text.split(",")]
+
+
+class Placed(NamedTuple):
+    """A model on a device: whole, or with the weights of one ``part``: its number, from 0, and how many there are."""
+
+    entry: ModelEntry
+    device: torch.device
+    part: tuple[int, int] | None = None
+
+
+FULL = 0.8
+"""A share of a device's free memory: with "auto", a model of more weights is put on several, in parts."""
+
+
+def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Placed]:
+    """Where a model is, on a server whose devices are ``server``. ``divided``: its weights are divided among processes
+    anyway. Raises SpecError, also for devices that are not alike: what a request is answered with would hang on where
+    it came to.
+    """
+    text, parts = entry.device or server, bool(entry.parts)
+    found = devices_of(text)
+    if text == AUTO and (there := devices.count(found[0].type)) > 1:
+        parts = parts or (not divided and _is_too_large(entry, found[0]))
+        if parts:
+            found = [torch.device(found[0].type, number) for number in range(there)]
+            found = found[: len(entry.parts) + 1] if entry.parts not in ((), (AUTO,)) else found
+    kinds = sorted({kind(device)["kind"] for device in found})
+    if len(kinds) > 1:
+        raise SpecError(
+            f"{entry.spec.origin}: {entry.spec.model_id}: device: one model on {' and '.join(kinds)} would answer with "
+            "other last bits from request to request; name devices of one kind"
+        )
+    if not parts:
+        return [Placed(entry, device) for device in found]
+    wanted = max(2, len(found)) if entry.parts in ((), (AUTO,)) else len(entry.parts) + 1
+    if len(found) != wanted:
+        raise SpecError(
+            f"{entry.spec.origin}: {entry.spec.model_id}: parts: {', '.join(entry.parts)} makes {wanted} parts"
+            f"{' at least' * (AUTO in entry.parts)}, one for each device; device has {len(found)}: {text}"
+        )
+    count = len(found)
+    return [Placed(entry.piece(number, count), one, (number, count)) for number, one in enumerate(found)]
+
+
+def _is_too_large(entry: ModelEntry, device: torch.device) -> bool:
+    """Whether a device has no room for its weights, and the spec says what is needed for parts of them."""
+    free = devices.free(device)
+    if free is None or entry.only or entry.tails or entry.compile or entry.spec.example() is None:
+        return False
+    return entry.spec.weights_bytes() > FULL * free
+
+
+T = TypeVar("T")
+
+RECENT_SECONDS = 60.0
+"""For so long a use of a model counts."""
+STAYS = 4.0
+"""Times what it took to load: so long it stays, whoever wants its room ..."""
+STAYS_SECONDS = 1.0
+"""... and so long at least."""
+TURNS = 10.0
+"""Times what it took to load: so long, at least, is a turn."""
+
+
+@dataclass(frozen=True)
+class Resident(Generic[T]):
+    """A model in memory. ``users``: when each account last asked for it; ``load_seconds``: what loading it took."""
+
+    thing: T
+    nbytes: Mapping[str, int]
+    users: Mapping[str, float]
+    arrived: float
+    load_seconds: float
+
+    def stays(self, now: float) -> bool:
+        """Whether it cannot be asked to go."""
+        return now - self.arrived < max(STAYS_SECONDS, STAYS * self.load_seconds)
+
+    @property
+    def used(self) -> float:
+        """When it was last asked for, or came."""
+        return max(self.users.values(), default=self.arrived)
+
+    def recent(self, now: float) -> list[str]:
+        """Accounts that use it."""
+        return [account for account, at in self.users.items() if now - at < RECENT_SECONDS]
+
+
+def room_for(
+    account: str, needed: Mapping[str, int], residents: Sequence[Resident[T]], limit: float, turn: float, now: float
+) -> list[T] | None:
+    """What goes so that ``account`` can have a model of so many bytes on each device, at most ``limit`` on one; None
+    where nothing can go now. ``turn``: seconds.
+    """
+    gone: list[Resident[T]] = []
+    for device, nbytes in needed.items():
+        while True:
+            here = [one for one in residents if one not in gone and one.nbytes.get(device)]
+            short = sum(one.nbytes[device] for one in here) + nbytes - limit
+            if short <= 0:
+                break
+            found = _next(account, device, nbytes, here, limit, turn, now)
+            if not found:
+                return None
+            gone += found
+    return [one.thing for one in gone]
+
+
+def _next(
+    account: str, device: str, nbytes: int, here: Sequence[Resident[T]], limit: float, turn: float, now: float
+) -> list[Resident[T]]:
+    """Who goes next on a device; nobody where nobody can."""
+    free = sorted((one for one in here if not one.stays(now)), key=lambda one: one.used)
+    unused = [one for one in free if not one.recent(now)]
+    if unused:
+        return unused[:1]
+    holders, shares = _holders(here, device, now), Shares(limit)
+    for one in here:
+        shares.add(holders[id(one)], one.nbytes[device])
+    for own in (False, True):  # its own only where nobody holds more
+        holdings = [
+            Holding(one, holders[id(one)], one.nbytes[device], (one.used,), own and holders[id(one)].account == account)
+            for one in free
+        ]
+        found = giving_way(shares, Party(account), nbytes, holdings)
+        if found:
+            return found
+    mine = shares.account(account)
+    over = [
+        one
+        for one in free
+        if now - one.arrived >= max(turn, TURNS * one.load_seconds) and mine < shares.account(holders[id(one)].account)
+    ]
+    return sorted(over, key=lambda one: one.arrived)[:1]
+
+
+def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, Party]:
+    """For whom each counts: of its recent users the one with the least, so using another's model takes none from it."""
+    holds: Counter[str] = Counter()
+    found = {}
+    for one in sorted(here, key=lambda one: len(one.recent(now))):
+        account = min(sorted(one.recent(now)), key=holds.__getitem__, default="")
+        holds[account] += one.nbytes[device]
+        found[id(one)] = Party(account)
+    return found
 
 
 class Host(Protocol):

@@ -19,8 +19,7 @@ from grpc_reflection.v1alpha.reflection import enable_server_reflection
 from cloud_server.access import Register, Tls
 from cloud_server.core import Core
 from cloud_server.inference import Inference
-from cloud_server.transport.authentication import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor
-from cloud_server.transport.credentials import server_credentials
+from cloud_server.transport.authentication import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, server_credentials
 from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.rest import RestServer
 from cloud_server.transport.servicer import SplitServicer

@@ -2,7 +2,6 @@
 
 load       what is sent, when, by whom, and what became of it
 generator  sends what is due, and says how late it was itself
-lanes      clients whose heads run in PyTorch
 gang       generators in processes of their own
 light      `bench_heads`: clients without PyTorch
 run        the terms of a bench, its rates in turn, what it returns

@@ -274,7 +274,7 @@ def _shares(model: nn.Module, other: nn.Module) -> bool:
 def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
     """The cut that a plan chooses. Raises what plans raise."""
     from edge_client.generation.survey import best_generation_cut
-    from edge_client.planning.generation.predict import Workload  # few ask for it, and it loads what measures
+    from edge_client.planning.generation import Workload  # few ask for it, and it loads what measures
 
     short = answer is not None and answer[0] != "top"
     return best_generation_cut(client, Workload(answer=("token",) if short else answer), model=model)

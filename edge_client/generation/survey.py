@@ -13,8 +13,15 @@ from torch import nn
 from edge_client.core import ClientCore
 from edge_client.generation.link import SessionLink
 from edge_client.generation.summary import Clock, criteria_with
-from edge_client.planning.generation.measured import Measured, StepSample, cloud_profile, head_profile, overhead_of
-from edge_client.planning.generation.predict import Workload, decide_generation
+from edge_client.planning.generation import (
+    Measured,
+    StepSample,
+    Workload,
+    cloud_profile,
+    decide_generation,
+    head_profile,
+    overhead_of,
+)
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.probing import probe
 from edge_client.screen.progress import counted, progress

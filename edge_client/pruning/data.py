@@ -19,7 +19,7 @@ from shared_hooks.models import ModelSpec, find_inputs
 from shared_hooks.models.inputs import to_device
 from shared_hooks.selection import SCORINGS, Mask, Sample, best, capture, masked, score
 from shared_hooks.selection.capture import Box, Captured, hooked, matched, place_of, run
-from shared_hooks.selection.mask import unmasked
+from shared_hooks.selection.prune import unmasked
 from shared_hooks.showing import short
 
 Data = str | Path | Iterable[Any]

@@ -2,7 +2,6 @@
 
 requests   begun, finished, cancelled
 sending    one attempt: a place, the head, the frontier goes
-running     one on its way; numbers, and what hooks hear
 edge_model  the model on this side: its heads, or all of it; with the weights of heads alone in memory
 ahead       what leaves of one before its head has ended; of frames that follow each other, what was sent
 many        many inputs, several under way, answers in order; one under way, for who does not wait at once
@@ -13,7 +12,7 @@ May import answer, witness, transport, call, modes.
 from edge_client.request.edge_model import Books, Cut, EdgeModel
 from edge_client.request.many import Pending, Position, closing_with, in_order
 from edge_client.request.requests import Requests
-from edge_client.request.running import NOT_SERVED, Done, Route, Running, work_of
+from edge_client.request.sending import NOT_SERVED, Done, Route, Running, work_of
 
 __all__ = [
     "NOT_SERVED",

@@ -3,7 +3,6 @@
 settings    what a sweep measures: what must be the same to resume it
 records     an answer as rows
 runner      input by input, round by round
-outcome   what a sweep found, made once
 results     all files, from the journal; CSV and Parquet
 summary   each way's numbers, the decision
 wording   what the page says in words

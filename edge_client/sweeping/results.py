@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from edge_client.planning.objective import Objective
 from edge_client.spoken import EDGE_ONLY, option
 from edge_client.sweeping import report, runner, summary
-from edge_client.sweeping.outcome import Summary
 from edge_client.sweeping.records import PREDICTED, REQUESTS, ROWS, Columns, Kind, Way
 from edge_client.sweeping.settings import Entry, Journal, installed
+from edge_client.sweeping.summary import Summary
 from shared_hooks.files import write_json, write_text, write_whole
 
 if TYPE_CHECKING:

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from edge_client.benching.gang import Several
+from edge_client.benching.gang import LiveLane, Load, RecordedLane, Several, record
 from edge_client.benching.generator import Alone, Gang
-from edge_client.benching.lanes import LiveLane, Load, RecordedLane, record
 from edge_client.benching.load import codecs_of
 from edge_client.benching.run import Benched, Terms, measured
 from edge_client.call import Call

@@ -41,8 +41,8 @@ from shared_hooks.mapping.onnx_export import ExportFailed, Free, outputs_of
 from shared_hooks.mapping.onnx_export import check as needs
 from shared_hooks.mapping.onnx_halves import opened, run_in
 from shared_hooks.mapping.onnx_heads import TapedHead, graphs_of, in_float32, of_any_size, rename, tape_head
+from shared_hooks.models.drawing import TopK
 from shared_hooks.models.images import ImagePreprocess
-from shared_hooks.models.predictions import TopK
 from shared_hooks.options import takes
 from shared_hooks.planning import Plan
 from shared_hooks.tensors import copied, dtype_name, flatten, own_class, unflatten

@@ -17,13 +17,15 @@ from edge_client.options import PlanGenerationOptions
 from edge_client.pages import duration, stem
 from edge_client.pages import render as page_of
 from edge_client.planning.explain import BreakEven, break_evens, explain, round_trip
-from edge_client.planning.generation.measured import KEY, Measured, read_measured
-from edge_client.planning.generation.predict import (
+from edge_client.planning.generation import (
+    KEY,
     Drafting,
     GenerationCandidate,
+    Measured,
     Workload,
     check_goal,
     decide_generation,
+    read_measured,
 )
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate, Constraints, Decision, Objective

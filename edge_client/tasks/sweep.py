@@ -24,7 +24,6 @@ from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
 from edge_client.survey.gather import Say, Wanted, gather
 from edge_client.survey.loading import Loaded, first_readable
 from edge_client.sweeping import settings
-from edge_client.sweeping.outcome import MeasuredWay, Summary
 from edge_client.sweeping.records import Way, choose, ways_of
 from edge_client.sweeping.results import write
 from edge_client.sweeping.runner import Meter, SweepRun
@@ -37,6 +36,7 @@ from edge_client.sweeping.settings import (
     predicted,
     settings_of,
 )
+from edge_client.sweeping.summary import MeasuredWay, Summary
 from edge_client.tasks.engines import ONNXRUNTIME, TORCH, asked, engines_of, in_words
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions

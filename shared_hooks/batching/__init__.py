@@ -2,7 +2,6 @@
 
 batches  `Batches`: which may join, and one tail for those that do
 proof    rows together against rows alone, on random data; what tails take, by rows
-ways     from one cut to a later one, at which more may join
 family   plans of 1, 2 and 3 rows, and the cut of any number of rows
 sizes    plans of an example at other sizes, and cuts whose tensors come by name
 
@@ -12,6 +11,6 @@ May import wrapped, tail, planning, crossing, forward, modules, tensors, sharing
 from shared_hooks.batching.batches import Batches, Joinable, Made
 from shared_hooks.batching.family import Growth
 from shared_hooks.batching.proof import Part, Proof, apart, joined
-from shared_hooks.batching.ways import Way, Ways
+from shared_hooks.batching.sizes import Way, Ways
 
 __all__ = ["Batches", "Growth", "Joinable", "Made", "Part", "Proof", "Way", "Ways", "apart", "joined"]

@@ -1,21 +1,18 @@
 """Which models there are, and how to build, feed and read them.
 
-named        `load_spec`: from a name or a file to a spec; the TOML format of docs/model-spec.md
 spec         `ModelSpec`: a model is built, fed and read
 inputs       input files and their true labels; the input that both sides plan on
 images       image file -> tensor; pictures of videos; files that a client sends
 drawing      boxes and masks drawn on what a model saw, as a spec says
-predictions  output -> `Prediction`; the tokenizer that a spec names
 weights      safetensors, .pt, .pth -> model, strictly, on a device, all or a part
 digits       the model that ships
 """
 
 from shared_hooks.config import Table
 from shared_hooks.frames import Frame, FrameId
+from shared_hooks.models.drawing import Prediction
 from shared_hooks.models.inputs import InputItem, find_inputs, truth_of
-from shared_hooks.models.named import BUILT_IN, load_spec, spec_from_table
-from shared_hooks.models.predictions import Prediction
-from shared_hooks.models.spec import ModelSpec
+from shared_hooks.models.spec import BUILT_IN, ModelSpec, load_spec, spec_from_table
 from shared_hooks.models.weights import pick_device, set_threads
 
 __all__ = [

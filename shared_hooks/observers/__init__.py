@@ -5,7 +5,6 @@ watching    how a forward is shown to observers
 named       observers by the names that commands and requests use
 kinds       the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
 transforms  a hook that may change a module's output; not an observer
-backward    backward hooks
 thumbnails  ... small enough to travel; tokens as text
 
 from shared_hooks.observers import ActivationStats

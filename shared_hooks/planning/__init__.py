@@ -3,7 +3,6 @@
 planner   plans made and kept, by signature and path
 part      the weights of one part in memory, the others in their files
 plan      layers, cuts, a digest to agree on
-liveness  trace -> frontier of every cut
 branches  cuts after a set of calls: what runs behind them though it comes before
 cutting   frontier -> description, and captures for the head
 lengths   cuts of sizes that were never planned
@@ -12,9 +11,8 @@ May import recording, forward, state, models, crossing, lifecycle, modules, tens
 """
 
 from shared_hooks.planning.branches import Branch
-from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting
+from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting, blocks, last_layer
 from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
-from shared_hooks.planning.liveness import blocks, last_layer
 from shared_hooks.planning.part import OnlyPart
 from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk, members
 from shared_hooks.planning.planner import Loads, Planner

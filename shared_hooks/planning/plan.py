@@ -21,8 +21,16 @@ from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.modules import GROUP, ROOT, ModuleInfo
 from shared_hooks.modules.tables import grouped
 from shared_hooks.planning.branches import Branch, branch_of
-from shared_hooks.planning.cutting import Capture, Cutting, crossing_of, cut_after
-from shared_hooks.planning.liveness import Frontier, Liveness, blocks, frontier_bytes
+from shared_hooks.planning.cutting import (
+    Capture,
+    Cutting,
+    Frontier,
+    Liveness,
+    blocks,
+    crossing_of,
+    cut_after,
+    frontier_bytes,
+)
 from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
 from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, summary_of, text_table
 from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten

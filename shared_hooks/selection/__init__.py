@@ -2,14 +2,12 @@
 
 capture   a layer's channels over a data set, by a forward hook
 channels  which modules make, carry and read the same channels, and how they score
-mask      at the cut: the chosen channels cross, the others are their calibration mean
 prune     the chosen channels cut out: a smaller model; kept in a file
 """
 
 from shared_hooks.selection.capture import Captured, Sample, capture
 from shared_hooks.selection.channels import SCORINGS, best, score
-from shared_hooks.selection.mask import Mask, masked
-from shared_hooks.selection.prune import Selection, pruned, read_selection, write_mask, write_pruned
+from shared_hooks.selection.prune import Mask, Selection, masked, pruned, read_selection, write_mask, write_pruned
 
 __all__ = [
     "SCORINGS",

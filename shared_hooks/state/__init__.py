@@ -2,13 +2,11 @@
 
 python_state  what a model's code can reach, as it is at one moment
 walk          ... how it is found
-places        ... where it is kept: compared, put back
 reach         which code a forward may run; generators of random numbers
 
 May import modules, errors.
 """
 
-from shared_hooks.state.places import MISSING, Change
 from shared_hooks.state.python_state import (
     PLAIN,
     Numbers,
@@ -25,7 +23,7 @@ from shared_hooks.state.python_state import (
     remains,
     spread,
 )
-from shared_hooks.state.reach import Dice, DiceWatch, Reach
+from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach
 
 __all__ = [
     "MISSING",

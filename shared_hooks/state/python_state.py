@@ -21,8 +21,7 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from shared_hooks import devices
-from shared_hooks.state.places import MISSING, Change, ClassEntries, Container, Fetched, fetched_all
-from shared_hooks.state.reach import Reach
+from shared_hooks.state.reach import MISSING, Change, ClassEntries, Container, Fetched, Reach, fetched_all
 from shared_hooks.state.walk import Walk
 from shared_hooks.tensors import identical
 

@@ -21,17 +21,21 @@ import torch
 from torch import nn
 
 from shared_hooks.modules import Shim
-from shared_hooks.state.places import (
+from shared_hooks.state.reach import (
     MISSING,
     ClassEntries,
     Container,
     Fetched,
+    Reach,
+    file_of,
+    is_foreign,
+    names_in,
     put_class,
     put_dict,
     put_list,
     put_other,
+    sets_in,
 )
-from shared_hooks.state.reach import Reach, file_of, is_foreign, names_in, sets_in
 
 # State that objects written in C keep out of sight: asked for, compared by value, put back where that can be done.
 

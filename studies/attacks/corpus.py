@@ -19,7 +19,7 @@ from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.config import Table
 from shared_hooks.errors import CutRefused
 from shared_hooks.models import ModelSpec, load_spec
-from shared_hooks.models.named import spec_from_table
+from shared_hooks.models.spec import spec_from_table
 from studies.attacks.models import Mood, Options, Reader
 
 READER = "reader"

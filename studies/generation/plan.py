@@ -22,8 +22,15 @@ import torch
 from torch import nn
 
 from edge_client.generation.survey import StepSampler, token_times
-from edge_client.planning.generation.measured import cloud_profile, head_profile, overhead_of
-from edge_client.planning.generation.predict import Moving, Workload, moving, predict_generation
+from edge_client.planning.generation import (
+    Moving,
+    Workload,
+    cloud_profile,
+    head_profile,
+    moving,
+    overhead_of,
+    predict_generation,
+)
 from edge_client.planning.link import Curve, Link
 from edge_client.screen.text import table
 from edge_client.spoken import EDGE_ONLY

@@ -21,7 +21,7 @@ GUARDS: Final = (
     "shared_hooks/picture.py",
     "cloud_server/requests/*.py",
     "cloud_server/scheduling/*.py",
-    "cloud_server/fleet/room.py",
+    "cloud_server/fleet/hosts.py",
     "edge_client/request/sending.py",
     # state
     "shared_hooks/purity/*.py",

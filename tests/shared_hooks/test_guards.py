@@ -20,8 +20,8 @@ from shared_hooks.metrics.measurement import NO_TIME, _energy
 from shared_hooks.metrics.records import Reading
 from shared_hooks.purity import is_pure
 from shared_hooks.state import Settings, agree, first_few
-from shared_hooks.state.places import MISSING, Container
 from shared_hooks.state.python_state import Poison, remains
+from shared_hooks.state.reach import MISSING, Container
 from shared_hooks.state.walk import probe_of
 
 

@@ -19,9 +19,8 @@ from shared_hooks import devices
 from shared_hooks.errors import InputMismatch
 from shared_hooks.forward import UNSEEN
 from shared_hooks.modules import running
-from shared_hooks.observers.backward import BackwardHooks, Gradients, Pass
 from shared_hooks.observers.base import Attachment, Observer, Record
-from shared_hooks.observers.watching import Deferred, ObservedCall, copy_of, parts, read
+from shared_hooks.observers.watching import BackwardHooks, Deferred, Gradients, ObservedCall, Pass, copy_of, parts, read
 from shared_hooks.wrapped import WrappedModel
 
 

@@ -9,7 +9,7 @@ import torch
 
 from cloud_server.config import read_config
 from cloud_server.core import Core
-from cloud_server.fleet import Fleet, Processes, ThisProcess, room
+from cloud_server.fleet import Fleet, Processes, ThisProcess, hosts
 from shared_hooks.errors import SpecError
 from tests.cloud_server.fakes import CoreClient
 from tests.cloud_server.fleet.served import edge_of, entry, write_weights
@@ -21,9 +21,9 @@ X = torch.arange(16.0).reshape(2, 8)
 
 def test_two_models_in_the_room_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A greeting is answered while weights are away; a broken file is told, and mended."""
-    monkeypatch.setattr(room, "STAYS_SECONDS", 0.0)
-    monkeypatch.setattr(room, "STAYS", 0.0)
-    monkeypatch.setattr(room, "TURNS", 0.0)
+    monkeypatch.setattr(hosts, "STAYS_SECONDS", 0.0)
+    monkeypatch.setattr(hosts, "STAYS", 0.0)
+    monkeypatch.setattr(hosts, "TURNS", 0.0)
     monkeypatch.setattr("cloud_server.fleet.version.AGAIN_SECONDS", 0.0)
     file, weights = tmp_path / "server.toml", tmp_path / "two.safetensors"
     write_weights(weights, 1)

@@ -19,7 +19,7 @@ from cloud_server import Core
 from cloud_server.arguments import parser
 from cloud_server.chain import Chain
 from cloud_server.config import AUTO, ModelEntry, NextServer, ServerConfig, configure, read_config
-from cloud_server.fleet import Fleet, ThisProcess, room
+from cloud_server.fleet import Fleet, ThisProcess, hosts
 from cloud_server.fleet.on_devices import Parted
 from cloud_server.models import Engine, ServedModel
 from cloud_server.models.engine import End
@@ -76,7 +76,7 @@ def asked(seed: int = 0, rows: int = 1) -> dict[str, Any]:
 
 def entered(spec: ModelSpec, *cuts: str) -> list[ServedModel]:
     entry = ModelEntry(spec, parts=cuts)
-    return [ServedModel(one.entry, one.device) for one in room.placed(entry, ",".join(["cpu"] * (len(cuts) + 1)))]
+    return [ServedModel(one.entry, one.device) for one in hosts.placed(entry, ",".join(["cpu"] * (len(cuts) + 1)))]
 
 
 def test_every_cut_is_answered_as_by_the_whole(server: CloudProcess, specs: tuple[ModelSpec, ModelSpec]) -> None:
@@ -307,9 +307,9 @@ def test_parts_must_be_of_one_model_and_follow_each_other(specs: tuple[ModelSpec
 def test_what_cannot_be_parts_is_refused(specs: tuple[ModelSpec, ModelSpec], tmp_path: Path) -> None:
     entry = ModelEntry(specs[0], parts=("stem", "two"))
     with pytest.raises(SpecError, match="parts: stem, two makes 3 parts, one for each device; device has 2: cpu,cpu"):
-        room.placed(entry, "cpu,cpu")
+        hosts.placed(entry, "cpu,cpu")
     with pytest.raises(SpecError, match="parts: auto makes 2 parts at least, one for each device; device has 1: auto"):
-        room.placed(ModelEntry(specs[0], parts=(AUTO,)), "auto")
+        hosts.placed(ModelEntry(specs[0], parts=(AUTO,)), "auto")
     with pytest.raises(SpecError, match="either each device has a part"):
         ModelEntry(specs[0], parts=("stem",), only=("two",))
     with pytest.raises(SpecError, match="compile: needs all of a model's weights"):
@@ -329,18 +329,18 @@ def test_a_model_too_large_for_one_device_is_put_on_all(
     specs: tuple[ModelSpec, ModelSpec], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--device auto` on a machine with three accelerators."""
-    monkeypatch.setattr(room, "pick_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr(room, "kind", lambda device: {"kind": device.type})
+    monkeypatch.setattr(hosts, "pick_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr(hosts, "kind", lambda device: {"kind": device.type})
     monkeypatch.setattr(devices, "count", lambda kind: 3)
     nbytes, entry = specs[0].weights_bytes(), ModelEntry(specs[0])
     for free, there in ((None, 1), (2 * nbytes, 1), (nbytes, 3)):
         monkeypatch.setattr(devices, "free", lambda device, free=free: free)
-        found = room.placed(entry, "auto")
+        found = hosts.placed(entry, "auto")
         assert [str(one.device) for one in found] == [f"cuda:{number}" for number in range(there)]
         assert [one.part for one in found] == ([None] if there == 1 else [(number, 3) for number in range(3)])
-    assert len(room.placed(ModelEntry(specs[0], parts=("stem",)), "auto")) == 2
-    assert len(room.placed(entry, "cuda:0")) == 1, "one that is named is taken"
-    assert len(room.placed(entry, "auto", divided=True)) == 1, "tensor parallelism divides it otherwise"
+    assert len(hosts.placed(ModelEntry(specs[0], parts=("stem",)), "auto")) == 2
+    assert len(hosts.placed(entry, "cuda:0")) == 1, "one that is named is taken"
+    assert len(hosts.placed(entry, "auto", divided=True)) == 1, "tensor parallelism divides it otherwise"
 
 
 def test_weights_of_other_parts_are_brought_to_the_device(specs: tuple[ModelSpec, ModelSpec]) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cloud_server.core import Core
-from cloud_server.fleet import room
+from cloud_server.fleet import hosts
 from cloud_server.fleet.on_devices import Replicated
 from edge_client import EdgeClient
 from shared_hooks.errors import Disagreement, SpecError
@@ -66,9 +66,9 @@ def test_devices_of_two_kinds_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
     file = tmp_path / "server.toml"
     file.write_text(entry("one"))
-    monkeypatch.setattr(room, "pick_device", torch.device)
-    monkeypatch.setattr(room, "kind", lambda device: {"kind": device.type})
+    monkeypatch.setattr(hosts, "pick_device", torch.device)
+    monkeypatch.setattr(hosts, "kind", lambda device: {"kind": device.type})
     (one,) = read_config(file).models
-    assert len(room.placed(one, "cuda:0, cuda:1")) == 2
+    assert len(hosts.placed(one, "cuda:0, cuda:1")) == 2
     with pytest.raises(SpecError, match="one: device: one model on cpu and cuda"):
-        room.placed(one, "cpu,cuda:0")
+        hosts.placed(one, "cpu,cuda:0")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cloud_server.fleet.room import STAYS, Resident, room_for
+from cloud_server.fleet.hosts import STAYS, Resident, room_for
 
 LOAD = 2.0
 """Seconds that each load takes."""

@@ -20,7 +20,7 @@ from protos.inference import inference_pb2 as pb
 from shared_hooks import WrappedModel
 from shared_hooks.config import Table
 from shared_hooks.crossing import named_crossing
-from shared_hooks.models.named import spec_from_table
+from shared_hooks.models.spec import spec_from_table
 from tests.cloud_server.real import Residual
 from tests.waiting import PATIENCE
 

@@ -11,8 +11,8 @@ import pytest
 
 from edge_client import bench
 from edge_client.__main__ import main
+from edge_client.benching.gang import RecordedLane
 from edge_client.benching.generator import Alone, Generator
-from edge_client.benching.lanes import RecordedLane
 from edge_client.benching.results import read
 from edge_client.benching.run import Benched
 from shared_hooks.errors import ServerUnavailable, SpecError, UnknownLayer

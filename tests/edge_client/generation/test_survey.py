@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from edge_client.generation.survey import StepSampler, survey_decoding
-from edge_client.planning.generation.measured import cloud_profile, head_profile, overhead_of
+from edge_client.planning.generation import cloud_profile, head_profile, overhead_of
 from shared_hooks.generation import DecodingTail, InProcess
 from shared_hooks.profiling.decoding.measure import Measurement
 from tests.shared_hooks.generation.small import make, prompt

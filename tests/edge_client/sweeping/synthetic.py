@@ -11,9 +11,9 @@ import numpy as np
 
 from edge_client.planning.objective import Objective, decide
 from edge_client.sweeping import results, summary
-from edge_client.sweeping.outcome import MeasuredWay, Summary
 from edge_client.sweeping.records import REQUESTS, TIMES, Records, Way, ways_of
 from edge_client.sweeping.runner import LocalAnswer
+from edge_client.sweeping.summary import MeasuredWay, Summary
 from edge_client.transport.times import Times
 from shared_hooks.metrics.records import ForwardMetrics, LayerMetrics, Reading, TensorShape
 from shared_hooks.observers.thumbnails import encoded

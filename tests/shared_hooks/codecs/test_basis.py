@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 
 from shared_hooks import Crossing, EarlyOutput, Parcel, WrappedModel
 from shared_hooks.codecs import Grain
-from shared_hooks.codecs.basis import Basis, Book, learn
-from shared_hooks.codecs.basis.book import pack, unpack
+from shared_hooks.codecs.basis import Basis, Book, learn, pack, unpack
 from shared_hooks.errors import BadFrame, SpecError, TooLarge
 from shared_hooks.models.digits.network import digits
 

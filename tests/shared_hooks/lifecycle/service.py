@@ -23,7 +23,7 @@ from edge_client.model_choice import ModelChoice
 from shared_hooks.config import Table
 from shared_hooks.lifecycle import About, Event, Lifecycle, Stage
 from shared_hooks.models import ModelSpec
-from shared_hooks.models.named import spec_from_table
+from shared_hooks.models.spec import spec_from_table
 from tests.waiting import eventually
 
 EXAMPLE = {"args": [{"shape": [1, 3, 8, 8], "dtype": "float32", "low": 0, "high": 2}]}

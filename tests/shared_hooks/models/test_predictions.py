@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from shared_hooks.errors import InputMismatch
-from shared_hooks.models.predictions import Prediction, TopK
+from shared_hooks.models.drawing import Prediction, TopK
 
 
 @dataclass

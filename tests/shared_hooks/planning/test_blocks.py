@@ -8,7 +8,7 @@ from torch import nn
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import CutRefused, UnknownLayer
-from shared_hooks.planning.liveness import blocks, last_layer
+from shared_hooks.planning.cutting import blocks, last_layer
 
 
 class Twice(nn.Module):

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shared_hooks.planning.liveness import Liveness
+from shared_hooks.planning.cutting import Liveness
 from shared_hooks.tensors import views
 from shared_hooks.tensors.views import LiveSet, View
 

@@ -16,7 +16,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import SpecError
 from shared_hooks.models import ModelSpec, Table, load_spec, spec_from_table
 from shared_hooks.selection import Mask, masked, read_selection, write_mask
-from shared_hooks.selection.mask import Restore, Select, unmasked
+from shared_hooks.selection.prune import Restore, Select, unmasked
 from tests.shared_hooks.selection.networks import Chain, Residual, Tokens, image, seeded
 
 KEEP = (0, 2, 3, 7)

@@ -16,8 +16,7 @@ from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.models import Table, spec_from_table
 from shared_hooks.selection import Mask, Sample, capture, masked, pruned, read_selection, write_mask, write_pruned
 from shared_hooks.selection.channels import trace
-from shared_hooks.selection.mask import unmasked
-from shared_hooks.selection.prune import _alike
+from shared_hooks.selection.prune import _alike, unmasked
 from tests.shared_hooks.selection.networks import (
     Branching,
     ByName,

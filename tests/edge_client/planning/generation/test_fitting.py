@@ -6,8 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.planning.generation.measured import StepSample, cloud_profile, head_profile, overhead_of
-from edge_client.planning.generation.predict import Workload, predict_generation
+from edge_client.planning.generation import (
+    StepSample,
+    Workload,
+    cloud_profile,
+    head_profile,
+    overhead_of,
+    predict_generation,
+)
 from shared_hooks.profiling.decoding.profile import DecodingProfile
 from tests.edge_client.planning.generation.decoder import MS, WORDS, decoder, link
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from edge_client.call import Load
-from edge_client.planning.generation.measured import KEY, Measured, read_measured
-from edge_client.planning.generation.predict import Overhead, Workload
+from edge_client.planning.generation import KEY, Measured, Overhead, Workload, read_measured
 from shared_hooks.errors import SpecError
 from shared_hooks.profiling.decoding.profile import Line
 from tests.edge_client.planning.generation.decoder import decoder, link

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.planning.generation.predict import moving
+from edge_client.planning.generation import moving
 from tests.edge_client.planning.generation.decoder import decoder, link
 
 EDGE, CLOUD = decoder("edge", 10), decoder("cloud", 1)

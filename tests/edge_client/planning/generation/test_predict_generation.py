@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edge_client.call import Load
-from edge_client.planning.generation.predict import (
+from edge_client.planning.generation import (
     Drafting,
     GenerationCandidate,
     Overhead,
