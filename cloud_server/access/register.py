@@ -1,5 +1,5 @@
 """Who is let in: the file of identities as it is now, what certificates prove, and what servers before this one in a
-chain say of their callers.
+chain say of their callers; and how much of its quotas each account has used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""All that was measured for a plan of a generation: kept as JSON, it answers for other links, lengths and drafts."""
+"""Which cut is best for split generation: what a token, the first one, and a whole reply take, from numbers alone.
+
+What was measured is kept as JSON; it answers for other links, lengths and drafts.
+"""
 
 from __future__ import annotations
 

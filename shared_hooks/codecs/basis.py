@@ -1,4 +1,8 @@
-"""`Book`: what was learnt of one tensor that crosses a cut. Data only; it comes from strangers, too."""
+"""A basis for the channels of one tensor of one cut, learnt from a user's inputs: few numbers carry most of it.
+
+`Book` is what was learnt; it travels in the description of the cut, is data only, and comes from strangers, too. `Basis`
+makes symbols of a tensor, and bytes of them; `Frames` sends them as the difference to an earlier one.
+"""
 
 from __future__ import annotations
 
