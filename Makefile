@@ -98,8 +98,9 @@ certs: $(RUNTIME)
 test: $(DEV)
 	$(MAKE) --no-print-directory -j2 lint pytest
 
+# what is compiled is kept: each process that a test starts would compile the package again
 pytest: $(DEV)
-	$(PY) -m pytest $(PYTEST_FLAGS)
+	unset PYTHONDONTWRITEBYTECODE; $(PY) -m pytest $(PYTEST_FLAGS)
 
 lint: $(DEV)
 	$(PY) -m ruff check .

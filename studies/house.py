@@ -9,7 +9,9 @@ import ast
 import json
 import re
 import sys
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -34,7 +36,8 @@ def code_lines(text: str) -> int:
     return sum(number not in besides and bool(line.strip()) and line.strip()[0] != "#" for number, line in lines)
 
 
-def measures() -> dict[str, object]:
+@cache
+def measures() -> dict[str, Any]:
     """By name."""
     texts = [file.read_text(encoding="utf-8") for top in TOPS for file in (ROOT / top).rglob("*.py")]
     pages = [file.read_text(encoding="utf-8") for file in (*(ROOT / "docs").rglob("*.md"), ROOT / "README.md")]
