@@ -1,7 +1,7 @@
 """A basis for the channels of one tensor of one cut, learnt from a user's inputs: few numbers carry most of it.
 
-`Book` is what was learnt; it travels in the description of the cut, is data only, and comes from strangers, too. `Basis`
-makes symbols of a tensor, and bytes of them; `Frames` sends them as the difference to an earlier one.
+`Book` is what was learnt; it travels in the description of the cut, is data only, and comes from strangers, too.
+`Basis` makes symbols of a tensor, and bytes of them; `Frames` sends them as the difference to an earlier one.
 """
 
 from __future__ import annotations
