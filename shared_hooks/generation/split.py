@@ -23,7 +23,7 @@ from torch import nn
 from torch.nn.modules import module as _every_module
 from torch.utils._pytree import tree_map_only
 
-from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, InputMismatch, IsthmusError, SessionLost
+from shared_hooks.errors import MALFORMED, BadFrame, Cancelled, CutRefused, InputMismatch, IsthmusError, SessionLost
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden
 from shared_hooks.generation.ahead import (
@@ -234,6 +234,8 @@ class SplitForward:
         shared = [(one, 0 if one.is_inference() else one._version) for one in session.inputs.shared(kwargs)]
         message: tuple[dict[str, Any], list[torch.Tensor]] = {}, []
         foreseen = self._come_true(handle, kwargs) if session.foreseen else None
+        pending = None if foreseen is None else foreseen.pending
+        unheard = pending is not None  # nobody waits for its answer yet
         head = self._head(seek=handle.mirror is None) if foreseen is None else foreseen.head
         try:
             handle.busy = True
@@ -258,11 +260,11 @@ class SplitForward:
                     message[0]["back"], session.takes_back = session.number, False
             else:
                 message = foreseen.message
-            pending = None if foreseen is None else foreseen.pending
             if sight is not None and self._may_look_ahead(handle, message[0], sight):
                 if pending is None:
-                    pending = session.begin(*message)
+                    pending, unheard = session.begin(*message), True
                 self._look_ahead(handle, sight, pending)
+            unheard = False
             reply, up, down = self._sent(session, head, *message, pending=pending)
             up, session.bytes_in_vain = up + session.bytes_in_vain, 0
             if foreseen is not None and "keep" not in message[0]:
@@ -278,7 +280,9 @@ class SplitForward:
                 self._learn(handle, before, 0 if sight is None else sight.tokens)
             del made
         except BaseException:
-            drop(session)
+            drop(session, always=foreseen is not None)
+            if pending is not None and unheard:
+                pending.cancel(Cancelled("the call that the step is of was given up"))
             session.takes_back = session.takes_back or "back" in message[0]
             if handle.mirror is not None and snapshot is not None and not handle.mirror.back_to(snapshot):
                 handle.spoilt = True

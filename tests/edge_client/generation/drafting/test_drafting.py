@@ -15,6 +15,7 @@ from edge_client.generation import drafting as drafts
 from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Source
 from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
 from shared_hooks.generation import SplitForward
+from shared_hooks.lifecycle import Event
 from studies.experiments.relay import Relay
 from tests.edge_client.generation.speaking import CUT, SPEC, inputs, whole
 from tests.shared_hooks.generation.small import cut_of, in_process, make, prompt
@@ -276,3 +277,47 @@ def test_the_same_seed_gives_the_same_words_whatever_the_times() -> None:
         with Drafting(model, Lookup(2), pace=Constant(3), ahead=False):
             assert torch.equal(generate(model, do_sample=True), first)
     assert not drafting.tally.ahead
+
+
+class Requests:
+    """A hook that counts those that began and those that are over."""
+
+    def __init__(self) -> None:
+        self.began: list[object] = []
+        self.over: list[object] = []
+
+    def before_request(self, event: Event) -> None:
+        self.began.append(event.request.id)
+
+    def after_request(self, event: Event) -> None:
+        self.over.append(event.request.id)
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("at", [1, 2, 5, 8])
+def test_an_interruption_leaves_no_request_open(client: EdgeClient, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Whatever was under way then: the step of the call, one that was sent ahead, one whose call has come."""
+    asked = {**inputs(client), "max_new_tokens": 30, "do_sample": False}
+    plain, requests, calls = whole(client, **asked), Requests(), 0
+    sent_ahead = SplitForward._sent_ahead
+
+    def interrupted(*given: Any) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls == at:
+            raise KeyboardInterrupt
+        return sent_ahead(*given)
+
+    monkeypatch.setattr(SplitForward, "_sent_ahead", interrupted)
+    client.lifecycle.register(requests)
+    try:
+        with (
+            SplitGenerator(client, CUT, answer=("least",)) as generator,
+            Drafting(generator.model, FirstLayers(CUT), pace=Constant(3)),
+        ):
+            with pytest.raises(KeyboardInterrupt):
+                generator.generate(**asked)
+            assert requests.began and sorted(requests.began, key=str) == sorted(requests.over, key=str)
+            assert torch.equal(generator.generate(**asked), plain)
+    finally:
+        client.lifecycle.remove(requests)
