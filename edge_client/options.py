@@ -44,7 +44,7 @@ OBJECTIVE = "NAME|NAME=WEIGHT,..."
 
 
 def _silent(text: str) -> None:
-    """For `Shown.say`."""
+    """For `Reporting.say`."""
 
 
 def codec_option(auto: str = "") -> Any:
@@ -78,7 +78,7 @@ def observers_option(default: tuple[str, ...] = (), text: str = "observe both si
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class Reporting:
     """What is shown meanwhile: ``progress`` on standard error; ``say`` gets lines for people."""
 
     progress: bool = True
@@ -86,7 +86,7 @@ class Shown:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served(Shown):
+class Connecting(Reporting):
     """A server may ask who is there."""
 
     credentials: Credentials | None = None
@@ -134,7 +134,7 @@ class OtherLink:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanOptions(Encoded, OtherLink, Goal, Served):
+class PlanOptions(Encoded, OtherLink, Goal, Connecting):
     """What `edge_client.plan` takes, which says what each does."""
 
     edge_speed: float = option(
@@ -151,7 +151,7 @@ class PlanOptions(Encoded, OtherLink, Goal, Served):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanGenerationOptions(OtherLink, Served):
+class PlanGenerationOptions(OtherLink, Connecting):
     """What `edge_client.plan_generation` takes, which says what each does. ``goal`` is what ``--generate`` says."""
 
     prompt_tokens: int = option(128, "N", parse=positive_int)
@@ -170,7 +170,7 @@ class PlanGenerationOptions(OtherLink, Served):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanChainOptions(Served):
+class PlanChainOptions(Connecting):
     """What `edge_client.plan_chain` takes, which says what each does."""
 
     seconds: float = option(20.0, "S", "for each profile", parse=positive_seconds)
@@ -178,7 +178,7 @@ class PlanChainOptions(Served):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProfilingOptions(Served):
+class ProfilingOptions(Connecting):
     """What `edge_client.profile` takes, which says what each does."""
 
     side: Literal["edge", "cloud", "both"] | None = option(
@@ -193,7 +193,7 @@ class ProfilingOptions(Served):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions(Served):
+class SweepOptions(Connecting):
     """What `edge_client.sweep` takes, which says what each does."""
 
     output: str | Path = option(metavar="DIR", help="folder for the results; run again to resume")
@@ -254,7 +254,7 @@ class PruneOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeakageOptions(Shown):
+class LeakageOptions(Reporting):
     """What `edge_client.leakage` takes, which says what each does."""
 
     splits: str = option("all", "CUT,CUT|all", 'cuts, "input" too')
@@ -272,7 +272,7 @@ class LeakageOptions(Shown):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateOptions(Shown):
+class CalibrateOptions(Reporting):
     """What `edge_client.calibrate` takes, which says what each does."""
 
     labels: str | Path | None = option(None, "FILE.csv", "rows of a file's name and its label")
@@ -292,7 +292,7 @@ class CalibrateOptions(Shown):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnOptions(Shown):
+class LearnOptions(Reporting):
     """What `edge_client.learn` takes, which says what each does."""
 
     output: str | Path = option(metavar="DIR", help="codec.safetensors; the same command continues")
@@ -343,7 +343,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(LoadOptions, Served):
+class BenchOptions(LoadOptions, Connecting):
     """What `edge_client.bench` takes, which says what each does."""
 
     exact: bool = option(
@@ -356,7 +356,7 @@ class BenchOptions(LoadOptions, Served):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LightBenchOptions(LoadOptions, Served):
+class LightBenchOptions(LoadOptions, Connecting):
     """What `edge_client.bench_heads` takes, which says what each does."""
 
     split: str = ""
@@ -413,7 +413,7 @@ class WatchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waiting:
+class WaitOptions:
     """How long a command waits."""
 
     deadline: float = option(60.0, "S", "for each request", parse=positive_seconds)
@@ -421,7 +421,7 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunOptions(Encoded, Waiting):
+class RunOptions(Encoded, WaitOptions):
     """What ``edge-client run`` takes for an `edge_client.EdgeClient` and its requests."""
 
     in_flight: int = option(1, "N", "requests under way, for throughput", parse=positive_int)

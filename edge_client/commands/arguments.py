@@ -26,7 +26,7 @@ from edge_client.options import (
     RunOptions,
     SweepOptions,
     VerifyOptions,
-    Waiting,
+    WaitOptions,
     WatchOptions,
 )
 from shared_hooks.command_line import Parser, add_common
@@ -247,7 +247,7 @@ def add_dashboard(commands: Commands, model: Parser) -> None:
         help="begin a request every S seconds (default: 0.2)",
     )
     page.add_argument("--repeat", type=positive_int, metavar="N", help="all inputs N times (default: until Ctrl-C)")
-    add_options(page, Waiting)
+    add_options(page, WaitOptions)
     add_options(page, Encoded)
     add_options(page, Observed)
     add_sink(page)
@@ -330,7 +330,7 @@ def _add_split(command: Parser) -> None:
         choices=CODECS,
         help="send hidden states in fewer bytes; values change a little, and so may the text (default: as they are)",
     )
-    add_options(command, Waiting)
+    add_options(command, WaitOptions)
 
 
 def _add_text(command: Parser) -> None:
