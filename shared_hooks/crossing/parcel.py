@@ -116,10 +116,15 @@ def _encoded(flat: torch.Tensor, grain: Grain, wanted: Codec) -> tuple[str, Code
     return wanted.name, coded
 
 
+def has_gaps(tensor: torch.Tensor) -> bool:
+    """Whether its elements lie apart in memory, or on each other: it is sent row by row."""
+    return not tensor.is_contiguous() and not View.of(tensor).is_run()
+
+
 def storage_order(tensor: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """The elements of a tensor as a flat one, and the strides that give the tensor back."""
     plain = tensor.detach().resolve_conj().resolve_neg()
-    if not plain.is_contiguous() and not View.of(plain).is_run():
+    if has_gaps(plain):
         plain = plain.contiguous()
     return plain.as_strided((plain.numel(),), (1,), plain.storage_offset()), list(plain.stride())
 

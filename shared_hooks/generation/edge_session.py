@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from shared_hooks.crossing import Parcel
+from shared_hooks.crossing.parcel import has_gaps
 from shared_hooks.errors import (
     BadFrame,
     Cancelled,
@@ -391,6 +392,7 @@ class EdgeSession:
         """
         if not after:
             self._hold_copies()
+        _say_layouts(header, tensors)
         link: Any = self.link
         pending: Pending = link.begin(self.id, self.number + after, header, tensors, self.branch)
         return pending
@@ -437,6 +439,7 @@ class EdgeSession:
         self._asked = True
         if self.branch:
             return self.begin(header, tensors, 0).result()
+        _say_layouts(header, tensors)
         fork = None if self._fork is None or self.number else (self._fork[0].id, self._fork[1])
         return self.link.step(self.id, self.number, header, tensors, fork)
 
@@ -487,6 +490,13 @@ class EdgeSession:
         drop(self)
         if self._asked:
             self.link.close(self.id)
+
+
+def _say_layouts(header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
+    """Strides of tensors that are packed for the message and lie otherwise here: kernels round by how they lie."""
+    header.pop("l", None)
+    if found := [[number, list(one.stride())] for number, one in enumerate(tensors) if has_gaps(one)]:
+        header["l"] = found
 
 
 def drop(session: EdgeSession, *, always: bool = False) -> None:

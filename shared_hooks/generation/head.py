@@ -7,6 +7,7 @@ form of what it gave. Inside it only modules with hooks are looked at: what they
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation.bank import Watch
 from shared_hooks.generation.cut import Cut
-from shared_hooks.generation.hidden import is_state, is_state_class
+from shared_hooks.generation.hidden import InsideCalls, is_state, is_state_class
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.modules.attach import Needed
@@ -41,7 +42,7 @@ class Call:
 
 class Head:
     """Runs one forward up to the cut (a `Runner`). ``seek``: the forward is given no state; it may make one.
-    ``modules``: those of the `WrappedModel` whose observers look at it.
+    ``modules``: those of the `WrappedModel` whose observers look at it. ``look``: at what its calls change.
     """
 
     is_bare = False
@@ -57,8 +58,10 @@ class Head:
         *,
         seek: bool = False,
         modules: object = None,
+        look: InsideCalls | None = None,
     ) -> None:
         self.modules = modules
+        self._look = look
         self._needed = needed
         self._cut = cut
         self._paths = paths
@@ -121,10 +124,12 @@ class Head:
             for one in call.tensors:
                 versions.append(0 if one.is_inference() else one._version)
             contents: list[Any] = []
+            dice: list[tuple[torch.Generator, torch.Tensor]] = []
             for value in (*args, *kwargs.values()):
                 if isinstance(value, (dict, list)):
-                    contents = _contents(args, kwargs)
-                    break
+                    contents = contents or _contents(args, kwargs)
+                elif isinstance(value, torch.Generator):
+                    dice.append((value, value.get_state()))
             bare = self._needed.settled
             hooks = self._needed.hooks.get(module) or self._needed.hooks_within(module) if bare else ()
             if any(hooks):
@@ -133,7 +138,8 @@ class Head:
             self._frames.append(None)
             self._open.append(call)
             try:
-                call.output = forward(*args, **kwargs)
+                with nullcontext() if self._look is None else self._look.around():
+                    call.output = forward(*args, **kwargs)
             finally:
                 self._open.pop()
                 self._frames.pop()
@@ -142,6 +148,8 @@ class Head:
                     raise _changed(path, "writes in place to a tensor that it is given, which is part of no state")
             if contents and _contents(args, kwargs) != contents:
                 raise _changed(path, "changes a list or dictionary that it is given")
+            if any(not torch.equal(one.get_state(), state) for one, state in dice):
+                raise _changed(path, "draws from a generator that it is given")
             if bare and any(hooks):
                 raise _changed(path, "has put hooks on modules in it")
             self.calls.append(call)

@@ -13,7 +13,8 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
@@ -189,6 +190,44 @@ class Settled:
             self._state = PythonState(self._model, settings=False)
         if again:
             raise _refusal(again[0])
+
+
+LOOKS: Final = 2
+"""Steps at a session's beginning in which `InsideCalls` looks, and of the later ones every so many."""
+EVERY: Final = 64
+
+
+class InsideCalls:
+    """What calls before the cut change of the model's Python state: the other side does not make them, and code behind
+    the cut may read it.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._state: PythonState | None = None
+        self.changed: set[str] = set()
+
+    @staticmethod
+    def wanted(step: int) -> bool:
+        """Whether to look in a session's ``step``."""
+        return step < LOOKS or step % EVERY == 0
+
+    @contextmanager
+    def around(self) -> Iterator[None]:
+        """Around one call; what the code between calls changes, it changes on both sides."""
+        state = self._state
+        if state is None or not state.looks_same:
+            state = PythonState(self._model, settings=False)
+        yield
+        if not state.looks_same:
+            self.changed |= {change.name for change in state.changes()} - {HOOKS}
+            state = None
+        self._state = state
+
+    def refuse(self) -> None:
+        """Raises CutRefused where something was changed."""
+        if self.changed:
+            raise _refusal(min(self.changed))
 
 
 class Unchanged:

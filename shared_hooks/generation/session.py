@@ -35,7 +35,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks import devices
-from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SessionLost
+from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SessionLost, TooLarge
 from shared_hooks.forward.context import restored
 from shared_hooks.generation import hidden
 from shared_hooks.generation.asking import CallReports
@@ -43,7 +43,7 @@ from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import Unchanged, is_state
-from shared_hooks.generation.inputs import Heard
+from shared_hooks.generation.inputs import Heard, check_sizes
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
     STEP_BYTES,
@@ -378,6 +378,25 @@ class StepAnswer:
     mirror: Mirror | None
 
 
+def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None:
+    """Puts tensors into memory as they lie on the edge. Raises BadFrame, and TooLarge before memory is taken."""
+    try:
+        for number, stride in layouts:
+            packed = tensors[operator.index(number)]
+            check_sizes(tuple(packed.shape), tuple(stride))
+            places = [torch.arange(size) * step for size, step in zip(packed.shape, stride, strict=True)]
+            extent = 1 + sum([(size - 1) * step for size, step in zip(packed.shape, stride, strict=True)])
+            if not packed.numel() or extent * packed.element_size() > most_bytes:
+                raise TooLarge(f"a tensor of {extent} elements, gaps included, is announced")
+            room = torch.zeros(extent, dtype=packed.dtype, device=packed.device)
+            for at, one in enumerate(places):
+                places[at] = one.view([-1 if at == other else 1 for other in range(packed.dim())])
+            room[sum(places).to(packed.device)] = packed
+            tensors[operator.index(number)] = room.as_strided(packed.shape, stride)
+    except MALFORMED as error:
+        raise BadFrame(f"malformed layout of a tensor: {error!s:.120}") from error
+
+
 class Step:
     """One step under way."""
 
@@ -395,6 +414,8 @@ class Step:
         self._header = header
         # what came in one message is in one memory: each has versions of its own, or a write to one would be to all
         self._tensors = [tensor.to(tail.here).data for tensor in tensors]
+        if "l" in header:
+            _lay_out(self._tensors, header["l"], tail.step_bytes)
         self._used = 0
         self.needed = tail.needed_up_to(None)
         self._extents = Extents(tail.step_bytes, tail.seen)

@@ -48,7 +48,7 @@ from shared_hooks.generation.edge_session import (
     drop,
 )
 from shared_hooks.generation.head import Head
-from shared_hooks.generation.hidden import Settled, is_state, is_state_class
+from shared_hooks.generation.hidden import InsideCalls, Settled, is_state, is_state_class
 from shared_hooks.generation.inputs import LITERALS
 from shared_hooks.generation.mirror import Forms, Handle, Mirror, Snapshot, differences, handle_of
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead
@@ -236,14 +236,22 @@ class SplitForward:
         foreseen = self._come_true(handle, kwargs) if session.foreseen else None
         pending = None if foreseen is None else foreseen.pending
         unheard = pending is not None  # nobody waits for its answer yet
-        head = self._head(seek=handle.mirror is None) if foreseen is None else foreseen.head
+        direct = self._heads is None or opening is not None or handle.mirror is None
+        look = InsideCalls(self.model) if direct and InsideCalls.wanted(session.number) else None
+        dice = None if look is None else Dice()
+        head = self._head(seek=handle.mirror is None, look=look) if foreseen is None else foreseen.head
         try:
             handle.busy = True
             run = partial(self._run_head, head, kwargs)
             if foreseen is not None:
                 beside = 1
-            elif self._heads is None or opening is not None or handle.mirror is None:
+            elif self._heads is None or direct:
                 beside = run() or 1
+                if look is not None and dice is not None and look.changed:
+                    mirror = handle.mirror
+                    if mirror is None or snapshot is None or mirror.back_to(snapshot):
+                        dice.restore()
+                        head = self._looked_again(kwargs, seek=mirror is None)
             else:
                 beside = self._heads.run(run)
             made = None if head.born is None else head.born.state  # kept until the output has it
@@ -412,8 +420,18 @@ class SplitForward:
         known = before.is_whole and handle.misjudged < MOST_MISJUDGED
         handle.growth = Growth.seen(handle.mirror, before, tokens) if known else None
 
-    def _head(self, *, seek: bool = False) -> Head:
-        return Head(self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules)
+    def _head(self, *, seek: bool = False, look: InsideCalls | None = None) -> Head:
+        return Head(self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules, look=look)
+
+    def _looked_again(self, kwargs: dict[str, Any], *, seek: bool) -> Head:
+        """The head run once more, from the state of the model that the first run left: a table that is built on first
+        use is there now. Raises CutRefused where calls change it again.
+        """
+        look = InsideCalls(self.model)
+        head = self._head(seek=seek, look=look)
+        self._run_head(head, kwargs)
+        look.refuse()
+        return head
 
     def _session(self) -> EdgeSession:
         made = EdgeSession(self._link, self._private, self._history_bytes)

@@ -1,0 +1,161 @@
+"""Steps of sessions for any model, not only language models: the model's own answer, or a refusal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shared_hooks import WrappedModel
+from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
+from shared_hooks.generation import DecodingTail, SplitForward
+from shared_hooks.generation.edge_session import InProcess
+from tests.zoo import CASES, Case
+from tests.zoo.compare import differences
+
+FORMS = ("instead of", "keys [")
+"""How a difference begins that is one of containers: dictionaries of their own classes come as plain ones."""
+
+
+def cuts_of(case: Case) -> list[str]:
+    """All, of models that keep something to themselves; else one in the middle."""
+    with case.setting(), WrappedModel(case.build()) as wrapped:
+        args, kwargs = case.inputs()
+        found = [cut.name for cut in wrapped.plan(*args, **kwargs).cuts if cut.name != "input" and "#" not in cut.name]
+    return found if case.max_refused == 1.0 else found[len(found) // 2 :][:1]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_an_answer_is_the_models_own_or_none(case: Case) -> None:
+    expected = case.run(case.build())
+    for cut in cuts_of(case):
+        edge, cloud = case.build(), case.build()
+        try:
+            tail = DecodingTail(cloud, cut)
+        except IsthmusError:
+            continue
+        try:
+            with SplitForward(edge, cut, InProcess(tail)):
+                wrong = list(differences(case.run(edge), expected))
+        except (IsthmusError, TypeError):  # of a model that is not called as language models are
+            continue
+        finally:
+            tail.close()
+        assert all(any(form in one for form in FORMS) for one in wrong), f"cut {cut}: {wrong}"
+
+
+class Trimmed(nn.Module):
+    """What crosses lies with gaps, or is one number many times."""
+
+    def __init__(self, repeated: bool) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.first, self.last = nn.Linear(64, 64), nn.Linear(32, 8)
+        self.cut = Repeat() if repeated else Trim()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.cut(self.first(x))
+        return self.last(torch.tanh(y)), torch.tensor(y.stride())
+
+
+class Trim(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, ::2]
+
+
+class Repeat(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[:, :, :1].expand(*x.shape[:2], 32)
+
+
+@pytest.mark.parametrize("repeated", [False, True])
+def test_what_crosses_lies_as_it_did(repeated: bool) -> None:
+    whole, edge, cloud = (Trimmed(repeated) for _ in range(3))
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad(), SplitForward(edge, "cut", InProcess(DecodingTail(cloud, "cut"))):
+        (found, strides), (wanted, as_they_are) = edge(x), whole(x)
+    assert torch.equal(found, wanted)
+    assert strides.tolist() == as_they_are.tolist() != list(torch.empty(2, 5, 32).stride())
+
+
+@pytest.mark.parametrize(
+    ("layouts", "error"),
+    [
+        (1, BadFrame),
+        ([[0]], BadFrame),
+        ([["0", [1, 1, 1]]], BadFrame),
+        ([[7, [1, 1, 1]]], BadFrame),
+        ([[0, [1, 1]]], BadFrame),
+        ([[0, [-1, 1, 1]]], BadFrame),
+        ([[0, [0.5, 1, 1]]], BadFrame),
+        ([[0, [1 << 47, 1, 1]]], TooLarge),
+        ([[0, [1 << 80, 1, 1]]], (BadFrame, TooLarge)),
+        ([[0, None]], BadFrame),
+    ],
+    ids=str,
+)
+def test_layouts_from_strangers(layouts: Any, error: type[Exception]) -> None:
+    tail = DecodingTail(Trimmed(False), "cut")
+
+    class Forged(InProcess):
+        def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
+            return super().step(session, number, {**header, "l": layouts}, tensors, fork)
+
+    with torch.no_grad(), SplitForward(Trimmed(False), "cut", Forged(tail)) as split, pytest.raises(error):
+        split.model(torch.randn(2, 5, 64))
+
+
+class Keeps(nn.Module):
+    """A counter of the model is raised by its layers and read behind the cut; a table is made on first use."""
+
+    class Layer(nn.Module):
+        def __init__(self, root: list[nn.Module]) -> None:
+            super().__init__()
+            self.root, self.linear = root, nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            root: Any = self.root[0]
+            if root.counts:
+                root.count += 1
+            if root.table is None:
+                root.table = torch.arange(8.0)
+            return self.linear(x) + root.table
+
+    def __init__(self, counts: bool) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.counts, self.count, self.table = counts, 0, None
+        me: list[nn.Module] = [self]
+        self.layers = nn.ModuleList(self.Layer(me) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = 0
+        for layer in self.layers:
+            x = layer(x)
+        return x * (1 + self.count)
+
+
+@pytest.mark.parametrize("cut", ["layers.0", "layers.1"])
+def test_what_a_layer_keeps_for_those_behind_the_cut(cut: str) -> None:
+    x = torch.randn(2, 8)
+    with torch.no_grad(), SplitForward(Keeps(True), cut, InProcess(DecodingTail(Keeps(True), cut))) as split:
+        for _ in range(3):  # from the first on
+            with pytest.raises(CutRefused, match=r"keeps Keeps\.count"):
+                split.model(x)
+
+
+def test_a_table_that_is_made_on_first_use_is_none_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, whole, edge, runs, run = torch.randn(2, 8), Keeps(False), Keeps(False), 0, SplitForward._run_head
+
+    def counted(*given: Any) -> None:
+        nonlocal runs
+        runs += 1
+        run(*given)
+
+    monkeypatch.setattr(SplitForward, "_run_head", counted)
+    with torch.no_grad(), SplitForward(edge, "layers.1", InProcess(DecodingTail(Keeps(False), "layers.1"))):
+        for _ in range(3):
+            assert torch.equal(edge(x), whole(x))
+    assert runs == 4, "the first head ran twice"
