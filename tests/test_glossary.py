@@ -24,7 +24,8 @@ def source() -> str:
 def test_the_code_has_the_word(word: str) -> None:
     name = word.rpartition(".")[2]  # of `WrappedModel.head` the method
     if word.startswith("--"):
-        pattern = rf'"{re.escape(word)}"'
+        field = re.escape(word[2:].replace("-", "_"))  # of which the option is made
+        pattern = rf'"{re.escape(word)}"|(?m:^    {field}: .*= option\()'
     elif name[:1].isupper():
         pattern = rf"(?m)^class {re.escape(name)}\b"
     elif word.startswith("#"):

@@ -45,7 +45,7 @@ def main(options: argparse.Namespace) -> int:
 def _watch_only(options: argparse.Namespace) -> int:
     """The link to a server and its load; no model, no request."""
     for name in ("split", "sinks", "observers"):
-        if getattr(options, name) not in (None, [], AUTO):
+        if getattr(options, name) not in (None, [], (), AUTO):
             raise SpecError(f"--{name.rstrip('s').replace('observer', 'observe')}: nothing is run without --input")
     server = needed(options)
     with (
