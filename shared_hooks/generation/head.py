@@ -7,7 +7,6 @@ form of what it gave. Inside it only modules with hooks are looked at: what they
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -63,6 +62,7 @@ class Head:
         self.modules = modules
         self._look = look
         self._needed = needed
+        self._simple = needed.simple
         self._cut = cut
         self._paths = paths
         self._here = here
@@ -125,11 +125,14 @@ class Head:
                 versions.append(0 if one.is_inference() else one._version)
             contents: list[Any] = []
             dice: list[tuple[torch.Generator, torch.Tensor]] = []
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, (dict, list)):
-                    contents = contents or _contents(args, kwargs)
-                elif isinstance(value, torch.Generator):
-                    dice.append((value, value.get_state()))
+            if not self._simple.issuperset(map(type, (*args, *kwargs.values()))):
+                for value in (*args, *kwargs.values()):
+                    if isinstance(value, (dict, list)):
+                        contents = contents or _contents(args, kwargs)
+                    elif isinstance(value, torch.Generator):
+                        dice.append((value, value.get_state()))
+                    else:
+                        self._simple.add(type(value))
             bare = self._needed.settled
             hooks = self._needed.hooks.get(module) or self._needed.hooks_within(module) if bare else ()
             if any(hooks):
@@ -138,8 +141,11 @@ class Head:
             self._frames.append(None)
             self._open.append(call)
             try:
-                with nullcontext() if self._look is None else self._look.around():
+                if self._look is None:
                     call.output = forward(*args, **kwargs)
+                else:
+                    with self._look.around():
+                        call.output = forward(*args, **kwargs)
             finally:
                 self._open.pop()
                 self._frames.pop()

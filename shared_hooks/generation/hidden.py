@@ -175,19 +175,19 @@ class Settled:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._state: PythonState | None = None
+        self.state: PythonState | None = None
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
     def check(self) -> None:
         """After a step. Raises CutRefused where the model has changed what it had changed before."""
         with self._lock:
-            if self._state is not None and self._state.is_same:
+            if self.state is not None and self.state.is_same:
                 return
-            names = set() if self._state is None else {change.name for change in self._state.changes()} - {HOOKS}
+            names = set() if self.state is None else {change.name for change in self.state.changes()} - {HOOKS}
             again = sorted(names & self._changed)
             self._changed |= names
-            self._state = PythonState(self._model, settings=False)
+            self.state = PythonState(self._model, settings=False)
         if again:
             raise _refusal(again[0])
 
@@ -202,9 +202,10 @@ class InsideCalls:
     the cut may read it.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, state: PythonState | None = None) -> None:
+        """``state``: as it was lately; making one takes 10 to 20 ms."""
         self._model = model
-        self._state: PythonState | None = None
+        self._state = state
         self.changed: set[str] = set()
 
     @staticmethod

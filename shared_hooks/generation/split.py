@@ -237,7 +237,7 @@ class SplitForward:
         pending = None if foreseen is None else foreseen.pending
         unheard = pending is not None  # nobody waits for its answer yet
         direct = self._heads is None or opening is not None or handle.mirror is None
-        look = InsideCalls(self.model) if direct and InsideCalls.wanted(session.number) else None
+        look = InsideCalls(self.model, self._settled.state) if direct and InsideCalls.wanted(session.number) else None
         dice = None if look is None else Dice()
         head = self._head(seek=handle.mirror is None, look=look) if foreseen is None else foreseen.head
         try:

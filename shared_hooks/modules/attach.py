@@ -239,6 +239,8 @@ class Needed:
         self.settled = False
         self.called: set[nn.Module] = set()
         """Modules that runs have called as a whole; they add what they call, and use `end_run`."""
+        self.simple: set[type] = set()
+        """Classes of arguments that runs need not look into; they add to it."""
 
     def attach(self) -> None:
         with lock:

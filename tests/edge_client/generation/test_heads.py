@@ -73,7 +73,7 @@ def test_tokens_are_those_of_each_text_alone(name: str) -> None:
     for number, (ids, wanted) in enumerate(zip(found, plain, strict=True)):
         assert torch.equal(ids, wanted), f"text {number}: {ids}"
     sizes = [record.batch_size for split in splits for record in split.records]
-    assert max(sizes) == max(sent) == TEXTS
+    assert max(sizes) == TEXTS and max(sent) > 1  # what was said last: others may have ended
     assert sum(size > 1 for size in sizes) > len(sizes) // 2, sizes
     assert all(split.records[0].batch_size == 1 for split in splits), "prompts are read alone"
     assert [{path: set(vars(module)) for path, module in one.named_modules()} for one in models] == before
