@@ -3,7 +3,7 @@
 A request's tail runs by a recipe (`shared_hooks.tail`), a generation's by running the model's own Python over
 placeholders up to the cut (`shared_hooks.generation`). Here the second does the work of the first: every cut of every
 model of the tests' zoo whose plan allows it, the answer compared bit for bit; and for some networks of the benchmarks
-what a tail takes either way. `docs/decisions/0050-two-replays.md` says what follows.
+what a tail takes either way. docs/decisions/0050-two-replays.md says what follows.
 """
 
 from __future__ import annotations
@@ -31,8 +31,22 @@ TIMED = {"ResNet-18": networks.ResNet18, "AlexNet": networks.AlexNet, "UNet": ne
 ROUNDS = 15
 
 
+KINDS = {
+    "writes in place": "refused: writes in place",
+    "writes, after the cut": "refused: writes in place",
+    "changes a list or dict": "refused: writes in place",
+    "reads the private input": "refused: code around the cut reads the input",
+    "reads what the head": "refused: code around the cut reads the input",
+    "the model's code keeps": "refused: keeps state of its own",
+    "draws": "refused: draws random numbers",
+    "is not called in this step": "refused: the cut is in a list of modules, or not called",
+    "is never called": "refused: the cut is in a list of modules, or not called",
+}
+"""What a message says -> what became of the cut."""
+
+
 def by_sessions(case: Case) -> Counter[str]:
-    """What became of each cut that recipes serve: "exact", "different", or why it is refused."""
+    """What became of each cut that recipes serve."""
     with case.setting(), WrappedModel(case.build()) as wrapped:
         args, kwargs = case.inputs()
         cuts = [cut.name for cut in wrapped.plan(*args, **kwargs).cuts if cut.can_split and cut.name != "input"]
@@ -42,21 +56,26 @@ def by_sessions(case: Case) -> Counter[str]:
 
 def _one(case: Case, cut: str, expected: Any) -> str:
     if "#" in cut:
-        return "a later call of a module"
+        return "not to be named: a later call of a module"
     edge, cloud = case.build(), case.build()
     try:
         tail = DecodingTail(cloud, cut)
     except IsthmusError as error:
-        return f"{type(error).__name__}: {error}"[:60]
+        return _kind(error)
     try:
         with SplitForward(edge, cut, InProcess(tail)):
-            return "different" if list(differences(case.run(edge), expected)) else "exact"
-    except IsthmusError as error:
-        return f"{type(error).__name__}: {error}".replace(cut, "CUT")[:60]
-    except Exception as error:
-        return f"fails: {type(error).__name__}"
+            wrong = list(differences(case.run(edge), expected))
+    except (IsthmusError, TypeError) as error:
+        return _kind(error)
     finally:
         tail.close()
+    if any("bits differ" in one for one in wrong):
+        return "DIFFERENT"
+    return "exact, in a container of another class" if wrong else "exact"
+
+
+def _kind(error: Exception) -> str:
+    return next((kind for said, kind in KINDS.items() if said in f"{error}"), "refused: otherwise")
 
 
 def timed(name: str) -> dict[str, Any]:
