@@ -380,19 +380,23 @@ class StepAnswer:
 
 def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None:
     """Puts tensors into memory as they lie on the edge. Raises BadFrame, and TooLarge before memory is taken."""
+    last, taken = -1, 0
     try:
         for number, stride in layouts:
-            packed = tensors[operator.index(number)]
+            if type(number) is not int or not last < number < len(tensors):
+                raise BadFrame(f"the layout of tensor {number!r:.20}, after that of {last}")
+            packed, last = tensors[number], number
             check_sizes(tuple(packed.shape), tuple(stride))
-            places = [torch.arange(size) * step for size, step in zip(packed.shape, stride, strict=True)]
             extent = 1 + sum([(size - 1) * step for size, step in zip(packed.shape, stride, strict=True)])
-            if not packed.numel() or extent * packed.element_size() > most_bytes:
+            taken += extent * packed.element_size()
+            if not packed.dim() or not packed.numel() or taken > most_bytes:
                 raise TooLarge(f"a tensor of {extent} elements, gaps included, is announced")
             room = torch.zeros(extent, dtype=packed.dtype, device=packed.device)
-            for at, one in enumerate(places):
-                places[at] = one.view([-1 if at == other else 1 for other in range(packed.dim())])
-            room[sum(places).to(packed.device)] = packed
-            tensors[operator.index(number)] = room.as_strided(packed.shape, stride)
+            places = torch.zeros((), dtype=torch.int64, device=packed.device)
+            for size, step in zip(packed.shape, stride, strict=True):
+                places = places.unsqueeze(-1) + torch.arange(size, device=packed.device) * step
+            room[places] = packed
+            tensors[number] = room.as_strided(packed.shape, stride)
     except MALFORMED as error:
         raise BadFrame(f"malformed layout of a tensor: {error!s:.120}") from error
 

@@ -93,6 +93,8 @@ def test_what_crosses_lies_as_it_did(repeated: bool) -> None:
         ([[0, [1 << 47, 1, 1]]], TooLarge),
         ([[0, [1 << 80, 1, 1]]], (BadFrame, TooLarge)),
         ([[0, None]], BadFrame),
+        ([[0, [160, 32, 1]], [0, [160, 32, 1]]], BadFrame),
+        ([[True, [160, 32, 1]]], BadFrame),
     ],
     ids=str,
 )
