@@ -7,6 +7,7 @@
     {"t"}           forms of what calls before the cut gave (`call_reports`)      {"w"}  what is wanted back, where new
     {"rng"}         the state of the edge's generator, where the tail's is another (`sampling`)
     {"q"}           which tensors of the cut's result are coded (`hidden`)
+    {"l"}           strides of tensors that lie with gaps, or on themselves, on the edge
     {"c"}           what is around the model, where new (`cut.around`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
