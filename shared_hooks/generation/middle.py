@@ -202,7 +202,7 @@ class _MiddleStep(Step):
         self.needed = self._tail.needed_up_to(second)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
-        return super()._runner(partial(Middle, self._second))
+        return super()._runner(partial(Middle, self._second, self._look))
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
         assert isinstance(running_tail, Middle)

@@ -43,7 +43,7 @@ from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
-from shared_hooks.generation.hidden import Unchanged, is_state
+from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state
 from shared_hooks.generation.inputs import Heard, check_sizes
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
@@ -425,6 +425,8 @@ class Step:
         self.needed = tail.needed_up_to(None)
         self._extents = Extents(tail.step_bytes, tail.seen)
         self._start: Any = None
+        self._look: InsideCalls | None = None
+        """At what calls change that the next server of a chain does not make."""
         self._apart: list[tuple[torch.Tensor, int]] = []
         """Tensors that crossed, and may be in one memory on the edge."""
 
@@ -455,9 +457,10 @@ class Step:
             first = self._copies(output)
             self._mirror = mirror
             self._back()
+            self._look = InsideCalls(tail.model)
             output, running_tail = self._output(kwargs, mirror)
             now = self._copies(output)
-            return len(first) == len(now) and all(map(identical, first, now))
+            return not self._look.changed and len(first) == len(now) and all(map(identical, first, now))
 
         if turns.before is not None:
             tail.unchanged.check(turns.before, again if alone else None)

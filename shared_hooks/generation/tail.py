@@ -13,6 +13,7 @@ from shared_hooks.generation.asking import CallReport, CallReports
 from shared_hooks.generation.bank import Replay
 from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.head import Call, Head, arguments, born
+from shared_hooks.generation.hidden import InsideCalls
 from shared_hooks.generation.mirror import Mirror
 from shared_hooks.generation.remote_tensor import Origin, RemoteTensor
 from shared_hooks.generation.results import Kind, Template
@@ -196,11 +197,13 @@ class Tail:
 
 
 class Middle(Tail):
-    """Runs one forward from the cut to a later one, ``second``, where it leaves as a head does (`head`)."""
+    """Runs one forward from the cut to a later one, ``second``, where it leaves as a head does (`head`). ``look``: at
+    what its calls change.
+    """
 
-    def __init__(self, second: Cut, *tail: Any, **options: Any) -> None:
+    def __init__(self, second: Cut, look: InsideCalls | None, *tail: Any, **options: Any) -> None:
         super().__init__(*tail, **options)
-        self.head = Head(second, self._paths, self._here, self._needed, modules=self.modules)
+        self.head = Head(second, self._paths, self._here, self._needed, modules=self.modules, look=look)
         self.head.share(self._frames, self._counts)
 
     def call(

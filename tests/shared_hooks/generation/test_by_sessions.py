@@ -12,6 +12,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
+from shared_hooks.generation.middle import MiddleSession
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
 
@@ -113,24 +114,25 @@ class Keeps(nn.Module):
     """A counter of the model is raised by its layers and read behind the cut; a table is made on first use."""
 
     class Layer(nn.Module):
-        def __init__(self, root: list[nn.Module]) -> None:
+        def __init__(self, root: list[nn.Module], counts: bool) -> None:
             super().__init__()
-            self.root, self.linear = root, nn.Linear(8, 8)
+            self.root, self.linear, self.counts = root, nn.Linear(8, 8), counts
 
         def forward(self, x: Tensor) -> Tensor:
             root: Any = self.root[0]
-            if root.counts:
+            if self.counts:
                 root.count += 1
             if root.table is None:
                 root.table = torch.arange(8.0)
             return self.linear(x) + root.table
 
-    def __init__(self, counts: bool) -> None:
+    def __init__(self, *counts: int) -> None:
+        """``counts``: layers that raise the counter."""
         super().__init__()
         torch.manual_seed(5)
-        self.counts, self.count, self.table = counts, 0, None
+        self.count, self.table = 0, None
         me: list[nn.Module] = [self]
-        self.layers = nn.ModuleList(self.Layer(me) for _ in range(3))
+        self.layers = nn.ModuleList(self.Layer(me, number in counts) for number in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
         self.count = 0
@@ -142,14 +144,14 @@ class Keeps(nn.Module):
 @pytest.mark.parametrize("cut", ["layers.0", "layers.1"])
 def test_what_a_layer_keeps_for_those_behind_the_cut(cut: str) -> None:
     x = torch.randn(2, 8)
-    with torch.no_grad(), SplitForward(Keeps(True), cut, InProcess(DecodingTail(Keeps(True), cut))) as split:
+    with torch.no_grad(), SplitForward(Keeps(0, 2), cut, InProcess(DecodingTail(Keeps(0, 2), cut))) as split:
         for _ in range(3):  # from the first on
             with pytest.raises(CutRefused, match=r"keeps Keeps\.count"):
                 split.model(x)
 
 
 def test_a_table_that_is_made_on_first_use_is_none_of_that(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, whole, edge, runs, run = torch.randn(2, 8), Keeps(False), Keeps(False), 0, SplitForward._run_head
+    x, whole, edge, runs, run = torch.randn(2, 8), Keeps(), Keeps(), 0, SplitForward._run_head
 
     def counted(*given: Any) -> None:
         nonlocal runs
@@ -157,7 +159,22 @@ def test_a_table_that_is_made_on_first_use_is_none_of_that(monkeypatch: pytest.M
         run(*given)
 
     monkeypatch.setattr(SplitForward, "_run_head", counted)
-    with torch.no_grad(), SplitForward(edge, "layers.1", InProcess(DecodingTail(Keeps(False), "layers.1"))):
+    with torch.no_grad(), SplitForward(edge, "layers.1", InProcess(DecodingTail(Keeps(), "layers.1"))):
         for _ in range(3):
             assert torch.equal(edge(x), whole(x))
     assert runs == 4, "the first head ran twice"
+
+
+@pytest.mark.parametrize("counting", [(), (1,), (1, 2), (2,), (0,)])
+def test_what_a_part_in_the_middle_keeps_for_the_next_one(counting: tuple[int, ...]) -> None:
+    x, whole = torch.randn(2, 8), Keeps(*counting)
+    last = InProcess(DecodingTail(Keeps(*counting), "layers.1"))
+    middle = DecodingTail(Keeps(*counting), "layers.0")
+    link = InProcess(middle, None, lambda: MiddleSession(middle, "layers.1", last))
+    with torch.no_grad(), SplitForward(Keeps(*counting), "layers.0", link) as split:
+        for _ in range(3):
+            if {0, 1} & {*counting}:
+                with pytest.raises(CutRefused, match=r"keeps Keeps\.count"):
+                    split.model(x)
+            else:  # the table is made by each part for itself
+                assert torch.equal(split.model(x), whole(x))
