@@ -13,6 +13,8 @@ import math
 import re
 import sys
 import threading
+import types
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
@@ -207,6 +209,9 @@ class InsideCalls:
         self._model = model
         self._state = state
         self.changed: set[str] = set()
+        """Names of what belongs to the model."""
+        self.given: set[str] = set()
+        """Calls that change what they are given: objects, sets, iterators, what a function closes over."""
 
     @staticmethod
     def wanted(step: int) -> bool:
@@ -214,12 +219,16 @@ class InsideCalls:
         return step < LOOKS or step % EVERY == 0
 
     @contextmanager
-    def around(self) -> Iterator[None]:
+    def around(self, path: str, given: tuple[Any, ...]) -> Iterator[None]:
         """Around one call; what the code between calls changes, it changes on both sides."""
         state = self._state
         if state is None or not state.looks_same:
             state = PythonState(self._model, settings=False)
+        kept: dict[int, Any] = {}
+        before = _seen_in(given, kept)
         yield
+        if before != _seen_in(given, {}):
+            self.given.add(path)
         if not state.looks_same:
             self.changed |= {change.name for change in state.changes()} - {HOOKS}
             state = None
@@ -229,6 +238,66 @@ class InsideCalls:
         """Raises CutRefused where something was changed."""
         if self.changed:
             raise _refusal(min(self.changed))
+        self.refuse_given()
+
+    def refuse_given(self) -> None:
+        """As `refuse`, of what calls are given."""
+        if self.given:
+            raise CutRefused(
+                f"{min(self.given)}, before the cut, changes an object that it is given, which is part of no state: "
+                "the other side would not see that"
+            )
+
+
+MOST_SEEN: Final = 10_000
+"""Values that are looked at within a call's arguments."""
+_VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, range, slice, type)
+
+
+def _seen_in(value: Any, kept: dict[int, Any]) -> list[Any]:
+    """What can be seen of a value, to be compared with what is seen later; ``kept`` keeps what its numbers are of.
+
+    Tensors, modules and states are others' to look at. An iterator cannot be seen without being used, and equals
+    nothing.
+    """
+    found: list[Any] = []
+    waiting = [value]
+    while waiting and len(kept) < MOST_SEEN:
+        one = waiting.pop()
+        if isinstance(one, _VALUES):
+            found.append(one)
+            continue
+        found.append(id(one))
+        if id(one) in kept or isinstance(one, (torch.Tensor, nn.Module, types.ModuleType)) or is_state(one):
+            continue
+        kept[id(one)] = one
+        if isinstance(one, dict):
+            waiting += [*one, *one.values()]
+        elif isinstance(one, (tuple, list, set, frozenset, deque)):
+            found.append(len(one))
+            waiting += one
+        elif isinstance(one, bytearray):
+            found.append(bytes(one))
+        elif isinstance(one, torch.Generator):
+            found.append(bytes(one.get_state().numpy()))
+        elif hasattr(type(one), "__next__"):
+            found.append(object())
+        waiting += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_full(cell)]
+        if isinstance(one, types.MethodType):
+            waiting.append(one.__self__)
+        waiting += [*getattr(one, "__dict__", {}).values()]
+        for kind in type(one).__mro__:
+            slots = kind.__dict__.get("__slots__", ())
+            waiting += [getattr(one, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
+    return found
+
+
+def _is_full(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
 
 
 class Unchanged:

@@ -19,6 +19,7 @@ from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward import HookExitException
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
+from shared_hooks.generation.hidden import InsideCalls
 from shared_hooks.generation.mirror import LastSaid, differences
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
@@ -200,6 +201,8 @@ class _MiddleStep(Step):
         super().__init__(*step)
         self._second = second
         self.needed = self._tail.needed_up_to(second)
+        if "new" in self._header or "born" in self._header or self._mirror is None:
+            self._look = InsideCalls(self._tail.model, self._tail.unchanged.turns.before)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
         return super()._runner(partial(Middle, self._second, self._look))

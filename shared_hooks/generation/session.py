@@ -462,6 +462,8 @@ class Step:
             now = self._copies(output)
             return not self._look.changed and len(first) == len(now) and all(map(identical, first, now))
 
+        if self._look is not None:
+            self._look.refuse_given()
         if turns.before is not None:
             tail.unchanged.check(turns.before, again if alone else None)
         return self._answer(output, running_tail)

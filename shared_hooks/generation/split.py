@@ -247,7 +247,7 @@ class SplitForward:
                 beside = 1
             elif self._heads is None or direct:
                 beside = run() or 1
-                if look is not None and dice is not None and look.changed:
+                if look is not None and dice is not None and (look.changed or look.given):
                     mirror = handle.mirror
                     if mirror is None or snapshot is None or mirror.back_to(snapshot):
                         dice.restore()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -178,3 +181,114 @@ def test_what_a_part_in_the_middle_keeps_for_the_next_one(counting: tuple[int, .
                     split.model(x)
             else:  # the table is made by each part for itself
                 assert torch.equal(split.model(x), whole(x))
+
+
+class Slots:
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number = 0
+
+
+def counter() -> Callable[[], int]:
+    number = 0
+
+    def count() -> int:
+        nonlocal number
+        number += 1
+        return number
+
+    return count
+
+
+class Bound:
+    def __init__(self) -> None:
+        self.number = 0
+
+    def count(self) -> int:
+        self.number += 1
+        return self.number
+
+
+def grown(one: Any) -> int:
+    one.append(1)
+    return len(one)
+
+
+def raised(one: Any) -> int:
+    one.number += 1
+    return int(one.number)
+
+
+def added(one: Any) -> int:
+    one.add(len(one))
+    return len(one)
+
+
+HANDED: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
+    "an object": (lambda: SimpleNamespace(number=0), raised),
+    "one with slots": (Slots, raised),
+    "a set": (set, added),
+    "bytes": (bytearray, grown),
+    "a deque": (deque, grown),
+    "a list in a tuple": (lambda: ([],), lambda one: grown(one[0])),
+    "an object in a dictionary": (lambda: {"a": SimpleNamespace(number=0)}, lambda one: raised(one["a"])),
+    "a function": (counter, lambda one: int(one())),
+    "a method": (lambda: Bound().count, lambda one: int(one())),
+    "an iterator": (lambda: iter(range(99)), lambda one: int(next(one))),
+    "a generator of numbers": (
+        lambda: torch.Generator().manual_seed(3),
+        lambda one: int(torch.randint(9, (1,), generator=one)),
+    ),
+}
+
+
+class Hands(nn.Module):
+    """Hands something from layer to layer, which ``change`` changes and reads."""
+
+    class Layer(nn.Module):
+        def __init__(self, change: Callable[[Any], int]) -> None:
+            super().__init__()
+            self.linear, self.change = nn.Linear(8, 8), change
+
+        def forward(self, x: Tensor, handed: Any) -> Tensor:
+            return self.linear(x) + self.change(handed)
+
+    def __init__(self, kind: str, *changing: int) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.make, change = HANDED[kind]
+        self.layers = nn.ModuleList(self.Layer(change if at in changing else _nothing) for at in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        handed = self.make()
+        for layer in self.layers:
+            x = layer(x, handed)
+        return x
+
+
+def _nothing(_: Any) -> int:
+    return 0
+
+
+@pytest.mark.parametrize("kind", HANDED)
+def test_what_is_handed_from_layer_to_layer(kind: str) -> None:
+    x = torch.randn(2, 8)
+    tail = DecodingTail(Hands(kind, 0, 3), "layers.1")
+    refused = pytest.raises(CutRefused, match=r"layers\.0, before the cut, changes")
+    with torch.no_grad(), SplitForward(Hands(kind, 0, 3), "layers.1", InProcess(tail)) as split, refused:
+        split.model(x)
+    if kind == "an iterator":  # nobody can see whether it was used
+        return
+    whole, tail = Hands(kind, 2, 3), DecodingTail(Hands(kind, 2, 3), "layers.1")
+    with torch.no_grad(), SplitForward(Hands(kind, 2, 3), "layers.1", InProcess(tail)) as split:
+        assert torch.equal(split.model(x), whole(x))
+
+
+@pytest.mark.parametrize("kind", HANDED)
+def test_what_is_handed_on_by_a_part_in_the_middle(kind: str) -> None:
+    last = InProcess(DecodingTail(Hands(kind, 1, 3), "layers.1"))
+    middle = DecodingTail(Hands(kind, 1, 3), "layers.0")
+    link = InProcess(middle, None, lambda: MiddleSession(middle, "layers.1", last))
+    with torch.no_grad(), SplitForward(Hands(kind, 1, 3), "layers.0", link) as split, pytest.raises(IsthmusError):
+        split.model(torch.randn(2, 8))
