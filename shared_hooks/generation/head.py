@@ -176,6 +176,8 @@ class Head:
         for leaf in self.leaves:
             if type(leaf) is not RemoteTensor:
                 memory.add(leaf.untyped_storage()._cdata)
+                if leaf.__dict__ and type(leaf) is torch.Tensor and "_is_buffer" not in leaf.__dict__:
+                    raise CutRefused(f"{call.path} gives a tensor with attributes of its own ({min(leaf.__dict__)})")
         for one in (*call.tensors, *self._given_before()):
             if type(one) is RemoteTensor or one.untyped_storage()._cdata not in memory:
                 continue

@@ -292,3 +292,30 @@ def test_what_is_handed_on_by_a_part_in_the_middle(kind: str) -> None:
     link = InProcess(middle, None, lambda: MiddleSession(middle, "layers.1", last))
     with torch.no_grad(), SplitForward(Hands(kind, 1, 3), "layers.0", link) as split, pytest.raises(IsthmusError):
         split.model(torch.randn(2, 8))
+
+
+class Tags(nn.Module):
+    """Numbers ride on tensors."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Any:
+            made: Any = super().forward(x)
+            made.depth = getattr(x, "depth", 0) + 1
+            return made
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(self.Layer(8, 8) for _ in range(3))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = layer(x)
+        return x * x.depth
+
+
+def test_attributes_of_tensors_do_not_cross() -> None:
+    tail = DecodingTail(Tags(), "layers.1")
+    refused = pytest.raises(CutRefused, match=r"layers\.1 gives a tensor with attributes of its own \(depth\)")
+    with torch.no_grad(), SplitForward(Tags(), "layers.1", InProcess(tail)) as split, refused:
+        split.model(torch.randn(2, 8))
