@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import os
 import re
 import sys
 import threading
@@ -225,10 +226,17 @@ class InsideCalls:
         if state is None or not state.looks_same:
             state = PythonState(self._model, settings=False)
         kept: dict[int, Any] = {}
-        before = _seen_in(given, kept)
+        before, environment = _seen_in(given, kept), dict(os.environ)
+        threads = [vars(one) for one in state.of_threads()]
+        held: dict[int, Any] = {}
+        own = _seen_in(threads, held)
         yield
         if before != _seen_in(given, {}):
             self.given.add(path)
+        if environment != dict(os.environ):
+            self.changed.add("os.environ")
+        if own != _seen_in(threads, {}):
+            self.changed.add("a threading.local")
         if not state.looks_same:
             self.changed |= {change.name for change in state.changes()} - {HOOKS}
             state = None

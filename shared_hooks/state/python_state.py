@@ -13,6 +13,7 @@ import itertools
 import operator
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -274,6 +275,10 @@ class PythonState:
     def unrepeatable(self) -> list[str]:
         """Names of generators and iterators: they only go on."""
         return [name for name, probe, _ in self.probes if probe.only_goes_on]
+
+    def of_threads(self) -> list[threading.local]:
+        """What was found that each thread has for itself."""
+        return [one for one in self._seen.values() if isinstance(one, threading.local)]
 
     def tensors(self) -> list[torch.Tensor]:
         """Every tensor that was found."""

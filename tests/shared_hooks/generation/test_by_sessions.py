@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -318,4 +320,41 @@ def test_attributes_of_tensors_do_not_cross() -> None:
     tail = DecodingTail(Tags(), "layers.1")
     refused = pytest.raises(CutRefused, match=r"layers\.1 gives a tensor with attributes of its own \(depth\)")
     with torch.no_grad(), SplitForward(Tags(), "layers.1", InProcess(tail)) as split, refused:
+        split.model(torch.randn(2, 8))
+
+
+OWN = threading.local()
+
+
+class Outside(nn.Module):
+    """Counts in the environment, or in what each thread has for itself."""
+
+    class Layer(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            os.environ["ISTHMUS_TEST"] = str(int(os.environ["ISTHMUS_TEST"]) + 1)
+            return super().forward(x) * int(os.environ["ISTHMUS_TEST"])
+
+    class OfThread(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            OWN.count += 1
+            return super().forward(x) * OWN.count
+
+    def __init__(self, kind: type[nn.Linear]) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.layers = nn.ModuleList(kind(8, 8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        os.environ["ISTHMUS_TEST"], OWN.count = "0", 0
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize(("kind", "said"), [(Outside.Layer, "os.environ"), (Outside.OfThread, "a threading.local")])
+def test_what_is_kept_outside_of_the_model(kind: type[nn.Linear], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ISTHMUS_TEST", "0")
+    tail = DecodingTail(Outside(kind), "layers.1")
+    refused = pytest.raises(CutRefused, match=f"keeps {said}")
+    with torch.no_grad(), SplitForward(Outside(kind), "layers.1", InProcess(tail)) as split, refused:
         split.model(torch.randn(2, 8))
