@@ -3,6 +3,7 @@
 server      a thread with uvicorn in it
 connections HTTP connections, each bounded while it waits for its client
 application  what each path answers
+pages        a folder shown under /try
 messages     JSON, and tensors behind it as bytes
 
 May import inference, access, streams, transport's waiting, guests and credentials.

@@ -21,8 +21,7 @@ import threading
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 from urllib.parse import unquote
 
 from cloud_server import wire
@@ -32,6 +31,7 @@ from cloud_server.inference.service import Hold
 from cloud_server.transport.active_calls import ActiveCalls
 from cloud_server.transport.rest import messages
 from cloud_server.transport.rest.connections import PEER, Peer
+from cloud_server.transport.rest.pages import HEADERS, Pages
 from shared_hooks.config import why_not
 from shared_hooks.errors import (
     AccessRefused,
@@ -40,78 +40,10 @@ from shared_hooks.errors import (
     DeadlineExceeded,
     IsthmusError,
     QuotaExceeded,
-    SpecError,
     TooLarge,
 )
 from shared_hooks.lifecycle import Stage, on_behalf_of
 from shared_hooks.sharing import Party
-
-# A folder of the operator's, served under ``/try``: a page that asks this server from a browser (docs/doors.md).
-#
-# Files are those that were there when the server started, of known kinds; nothing of a request reaches the file system
-# but a name that was found then.
-
-
-KINDS: Final = {
-    ".html": b"text/html; charset=utf-8",
-    ".css": b"text/css; charset=utf-8",
-    ".js": b"text/javascript; charset=utf-8",
-    ".mjs": b"text/javascript; charset=utf-8",
-    ".json": b"application/json",
-    ".wasm": b"application/wasm",
-    ".onnx": b"application/octet-stream",
-    ".bin": b"application/octet-stream",
-    ".png": b"image/png",
-}
-MOST_FILES: Final = 4096
-MOST_PAGE_BYTES: Final = 256 << 20
-"""The most of one file."""
-POLICY: Final = (
-    b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; style-src 'self'; "
-    b"connect-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-"""Nothing comes from elsewhere, and nothing goes there."""
-HEADERS: Final = (
-    (b"content-security-policy", POLICY),
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-cache"),
-)
-
-
-class Pages:
-    """Raises SpecError for a folder that is none, has no index.html, or has more than `MOST_FILES` files."""
-
-    def __init__(self, folder: Path) -> None:
-        root = folder.resolve()
-        if not (root / "index.html").is_file():
-            raise SpecError(f"rest: {folder} has no index.html to show under /try")
-        self._files: dict[tuple[str, ...], Path] = {}
-        self._read: dict[Path, tuple[tuple[int, int], bytes]] = {}
-        """Contents by file, with its size and time of change: all requests share them."""
-        for path in sorted(root.rglob("*")):
-            real = path.resolve()
-            if path.suffix in KINDS and real.is_file() and real.is_relative_to(root):
-                self._files[path.relative_to(root).parts] = real
-                if len(self._files) > MOST_FILES:
-                    raise SpecError(f"rest: more than {MOST_FILES} files in {folder}: is that the folder of a page?")
-
-    def find(self, path: Sequence[str]) -> tuple[bytes, bytes] | None:
-        """A file's kind and bytes, by the parts of the path behind ``/try``; None for what is not there."""
-        file = self._files.get(("index.html",) if list(path) in ([], [""]) else tuple(path))
-        if file is None:
-            return None
-        try:
-            about = file.stat()
-            if about.st_size > MOST_PAGE_BYTES:
-                return None
-            stamp = about.st_size, about.st_mtime_ns
-            if self._read.get(file, (None, b""))[0] != stamp:
-                self._read[file] = stamp, file.read_bytes()
-            return KINDS[file.suffix], self._read[file][1]
-        except OSError:
-            return None
-
 
 # Answers on their way.
 

@@ -13,7 +13,7 @@ from cloud_server.access import Tls
 from cloud_server.inference import Inference
 from cloud_server.transport.active_calls import ActiveCalls, WaitingCalls
 from cloud_server.transport.authentication import server_context
-from cloud_server.transport.rest.application import Pages
+from cloud_server.transport.rest.pages import Pages
 from shared_hooks.errors import SpecError
 
 LEAST_BYTES, MOST_BYTES = 1 << 10, 32 << 10

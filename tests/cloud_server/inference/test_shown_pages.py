@@ -10,8 +10,8 @@ import pytest
 
 from cloud_server.config import ServerConfig, read_config
 from cloud_server.transport import CloudServer
-from cloud_server.transport.rest import application as shown
-from cloud_server.transport.rest.application import Pages
+from cloud_server.transport.rest import pages as shown
+from cloud_server.transport.rest.pages import Pages
 from shared_hooks.errors import SpecError
 from tests.cloud_server.inference.rest import port_of
 from tests.cloud_server.inference.served import engine, serving
@@ -105,7 +105,7 @@ def test_a_file_that_came_later_or_grew_is_not_shown(
 ) -> None:
     (folder / "later.js").write_text("2")
     assert got(server, "/try/later.js")[0] == 404
-    monkeypatch.setattr(shown, "MOST_PAGE_BYTES", 0)
+    monkeypatch.setattr(shown, "MOST_BYTES", 0)
     assert got(server, "/try/page.js")[0] == 404
 
 
