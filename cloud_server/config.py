@@ -531,7 +531,7 @@ def configure(options: argparse.Namespace) -> ServerConfig:
 
 
 def composed(options: argparse.Namespace) -> ServerConfig:
-    """As `configure`, and nobody has looked at certificates and identities yet."""
+    """As `configure`, without checking certificates and identities."""
     config = read_config(options.config) if options.config else ServerConfig()
     given = {each.name: getattr(options, each.name) for each in fields(ServerOptions)}
     given["tls"] = _given_tls(options)

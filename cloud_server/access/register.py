@@ -180,7 +180,7 @@ def _told(path: Path, found: Identities) -> Identities:
 
 # What one may use in a minute, and what it has used: an identity's requests and bytes (`Policy.requests_per_minute`,
 #
-# `bytes_per_minute`), and of everybody what is bounded for each account.
+# `bytes_per_minute`), and what is bounded for every account.
 #
 # A quota fills up evenly (a token bucket): what is saved up is at most `BURST_SECONDS` of it, so in no minute does an
 # identity get more than that beyond its quota.
@@ -203,7 +203,7 @@ class Bucket:
         self._at = now
 
     def wait(self, tokens: float, now: float) -> float:
-        """Seconds until so many may be taken; 0 = now."""
+        """Seconds until ``tokens`` are available; 0: they are now."""
         self._tokens = min(self._most, self._tokens + (now - self._at) * self._rate)
         self._at = now
         missing = min(tokens, self._most) - self._tokens
@@ -222,7 +222,7 @@ class Quotas:
         self._used: OrderedDict[tuple[str, str, int], Bucket] = OrderedDict()
 
     def spend(self, caller: Caller, nbytes: int) -> None:
-        """One request of so many bytes. Raises QuotaExceeded, and then nothing is spent."""
+        """Charges one request of ``nbytes``. Raises QuotaExceeded without charging it."""
         policy = caller.policy
         wanted = [
             ("requests", policy.requests_per_minute, 1),

@@ -11,15 +11,17 @@ import functools
 import json
 import math
 import os
+import random
 import re
 import sys
 import threading
 import types
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +31,7 @@ from shared_hooks.codecs.codec import MAX_PARAMS
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SpecError, TooLarge
 from shared_hooks.purity import Turns
 from shared_hooks.state import PythonState, lost
+from shared_hooks.state.python_state import is_plain
 from shared_hooks.tensors import class_name, dtype_name, dtype_named
 
 # Which objects hold tensors between the calls of a model: transformers' caches, and what users register.
@@ -211,6 +214,10 @@ class InsideCalls:
         self._state = state
         self.changed: set[str] = set()
         """Names of what belongs to the model."""
+        self.flags: set[str] = set()
+        """Those that are numbers, flags or texts of objects outside of the call: no table of its own. Put back, so that
+        the next call sets them again.
+        """
         self.given: set[str] = set()
         """Calls that change what they are given: objects, sets, iterators, what a function closes over."""
 
@@ -220,7 +227,7 @@ class InsideCalls:
         return step < LOOKS or step % EVERY == 0
 
     @contextmanager
-    def around(self, path: str, given: tuple[Any, ...]) -> Iterator[None]:
+    def around(self, path: str, module: nn.Module, given: tuple[Any, ...]) -> Iterator[None]:
         """Around one call; what the code between calls changes, it changes on both sides."""
         state = self._state
         if state is None or not state.looks_same:
@@ -238,9 +245,23 @@ class InsideCalls:
         if own != _seen_in(threads, {}):
             self.changed.add("a threading.local")
         if not state.looks_same:
-            self.changed |= {change.name for change in state.changes()} - {HOOKS}
+            changes = [change for change in state.changes() if change.name != HOOKS]
+            inside = set(map(id, module.modules()))
+            self.changed |= {change.name for change in changes}
+            self.flags |= {
+                change.name
+                for change in changes
+                if change.spot is not None and change.spot[0] not in inside and is_plain(change.now)
+            }
+            if self.flags:
+                state.restore()
             state = None
         self._state = state
+
+    def refuse_flags(self) -> None:
+        """Raises CutRefused for `flags`: what is behind the cut may read them, however often they are set."""
+        if self.flags:
+            raise _refusal(min(self.flags))
 
     def refuse(self) -> None:
         """Raises CutRefused where something was changed."""
@@ -284,19 +305,30 @@ def _seen_in(value: Any, kept: dict[int, Any]) -> list[Any]:
         elif isinstance(one, (tuple, list, set, frozenset, deque)):
             found.append(len(one))
             waiting += one
-        elif isinstance(one, bytearray):
+        elif isinstance(one, (bytearray, np.ndarray)):
             found.append(bytes(one))
         elif isinstance(one, torch.Generator):
             found.append(bytes(one.get_state().numpy()))
+        elif isinstance(one, random.Random):
+            found.append(one.getstate())
+        elif isinstance(one, np.random.Generator):
+            found.append(str(one.bit_generator.state))
+        elif isinstance(one, np.random.RandomState):
+            found.append(str(one.get_state(legacy=False)))
+        elif isinstance(one, functools.partial):
+            waiting += [one.func, one.args, one.keywords]
+        elif isinstance(one, types.FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or () if _is_full(cell)]
         elif hasattr(type(one), "__next__"):
             found.append(object())
-        waiting += [cell.cell_contents for cell in getattr(one, "__closure__", None) or () if _is_full(cell)]
-        if isinstance(one, types.MethodType):
+        elif isinstance(one, types.MethodType):
             waiting.append(one.__self__)
-        waiting += [*getattr(one, "__dict__", {}).values()]
+        with suppress(Exception):  # of attributes that somebody has made
+            waiting += vars(one).values()
         for kind in type(one).__mro__:
-            slots = kind.__dict__.get("__slots__", ())
-            waiting += [getattr(one, name, None) for name in ((slots,) if isinstance(slots, str) else slots)]
+            if "__slots__" in vars(kind):
+                slots = [slot for slot in vars(kind).values() if type(slot) is types.MemberDescriptorType]
+                waiting += [slot.__get__(one) for slot in slots if _is_set(slot, one)]
     return found
 
 
@@ -304,6 +336,14 @@ def _is_full(cell: Any) -> bool:
     try:
         cell.cell_contents  # noqa: B018
     except ValueError:
+        return False
+    return True
+
+
+def _is_set(slot: Any, one: Any) -> bool:
+    try:
+        slot.__get__(one)
+    except AttributeError:
         return False
     return True
 

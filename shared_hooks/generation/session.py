@@ -389,7 +389,7 @@ def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None
             packed, last = tensors[number], number
             check_sizes(tuple(packed.shape), tuple(stride))
             extent = 1 + sum([(size - 1) * step for size, step in zip(packed.shape, stride, strict=True)])
-            taken += extent * packed.element_size()
+            taken += extent * packed.element_size() + 8 * packed.numel()  # and where each number goes
             if not packed.dim() or not packed.numel() or taken > most_bytes:
                 raise TooLarge(f"a tensor of {extent} elements, gaps included, is announced")
             room = torch.zeros(extent, dtype=packed.dtype, device=packed.device)
@@ -463,6 +463,7 @@ class Step:
             return not self._look.changed and len(first) == len(now) and all(map(identical, first, now))
 
         if self._look is not None:
+            self._look.refuse_flags()
             self._look.refuse_given()
         if turns.before is not None:
             tail.unchanged.check(turns.before, again if alone else None)

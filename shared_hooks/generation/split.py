@@ -248,10 +248,12 @@ class SplitForward:
             elif self._heads is None or direct:
                 beside = run() or 1
                 if look is not None and dice is not None and (look.changed or look.given):
+                    look.refuse_flags()
                     mirror = handle.mirror
-                    if mirror is None or snapshot is None or mirror.back_to(snapshot):
-                        dice.restore()
-                        head = self._looked_again(kwargs, seek=mirror is None)
+                    if mirror is not None and (snapshot is None or not mirror.back_to(snapshot)):
+                        look.refuse()  # it was written in place, and cannot be run again
+                    dice.restore()
+                    head = self._looked_again(kwargs, seek=mirror is None)
             else:
                 beside = self._heads.run(run)
             made = None if head.born is None else head.born.state  # kept until the output has it

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -237,6 +240,10 @@ HANDED: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "an object in a dictionary": (lambda: {"a": SimpleNamespace(number=0)}, lambda one: raised(one["a"])),
     "a function": (counter, lambda one: int(one())),
     "a method": (lambda: Bound().count, lambda one: int(one())),
+    "a part of a function": (lambda: partial(raised, SimpleNamespace(number=0)), lambda one: int(one())),
+    "an array": (lambda: np.zeros(3), lambda one: int(np.add(one, 1, out=one).sum())),
+    "Python's dice": (lambda: random.Random(3), lambda one: one.randrange(9)),
+    "numpy's dice": (lambda: np.random.default_rng(3), lambda one: int(one.integers(9))),
     "an iterator": (lambda: iter(range(99)), lambda one: int(next(one))),
     "a generator of numbers": (
         lambda: torch.Generator().manual_seed(3),
@@ -358,3 +365,39 @@ def test_what_is_kept_outside_of_the_model(kind: type[nn.Linear], said: str, mon
     refused = pytest.raises(CutRefused, match=f"keeps {said}")
     with torch.no_grad(), SplitForward(Outside(kind), "layers.1", InProcess(tail)) as split, refused:
         split.model(torch.randn(2, 8))
+
+
+class SetsOnce(nn.Module):
+    """The first layer sets a number on first use, which the others read."""
+
+    class Layer(nn.Linear):
+        def __init__(self, root: list[nn.Module], first: bool) -> None:
+            super().__init__(8, 8)
+            self.root, self.first = root, first
+
+        def forward(self, x: Tensor) -> Tensor:
+            root: Any = self.root[0]
+            if self.first and root.scale == 1:
+                root.scale = 2
+            return super().forward(x) * root.scale
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.scale, self.words = 1, nn.Embedding(9, 8)
+        me: list[nn.Module] = [self]
+        self.layers = nn.ModuleList(self.Layer(me, not number) for number in range(3))
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        x = self.words(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_what_is_set_once_for_those_behind_the_cut() -> None:
+    tail, ids = DecodingTail(SetsOnce(), "layers.1"), torch.tensor([[1, 2]])
+    with torch.no_grad(), SplitForward(SetsOnce(), "layers.1", InProcess(tail)) as split:
+        for _ in range(3):
+            with pytest.raises(CutRefused, match=r"keeps SetsOnce\.scale"):
+                split.model(ids)
