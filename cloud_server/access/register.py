@@ -179,7 +179,6 @@ def _told(path: Path, found: Identities) -> Identities:
 
 
 # What one may use in a minute, and what it has used: an identity's requests and bytes (`Policy.requests_per_minute`,
-#
 # `bytes_per_minute`), and what is bounded for every account.
 #
 # A quota fills up evenly (a token bucket): what is saved up is at most `BURST_SECONDS` of it, so in no minute does an
