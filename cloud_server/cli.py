@@ -7,6 +7,7 @@ was up.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -82,6 +83,7 @@ def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
 def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: MetricsPage | None) -> int:
     for address in filter(None, (config.listen, config.rest)):
         check_free(address, config.reuse_port)
+    gc.freeze()  # what is imported stays: the collection below looks at what loading has left
     divided = config.tensor_parallel > 1
     devices = max((placed(entry, config.device, divided=divided) for entry in config.models), key=len)
     threads, lifecycle = set_threads(config.threads), config.lifecycle
@@ -116,7 +118,8 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
         signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda received, _: signals.put(received))
-        freeze()
+        gc.collect()
+        gc.freeze()
         lifecycle.emit(Stage.BEFORE_RUN, address=config.listen)
         server.start()
         if pools and not pools.warm:  # all of a pool's have ended meanwhile

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import fcntl
+import gc
 import io
 import multiprocessing
 import os
@@ -191,6 +192,7 @@ def _fork(
     own_session: bool,
 ) -> None:
     """In the process between: as ``python words`` in one of its own, with ``files`` at the numbers it knows them by."""
+    gc.freeze()  # no collection of the new process looks at, and so copies, what was imported
     if pid := os.fork():
         reported.send(pid)
         return

@@ -181,8 +181,8 @@ class Fleet(Mapping[str, Version]):
         trials: Trials | None = None,
     ) -> None:
         """Loads ``entries``. ``read`` gives what the operator's files say now. ``settle`` is called when models have
-        come or gone. ``limits`` bound what their weights take. ``trials`` tries cuts before they are served. Raises
-        what a model fails by.
+        come or gone since. ``limits`` bound what their weights take. ``trials`` tries cuts before they are served.
+        Raises what a model fails by.
         """
         self._trials = trials
         limits = limits or Limits()
@@ -206,8 +206,7 @@ class Fleet(Mapping[str, Version]):
         for name, count in Counter(names).items():
             if count > 1:
                 raise SpecError(f'models: two are called "{name}"')
-        with self._changes():
-            self._load(entries)
+        self._load(entries)
 
     # As a mapping: what is served
 

@@ -131,6 +131,7 @@ def _loaded(
     """The configuration, this worker's models by id, and the processes among which they are divided (None: this one has
     them whole). ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
     """
+    gc.freeze()  # what is imported stays: the collection below looks at what loading has left
     options = parser().parse_args(words)
     bounds = show(options.log_level, options.log_format)
     config = configure(options)

@@ -10,7 +10,7 @@ May import metrics, modules, tensors, errors.
 """
 
 from shared_hooks.forward.allowance import Allowance, bounded, interruptible, uninterrupted
-from shared_hooks.forward.foresight import Foresight, call_key, forms_key, on_meta
+from shared_hooks.forward.foresight import Foresight, KernelForms, bytes_of_results, call_key, forms_key, on_meta
 from shared_hooks.forward.operations import (
     COPIES_BYTES,
     FORM_OF_OTHERS,
@@ -67,12 +67,14 @@ __all__ = [
     "Foresight",
     "Frame",
     "HookExitException",
+    "KernelForms",
     "Kind",
     "Placeholder",
     "Session",
     "arguments_of",
     "bounded",
     "by_truth",
+    "bytes_of_results",
     "call_key",
     "check_real",
     "dataless_in",

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.errors import TooLarge
-from shared_hooks.forward.foresight import call_key, on_meta
+from shared_hooks.forward.foresight import bytes_of_results
 from shared_hooks.forward.operations import arguments_of
 from shared_hooks.modules import running
 
@@ -102,7 +102,7 @@ def uninterrupted() -> AbstractContextManager[None]:
 
 
 REMEMBERED = 4096
-"""Results, and forms of calls, that are remembered before those that are gone are dropped."""
+"""Results that are remembered before those that are gone are dropped."""
 
 
 class Allowance(TorchDispatchMode):
@@ -119,7 +119,6 @@ class Allowance(TorchDispatchMode):
         self._alive = alive
         self.spent = self.peak = 0
         self.failure: TooLarge | None = None
-        self._sizes: dict[Any, int] = {}
         self._held: dict[int, tuple[int, list[weakref.ref[torch.Tensor]]]] = {}
         """By storage: its bytes, and the tensors that show it."""
         self._noted = 0
@@ -181,12 +180,10 @@ class Allowance(TorchDispatchMode):
         by_value = _BY_VALUE.get(func._schema.name)
         if by_value is not None:
             return by_value(*args, **kwargs)
-        key = call_key(func, args, kwargs)
-        if key not in self._sizes:
-            if len(self._sizes) >= REMEMBERED:  # a loop of ever new sizes
-                self._sizes.clear()
-            self._sizes[key] = _size(func, args, kwargs)
-        return self._sizes[key]
+        size = bytes_of_results(func, args, kwargs)
+        if size is None:  # nobody can foresee it: as much as it is given
+            return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of(args, kwargs))
+        return size
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -220,16 +217,3 @@ _BY_VALUE: dict[str, Callable[..., int]] = {
     "aten::repeat_interleave": _repeated,
 }
 """Kernels whose results are as large as their arguments' values say."""
-
-
-def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes of what a kernel gives; of some that nobody can foresee, of all it is given."""
-    known: dict[int, tuple[Any, Any]] = {}
-    try:
-        found = func(*on_meta(args, known), **{"device": torch.device("meta"), **on_meta(kwargs, known)})
-    except Exception:
-        try:
-            found = func(*on_meta(args, known), **on_meta(kwargs, known))
-        except Exception:  # it has no such kernel, or needs data
-            found = arguments_of(args, kwargs)
-    return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))

@@ -7,16 +7,76 @@ forms of its tensors and its other arguments, so that a loop asks once.
 
 from __future__ import annotations
 
+import functools
+import math
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from shared_hooks.forward.operations import FORM, LAYOUT, NOTHING, arguments_of
 
 _NUMBERS = frozenset({bool, int, float, str, torch.dtype})
+
+KEPT: Final = 8192
+LARGEST: Final = 256
+"""Parts of a call's key; a list of a million numbers is not kept."""
+
+
+class KernelForms:
+    """What torch's own kernels give, by the form of what they take: their results depend on nothing else, and torch
+    works a form out in Python. Bounded; what was not used for longest goes first. Any thread may call.
+    """
+
+    def __init__(self, most: int = KEPT) -> None:
+        self._kept: OrderedDict[Any, Any] = OrderedDict()
+        self._lock = threading.Lock()
+        self._most = most
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def get(self, func: Any, key: Any, work_out: Callable[[], Any]) -> Any:
+        """What ``work_out`` gives, or gave before for this ``func`` and ``key`` (of `call_key`). What it raises is not
+        remembered, nor what others' kernels give.
+        """
+        if func.namespace != "aten":
+            return work_out()
+        whole = torch.get_default_dtype(), key
+        with self._lock:
+            if whole in self._kept:
+                self._kept.move_to_end(whole)
+                return self._kept[whole]
+        found = work_out()
+        if _parts(key) <= LARGEST:
+            with self._lock:
+                self._kept[whole] = found
+                if len(self._kept) > self._most:
+                    self._kept.popitem(last=False)
+        return found
+
+
+def _parts(key: Any) -> int:
+    if not isinstance(key, tuple):
+        return 1 + (len(key) // 32 if isinstance(key, str) else 0)
+    return sum(map(_parts, key))
+
+
+_results: Final = KernelForms()
+"""Of this process: one model's cuts, and every step of a generation, see the same kernels on the same forms."""
+
+
+def bytes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """Bytes that a kernel's results take; None where the meta device does not tell."""
+    key = call_key(func, args, kwargs)
+    found: list[tuple[Any, ...]] | None = _results.get(func, key, lambda: _worked_out(func, args, kwargs))
+    if found is None or any(shape is None for shape, _, _ in found):
+        return None
+    return sum(int(math.prod(shape)) * int(dtype.itemsize) for shape, dtype, _ in found)
 
 
 class Foresight:
@@ -41,7 +101,9 @@ class Foresight:
 
     def _foresees(self, key: Any, forms: list[tuple[Any, ...]]) -> int:
         if key not in self._answers:
-            self._answers[key] = _worked_out(*self._questions[key])
+            func, args, kwargs = self._questions[key]
+            work_out = partial(_worked_out, func, args, kwargs)
+            self._answers[key] = None if torch.Tag.inplace_view in func.tags else _results.get(func, key, work_out)
         found = self._answers[key]
         if found is None or len(found) != len(forms):
             return NOTHING
@@ -85,12 +147,13 @@ def forms_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
     """The same arguments on the meta device; one object stays one object. Raises `TypeError` for what it has not."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, (torch.Tensor, _Kept)):
         if id(value) not in known:
-            if not _plain(value):
+            form = value.form if isinstance(value, _Kept) else _forms_in(value, {}).form
+            if form is None:
                 raise TypeError("a sparse or quantised tensor")
-            made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="meta")
-            known[id(value)] = value, made
+            shape, stride, dtype = form
+            known[id(value)] = value, torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         return known[id(value)][1]
     if isinstance(value, (list, tuple)):
         return type(value)(on_meta(item, known) for item in value)
@@ -129,27 +192,20 @@ def _key(values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 def _worked_out(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
-    if torch.Tag.inplace_view in func.tags:
-        return None
-    known: dict[int, torch.Tensor] = {}
+    """The forms of a kernel's results; None where the meta device has no such kernel, or wants data. Of arguments there
+    may be forms alone.
+    """
+    known: dict[int, tuple[Any, Any]] = {}
     try:
         with torch.no_grad():
-            result = func(*_made(args, known), **_made(kwargs, known))
-    except Exception:  # no kernel, or one that wants data
+            there = {"device": torch.device("meta")} if _makes(func) else {}
+            result = func(*on_meta(args, known), **{**on_meta(kwargs, known), **there})
+    except Exception:
         return None
     return [_form(tensor) for tensor in arguments_of((result,), {})]
 
 
-def _made(value: Any, known: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, _Kept):
-        if value.form is None:
-            raise TypeError("a sparse or quantised tensor")
-        if id(value) not in known:
-            shape, stride, dtype = value.form
-            known[id(value)] = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        return known[id(value)]
-    if isinstance(value, (list, tuple)):
-        return type(value)(_made(item, known) for item in value)
-    if isinstance(value, dict):
-        return {key: _made(item, known) for key, item in value.items()}
-    return torch.device("meta") if isinstance(value, torch.device) else value
+@functools.cache
+def _makes(func: Any) -> bool:
+    """Whether a kernel is asked for a device, and so makes its result there where no argument says so."""
+    return any(one.name == "device" for one in func._schema.arguments)

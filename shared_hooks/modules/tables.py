@@ -14,9 +14,11 @@ import functools
 import hashlib
 import inspect
 import json
+import linecache
 import os
 import re
 import sys
+import tokenize
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -217,12 +219,22 @@ def _source_of(function: types.FunctionType) -> str:
     wrapped: Any = function
     while isinstance(wrapped, types.FunctionType):
         if not wrapped.__code__.co_filename.startswith(_OF_TORCH):
-            try:
-                texts.append(inspect.getsource(wrapped.__code__))
-            except (OSError, TypeError):  # typed at a prompt, or compiled: the plan has to do
-                texts.append(wrapped.__qualname__)
+            texts.append(_text_of(wrapped))
         wrapped = getattr(wrapped, "__wrapped__", None)
     return "\n".join(texts)
+
+
+def _text_of(function: types.FunctionType) -> str:
+    """As `inspect.getsource`, which first looks up the files of all loaded modules. Its name where there is no source:
+    typed at a prompt, or compiled. Then the plan has to do.
+    """
+    code = function.__code__
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename, function.__globals__)[code.co_firstlineno - 1 :]
+    try:
+        return "".join(inspect.getblock(lines)) or function.__qualname__
+    except (SyntaxError, tokenize.TokenError):
+        return function.__qualname__
 
 
 _OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "")

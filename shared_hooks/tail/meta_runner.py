@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,57 +19,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks import devices
 from shared_hooks.crossing import INPUTS, Crossing, Fill, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
-from shared_hooks.forward import FORM_ONLY, Placeholder, arguments_of, call_key, on_meta
+from shared_hooks.forward import FORM_ONLY, KernelForms, Placeholder, arguments_of, bytes_of_results, call_key, on_meta
 from shared_hooks.tail.recipe import Alias, Argument, Hole, Injected, Source
 from shared_hooks.tail.slots import Notes, Placing
 from shared_hooks.tensors import View
 
-# What kernels give, by the form of what they take: remembered by all rehearsals of one model.
-#
-# Cuts of one model see the same kernels on the same forms, and torch works a form out in Python, which takes most of
-# a rehearsal. Kept are torch's own kernels, whose results depend on nothing else; others are asked in every
-# rehearsal.
-
-
-KEPT: Final = 8192
-LARGEST: Final = 256
-"""Parts of a call's key; a list of a million numbers is not kept."""
-
-
-class KernelForms:
-    """Bounded; what was not used for longest goes first. One thread at a time."""
-
-    def __init__(self, most: int = KEPT) -> None:
-        self._kept: OrderedDict[Any, Any] = OrderedDict()
-        self._most = most
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    def get(self, func: Any, key: Any, work_out: Callable[[], Any]) -> Any:
-        """What ``work_out`` gives, or gave before for this ``func`` and ``key`` (of `call_key`). What it raises is not
-        remembered.
-        """
-        if func.namespace != "aten":
-            return work_out()
-        whole = torch.get_default_dtype(), key
-        if whole in self._kept:
-            self._kept.move_to_end(whole)
-            return self._kept[whole]
-        found = work_out()
-        if _parts(key) <= LARGEST:
-            self._kept[whole] = found
-            if len(self._kept) > self._most:
-                self._kept.popitem(last=False)
-        return found
-
-
-def _parts(key: Any) -> int:
-    if not isinstance(key, tuple):
-        return 1 + (len(key) // 32 if isinstance(key, str) else 0)
-    return sum(map(_parts, key))
-
-
+_given: Final = KernelForms()
+"""Of this process: of each kernel's results a form, or the number of the argument that it is."""
 _INPLACE_VIEW = torch.Tag.inplace_view
 _SEEDED = torch.Tag.nondeterministic_seeded
 _TROUBLE = frozenset({"aten::resize_", "aten::set_", "aten::resize_as_"})
@@ -126,16 +81,13 @@ class Budget:
 
 
 class MetaRunner:
-    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own; ``known``: what kernels gave in
-    other rehearsals of this model.
+    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
 
     Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
     numbers were drawn; ``reshaped``: a tensor changed its shape in place.
     """
 
-    def __init__(
-        self, placing: Placing, budget: Budget, models: list[torch.Tensor], known: KernelForms | None = None
-    ) -> None:
+    def __init__(self, placing: Placing, budget: Budget, models: list[torch.Tensor]) -> None:
         self.placing = placing
         self.budget = budget
         self.made: set[int] = set()
@@ -146,9 +98,6 @@ class MetaRunner:
         self.drew = False
         self.reshaped = False
         self._alive: list[StorageWeakRef] = []
-        self._known = KernelForms() if known is None else known
-        self._forms: dict[Any, Any] = {}
-        self._sizes: dict[Any, int] = {}
 
     def begin(self) -> None:
         """An operation begins."""
@@ -185,10 +134,8 @@ class MetaRunner:
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the memory that a kernel on constants is going to take, before it takes it."""
-        key = call_key(func, args, kwargs)
-        if key not in self._sizes:
-            self._sizes[key] = _size(func, args, kwargs)
-        size = self._sizes[key]
+        foreseen = bytes_of_results(func, args, kwargs)
+        size = _guessed(args, kwargs) if foreseen is None else foreseen
         self.budget.spend(native_bytes=size, elements=size)
 
     def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:
@@ -237,10 +184,8 @@ class MetaRunner:
         return self._on_meta(func, args, kwargs, tensors)
 
     def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-        key = call_key(func, args, kwargs)
-        if key not in self._forms:
-            self._forms[key] = self._known.get(func, key, lambda: _worked_out(func, args, kwargs, tensors))
-        return self._given(self._forms[key], tensors, held=self.after_cut and not _is_view(func))
+        found = _given.get(func, call_key(func, args, kwargs), lambda: _worked_out(func, args, kwargs, tensors))
+        return self._given(found, tensors, held=self.after_cut and not _is_view(func))
 
     def _given(self, found: Any, tensors: list[Any], *, held: bool) -> Any:
         if isinstance(found, TensorForm):
@@ -274,16 +219,6 @@ def _formal(value: Any, back: dict[int, int]) -> Any:
     if value is None:
         return None
     raise Unknown("an operation gives a number that depends on data")
-
-
-def _size(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes that a kernel's results take; a guess that is rather too large where that cannot be foreseen."""
-    known: dict[int, tuple[Any, Any]] = {}
-    try:
-        found = func(*on_meta(args, known), **on_meta(kwargs, known))
-    except Exception:  # it has no such kernel, or needs data
-        return _guessed(args, kwargs)
-    return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of((found,), {}))
 
 
 _SENTINEL = 1 << 62

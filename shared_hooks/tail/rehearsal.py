@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ from shared_hooks.forward.allowance import watch_threads
 from shared_hooks.modules import ModuleInfo, call_name, running
 from shared_hooks.purity import is_pure, is_safe, pure_modules
 from shared_hooks.state import PythonState
-from shared_hooks.tail.meta_runner import Budget, Claims, KernelForms, MetaRunner, Unknown, form_of_tensor
+from shared_hooks.tail.meta_runner import Budget, Claims, MetaRunner, Unknown, form_of_tensor
 from shared_hooks.tail.recipe import (
     Alias,
     Answer,
@@ -280,14 +280,13 @@ def _storage_key(tensor: torch.Tensor) -> int | None:
 @dataclass(frozen=True, eq=False)
 class Facts:
     """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own,
-    the modules whose Python writes no state, and what kernels gave.
+    and the modules whose Python writes no state.
     """
 
     state: PythonState
     tensors: list[torch.Tensor]
     pure: set[nn.Module]
     all_pure: bool
-    forms: KernelForms = field(default_factory=KernelForms)
 
     @classmethod
     def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
@@ -322,7 +321,7 @@ class Rehearsal:
         self.placing = placing
         self.facts, self.pure = facts, facts.pure
         self.notes = Notes(crossing)
-        self.runner = MetaRunner(placing, budget, facts.tensors, facts.forms)
+        self.runner = MetaRunner(placing, budget, facts.tensors)
         self.runner.after_cut = self.notes.done
         self.claims = Claims(crossing, self.notes, placing, self.runner)
         self.operations = Operations(self.notes, self.claims, placing, self.runner, values)

@@ -1,4 +1,4 @@
-"""What kernels gave in other rehearsals of a model."""
+"""What kernels gave before."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from shared_hooks.forward import call_key
-from shared_hooks.tail.meta_runner import LARGEST, KernelForms, Unknown
+from shared_hooks.forward import KernelForms, bytes_of_results, call_key
+from shared_hooks.forward.foresight import LARGEST
+from shared_hooks.tail.meta_runner import Unknown
 
 ADD = torch.ops.aten.add.Tensor
 
@@ -75,3 +76,13 @@ def test_there_are_never_more_than_the_bound() -> None:
         forms.get(ADD, key(torch.zeros(size)), asked)
         forms.get(ADD, key(torch.zeros(0)), asked)
     assert len(forms) == 4 and asked.times == 10, "what is used stays"
+
+
+def test_a_result_is_sized_without_being_made() -> None:
+    aten = torch.ops.aten
+    assert bytes_of_results(aten.zeros.default, ([1 << 50],), {}) == 4 << 50
+    assert bytes_of_results(aten.mm.default, (torch.ones(2, 3), torch.ones(3, 5)), {}) == 4 * 2 * 5
+    assert bytes_of_results(aten.topk.default, (torch.ones(2, 9, dtype=torch.float16), 4), {}) == 2 * 4 * (2 + 8)
+    assert bytes_of_results(aten.nonzero.default, (torch.ones(3),), {}) is None, "as many as there are"
+    for _ in range(2):
+        assert bytes_of_results(aten.mm.default, (torch.ones(2, 3), torch.ones(2, 5)), {}) is None, "it fails"
