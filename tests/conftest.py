@@ -63,7 +63,8 @@ def _switches() -> tuple[object, ...]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def servers_of_commands_are_forked() -> Iterator[None]:
-    """Those that plan, sweep and others start themselves: an interpreter for each would cost minutes in all."""
-    with forked("edge_client.process"):
+def processes_of_the_product_are_forked() -> Iterator[None]:
+    """Those that commands, `verify` and trials start themselves: an interpreter for each would cost minutes in all."""
+    trials, verify = "cloud_server.processes.trials.subprocess", "shared_hooks.middle.multiprocessing"
+    with forked("edge_client.process.subprocess", trials, verify):
         yield

@@ -122,6 +122,15 @@ def run(command: Sequence[str], *, timeout: float = 150.0, **more: Any) -> subpr
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+class InPlaceOfMultiprocessing:
+    """What a module finds as ``multiprocessing``: new interpreters are forked from the one of `Forked`."""
+
+    @staticmethod
+    def get_context(method: str) -> ForkServerContext:
+        assert method == "spawn"
+        return _context()
+
+
 class InPlaceOfSubprocess:
     """What a module finds as ``subprocess``: see `Forked`."""
 
@@ -131,11 +140,12 @@ class InPlaceOfSubprocess:
 
 
 @contextmanager
-def forked(*modules: str) -> Iterator[None]:
-    """What these start as ``subprocess`` is forked within the block."""
+def forked(*names: str) -> Iterator[None]:
+    """What modules start by what they call so (``module.subprocess``, ``module.multiprocessing``) is forked."""
+    instead = {"subprocess": InPlaceOfSubprocess, "multiprocessing": InPlaceOfMultiprocessing}
     with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
-            patch.setattr(f"{module}.subprocess", InPlaceOfSubprocess)
+        for name in names:
+            patch.setattr(name, instead[name.rpartition(".")[2]])
         yield
 
 

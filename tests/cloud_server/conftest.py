@@ -15,7 +15,7 @@ from tests.starts import forked
 @pytest.fixture(autouse=True, scope="session")
 def workers_are_forked() -> Iterator[None]:
     """Those of pools in this process; a server that is a process starts interpreters."""
-    with forked("cloud_server.processes.worker_process"):
+    with forked("cloud_server.processes.worker_process.subprocess"):
         yield
 
 

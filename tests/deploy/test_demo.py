@@ -74,7 +74,7 @@ def test_a_process_whose_parent_is_gone_before_it_begins_does_not_begin() -> Non
 def test_a_failing_demo_says_so(capfd: pytest.CaptureFixture[str]) -> None:
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
-        with forked("deploy.demo"):
+        with forked("deploy.demo.subprocess"):
             assert main(["--split", "stage9", "--device", "cpu"]) == 1
     finally:
         for number, handler in handlers.items():

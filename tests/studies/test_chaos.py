@@ -24,7 +24,7 @@ PATIENCE = 30.0
 
 @pytest.fixture(autouse=True, scope="module")
 def processes_are_forked() -> Iterator[None]:
-    with forked("studies.chaos.crowd", "studies.chaos.served"):
+    with forked("studies.chaos.crowd.subprocess", "studies.chaos.served.subprocess"):
         yield
 
 

@@ -24,7 +24,7 @@ nothing bounds what they take (docs/decisions/0013-floods.md).
 
 @pytest.fixture(autouse=True, scope="module")
 def processes_are_forked() -> Iterator[None]:
-    with forked("studies.attacks.http2.beside"):
+    with forked("studies.attacks.http2.beside.subprocess"):
         yield
 
 

@@ -15,7 +15,7 @@ from tests.starts import forked
 
 @pytest.fixture(autouse=True, scope="module")
 def processes_are_forked() -> Iterator[None]:
-    with forked("studies.siege.processes"):
+    with forked("studies.siege.processes.subprocess"):
         yield
 
 
