@@ -10,7 +10,17 @@ May import metrics, modules, tensors, errors.
 """
 
 from shared_hooks.forward.allowance import Allowance, bounded, interruptible, uninterrupted
-from shared_hooks.forward.foresight import Foresight, KernelForms, bytes_of_results, call_key, forms_key, on_meta
+from shared_hooks.forward.foresight import (
+    Foresight,
+    Form,
+    KernelForms,
+    Same,
+    Unforeseen,
+    bytes_of_results,
+    call_key,
+    foreseen,
+    forms_key,
+)
 from shared_hooks.forward.operations import (
     COPIES_BYTES,
     FORM_OF_OTHERS,
@@ -65,12 +75,15 @@ __all__ = [
     "Allowance",
     "Dataless",
     "Foresight",
+    "Form",
     "Frame",
     "HookExitException",
     "KernelForms",
     "Kind",
     "Placeholder",
+    "Same",
     "Session",
+    "Unforeseen",
     "arguments_of",
     "bounded",
     "by_truth",
@@ -78,6 +91,7 @@ __all__ = [
     "call_key",
     "check_real",
     "dataless_in",
+    "foreseen",
     "forms_key",
     "interruptible",
     "is_dense",
@@ -90,7 +104,6 @@ __all__ = [
     "layer_name",
     "literals_of",
     "name_of",
-    "on_meta",
     "run_plain",
     "shape_from_data",
     "swapped",

@@ -66,17 +66,92 @@ def _parts(key: Any) -> int:
     return sum(map(_parts, key))
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A tensor without data. ``shape`` is None for a nested one, ``stride`` for any that is not strided."""
+
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype
+    stride: tuple[int, ...] | None
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Form:
+        if not _plain(tensor):
+            return cls(None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, None)
+        return cls(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
+
+
+@dataclass(frozen=True, slots=True)
+class Same:
+    """A result that is one of the arguments: ``number`` counts the tensors of `arguments_of`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unforeseen:
+    """The meta device has no such kernel, or the result depends on data."""
+
+    why: str
+
+
 _results: Final = KernelForms()
-"""Of this process: one model's cuts, and every step of a generation, see the same kernels on the same forms."""
+"""One model's cuts, and every step of a generation, see the same kernels on the same forms."""
+
+
+def foreseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a kernel gives, worked out on the meta device once for calls of the same form: a `Form` or `Same` in place
+    of every tensor, or `Unforeseen`.
+    """
+    tensors = [id(tensor) for tensor in arguments_of(args, kwargs)]
+    twice = tuple(map(tensors.index, tensors)) if len(set(tensors)) < len(tensors) else None
+    return _results.get(func, (call_key(func, args, kwargs), twice), lambda: _worked_out(func, args, kwargs, tensors))
 
 
 def bytes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """Bytes that a kernel's results take; None where the meta device does not tell."""
-    key = call_key(func, args, kwargs)
-    found: list[tuple[Any, ...]] | None = _results.get(func, key, lambda: _worked_out(func, args, kwargs))
-    if found is None or any(shape is None for shape, _, _ in found):
+    forms = _forms_of(foreseen(func, args, kwargs), arguments_of(args, kwargs))
+    if forms is None or any(form.shape is None for form in forms):
         return None
-    return sum(int(math.prod(shape)) * int(dtype.itemsize) for shape, dtype, _ in found)
+    return sum(math.prod(form.shape or ()) * int(form.dtype.itemsize) for form in forms)
+
+
+def _forms_of(found: Any, tensors: list[torch.Tensor]) -> list[Form] | None:
+    """The forms of all tensors among results; None where they are not foreseen."""
+    if isinstance(found, Form):
+        return [found]
+    if isinstance(found, Same):
+        return [Form.of(tensors[found.number])]
+    if isinstance(found, Unforeseen):
+        return None
+    if isinstance(found, (list, tuple)):
+        return [form for item in found for form in _forms_of(item, tensors) or ()]
+    return []
+
+
+def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[int]) -> Any:
+    known: dict[int, tuple[Any, Any]] = {}
+    try:
+        with torch.no_grad():
+            there = {"device": torch.device("meta")} if _makes(func) else {}
+            result = func(*on_meta(args, known), **{**on_meta(kwargs, known), **there})
+    except Exception as error:
+        return Unforeseen(f"{error!s:.120}")
+    return _formal(result, {id(made): tensors.index(given) for given, (_, made) in known.items()})
+
+
+@functools.cache
+def _makes(func: Any) -> bool:
+    """Whether a kernel takes a device, and so makes its result elsewhere where no argument names the meta device."""
+    return any(one.name == "device" for one in func._schema.arguments)
+
+
+def _formal(value: Any, numbers: dict[int, int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Same(numbers[id(value)]) if id(value) in numbers else Form.of(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_formal(item, numbers) for item in value)
+    return value
 
 
 class Foresight:
@@ -88,7 +163,7 @@ class Foresight:
 
     def __init__(self) -> None:
         self._questions: dict[Any, tuple[Any, Any, Any]] = {}
-        self._answers: dict[Any, list[tuple[Any, ...]] | None] = {}
+        self._answers: dict[Any, list[Form] | None] = {}
 
     def question(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
@@ -97,23 +172,32 @@ class Foresight:
         key = call_key(func, args, kwargs)
         if key not in self._questions:
             self._questions[key] = func, _forms_in(args, {}), _forms_in(kwargs, {})
-        return partial(self._foresees, key, [_form(tensor) for tensor in results])
+        return partial(self._foresees, key, [Form.of(tensor) for tensor in results])
 
-    def _foresees(self, key: Any, forms: list[tuple[Any, ...]]) -> int:
+    def _foresees(self, key: Any, forms: list[Form]) -> int:
         if key not in self._answers:
-            func, args, kwargs = self._questions[key]
-            work_out = partial(_worked_out, func, args, kwargs)
-            self._answers[key] = None if torch.Tag.inplace_view in func.tags else _results.get(func, key, work_out)
+            self._answers[key] = self._answer(*self._questions[key])
         found = self._answers[key]
         if found is None or len(found) != len(forms):
             return NOTHING
         # a further result without elements is one that this device's kernel leaves out (what batch normalisation keeps
         # for gradients), and nobody sees
         both = enumerate(zip(forms, found, strict=True))
-        pairs = [(one, other) for place, (one, other) in both if not place or one[0] != (0,)]
-        if any(one[:2] != other[:2] for one, other in pairs):
+        pairs = [(one, other) for place, (one, other) in both if not place or one.shape != (0,)]
+        if any((one.shape, one.dtype) != (other.shape, other.dtype) for one, other in pairs):
             return NOTHING
         return LAYOUT if all(one == other for one, other in pairs) else FORM
+
+    @staticmethod
+    def _answer(func: Any, args: Any, kwargs: Any) -> list[Form] | None:
+        if torch.Tag.inplace_view in func.tags:
+            return None
+        known: dict[int, tuple[Any, Any]] = {}
+        try:
+            given = on_meta(args, known), on_meta(kwargs, known)
+        except TypeError:
+            return None
+        return _forms_of(foreseen(func, *given), arguments_of(*given))
 
 
 @dataclass(eq=False, slots=True)
@@ -149,7 +233,7 @@ def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
     """The same arguments on the meta device; one object stays one object. Raises `TypeError` for what it has not."""
     if isinstance(value, (torch.Tensor, _Kept)):
         if id(value) not in known:
-            form = value.form if isinstance(value, _Kept) else _forms_in(value, {}).form
+            form = (value if isinstance(value, _Kept) else _forms_in(value, {})).form
             if form is None:
                 raise TypeError("a sparse or quantised tensor")
             shape, stride, dtype = form
@@ -164,12 +248,6 @@ def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
 
 def _plain(tensor: torch.Tensor) -> bool:
     return tensor.layout == torch.strided and not tensor.is_quantized and not tensor.is_nested
-
-
-def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    if not _plain(tensor):
-        return None if tensor.is_nested else tuple(tensor.shape), tensor.dtype, None
-    return tuple(tensor.shape), tensor.dtype, tuple(tensor.stride())
 
 
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:
@@ -189,23 +267,3 @@ def _key(values: Iterable[Any]) -> tuple[Any, ...]:
         else:
             found.append(repr(value))
     return tuple(found)
-
-
-def _worked_out(func: Any, args: Any, kwargs: Any) -> list[tuple[Any, ...]] | None:
-    """The forms of a kernel's results; None where the meta device has no such kernel, or wants data. Of arguments there
-    may be forms alone.
-    """
-    known: dict[int, tuple[Any, Any]] = {}
-    try:
-        with torch.no_grad():
-            there = {"device": torch.device("meta")} if _makes(func) else {}
-            result = func(*on_meta(args, known), **{**on_meta(kwargs, known), **there})
-    except Exception:
-        return None
-    return [_form(tensor) for tensor in arguments_of((result,), {})]
-
-
-@functools.cache
-def _makes(func: Any) -> bool:
-    """Whether a kernel is asked for a device, and so makes its result there where no argument says so."""
-    return any(one.name == "device" for one in func._schema.arguments)

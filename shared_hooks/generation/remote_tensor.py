@@ -24,9 +24,12 @@ from shared_hooks.forward import (
     FORM_ONLY,
     Allowance,
     Dataless,
+    Form,
+    Same,
+    Unforeseen,
     arguments_of,
     dataless_in,
-    on_meta,
+    foreseen,
     swapped,
     uninitialised,
 )
@@ -159,17 +162,12 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
         learn: Callable[[torch.Tensor], None] = getattr(running.get(), "learn_written", _nothing)
         learn(here[0])
         raise RemoteRead(f"{name} writes {_place(first)}, which is on the other side, into a tensor that is here")
-    known: dict[int, tuple[Any, Any]] = {}
     drawn = random.getstate() if func.namespace == "c10d" else None
-    try:
-        found = func(*on_meta(args, known), **on_meta(kwargs, known))
-        if drawn is not None:  # torch draws numbers for collectives without data
-            random.setstate(drawn)
-    except Exception as error:  # no kernel for meta, or a form that depends on data
-        raise RemoteRead(
-            f"{name} reads {_place(first)}, which is on the other side: {error!s:.120}", _need(first)
-        ) from None
-    back = {id(made): value for value, made in known.values()}
+    found = foreseen(func, args, kwargs)
+    if drawn is not None:  # torch draws numbers for collectives without data
+        random.setstate(drawn)
+    if isinstance(found, Unforeseen):
+        raise RemoteRead(f"{name} reads {_place(first)}, which is on the other side: {found.why}", _need(first))
     for value in written:
         value.origin = None  # type: ignore[attr-defined]
         value.memory.writes += 1  # type: ignore[attr-defined]
@@ -179,7 +177,7 @@ def _propagated(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], writte
         read = [(one.memory, one.memory.writes) for one in dataless_in((args, kwargs))]
         real = [(one, _version(one)) for one in arguments_of(args, kwargs) if type(one) is not RemoteTensor]
         derived = Derived(func, args, kwargs, read=read, here=real)
-    made = _wrapped(found, torch.device(device), back, derived)
+    made = _wrapped(found, torch.device(device), arguments_of(args, kwargs), derived)
     if not written and any(result.alias_info is not None for result in func._schema.returns):
         for view in dataless_in((made,)):
             view.memory, view.writes = first.memory, first.memory.writes
@@ -264,15 +262,15 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 
 
 def _wrapped(
-    value: Any, device: torch.device, back: dict[int, Any], derived: Derived | None, number: int | None = None
+    value: Any, device: torch.device, given: list[torch.Tensor], derived: Derived | None, number: int | None = None
 ) -> Any:
-    if isinstance(value, torch.Tensor):
-        if id(value) in back:
-            return back[id(value)]
+    if isinstance(value, Same):
+        return given[value.number]
+    if isinstance(value, Form):
         origin = None if derived is None else Part(derived, number)
-        return RemoteTensor(value.shape, value.stride(), value.dtype, device, origin)
+        return RemoteTensor(value.shape, value.stride, value.dtype, device, origin)
     if isinstance(value, (list, tuple)):
-        return type(value)(_wrapped(item, device, back, derived, n) for n, item in enumerate(value))
+        return type(value)(_wrapped(item, device, given, derived, n) for n, item in enumerate(value))
     return value
 
 

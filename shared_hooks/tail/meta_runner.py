@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -19,13 +19,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from shared_hooks import devices
 from shared_hooks.crossing import INPUTS, Crossing, Fill, Given, Mark, Place, TensorForm
 from shared_hooks.errors import CutRefused, TooLarge
-from shared_hooks.forward import FORM_ONLY, KernelForms, Placeholder, arguments_of, bytes_of_results, call_key, on_meta
+from shared_hooks.forward import (
+    FORM_ONLY,
+    Form,
+    Placeholder,
+    Same,
+    Unforeseen,
+    arguments_of,
+    bytes_of_results,
+    foreseen,
+)
 from shared_hooks.tail.recipe import Alias, Argument, Hole, Injected, Source
 from shared_hooks.tail.slots import Notes, Placing
 from shared_hooks.tensors import View
 
-_given: Final = KernelForms()
-"""Of this process: of each kernel's results a form, or the number of the argument that it is."""
 _INPLACE_VIEW = torch.Tag.inplace_view
 _SEEDED = torch.Tag.nondeterministic_seeded
 _TROUBLE = frozenset({"aten::resize_", "aten::set_", "aten::resize_as_"})
@@ -184,41 +191,28 @@ class MetaRunner:
         return self._on_meta(func, args, kwargs, tensors)
 
     def _on_meta(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-        found = _given.get(func, call_key(func, args, kwargs), lambda: _worked_out(func, args, kwargs, tensors))
+        found = foreseen(func, args, kwargs)
+        if isinstance(found, Unforeseen):
+            raise Unknown(f"{func._schema.name}: {found.why}")
         return self._given(found, tensors, held=self.after_cut and not _is_view(func))
 
     def _given(self, found: Any, tensors: list[Any], *, held: bool) -> Any:
-        if isinstance(found, TensorForm):
-            self.budget.spend(elements=View(found.shape, found.stride, 0).numel)
-            hole = self.placing.hole(found)
+        if isinstance(found, Form):
+            if found.shape is None or found.stride is None:
+                raise Unknown("an operation gives a tensor that is not strided")
+            form = TensorForm(found.shape, found.stride, found.dtype)
+            self.budget.spend(elements=View(form.shape, form.stride, 0).numel)
+            hole = self.placing.hole(form)
             if held:
                 self.budget.hold(hole)
             return hole
-        if isinstance(found, int):
-            return tensors[found]
-        return None if found is None else type(found)(self._given(item, tensors, held=held) for item in found)
-
-
-def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Any]) -> Any:
-    """The results of a kernel, a form or the number of an argument in place of every tensor. Raises `Unknown`."""
-    known: dict[int, tuple[Any, Any]] = {}
-    try:
-        result = func(*on_meta(args, known), **on_meta(kwargs, known))
-    except Exception as error:  # no kernel for meta, or a shape that depends on data
-        raise Unknown(f"{func._schema.name}: {error!s:.120}") from error
-    numbers = {id(tensor): number for number, tensor in reversed(list(enumerate(tensors)))}
-    back = {id(made): numbers[id(tensor)] for tensor, made in known.values()}
-    return _formal(result, back)
-
-
-def _formal(value: Any, back: dict[int, int]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return back[id(value)] if id(value) in back else form_of_tensor(value)
-    if isinstance(value, (list, tuple)):
-        return tuple(_formal(item, back) for item in value)
-    if value is None:
+        if isinstance(found, Same):
+            return tensors[found.number]
+        if isinstance(found, (list, tuple)):
+            return tuple(self._given(item, tensors, held=held) for item in found)
+        if found is not None:
+            raise Unknown("an operation gives a number that depends on data")
         return None
-    raise Unknown("an operation gives a number that depends on data")
 
 
 _SENTINEL = 1 << 62

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from shared_hooks.forward import KernelForms, bytes_of_results, call_key
+from shared_hooks.forward import Form, KernelForms, Same, Unforeseen, bytes_of_results, call_key, foreseen
 from shared_hooks.forward.foresight import LARGEST
 from shared_hooks.tail.meta_runner import Unknown
 
@@ -86,3 +86,19 @@ def test_a_result_is_sized_without_being_made() -> None:
     assert bytes_of_results(aten.nonzero.default, (torch.ones(3),), {}) is None, "as many as there are"
     for _ in range(2):
         assert bytes_of_results(aten.mm.default, (torch.ones(2, 3), torch.ones(2, 5)), {}) is None, "it fails"
+
+
+def test_results_are_forms_or_arguments_whichever_are_given_twice() -> None:
+    aten = torch.ops.aten
+    one, other, out = torch.ones(2), torch.ones(2), torch.ones(2)
+    assert foreseen(aten.add.Tensor, (one, other), {}) == Form((2,), torch.float32, (1,))
+    assert foreseen(aten.add_.Tensor, (one, other), {}) == Same(0)
+    for _ in range(2):  # the same forms each time
+        assert foreseen(aten.add.out, (out, out), {"out": out}) == Same(0)
+        assert foreseen(aten.add.out, (one, other), {"out": out}) == Same(2)
+        assert foreseen(aten.add.out, (one, out), {"out": out}) == Same(1)
+    assert foreseen(aten.split.Tensor, (torch.ones(5, 2), 3), {}) == [
+        Form((3, 2), torch.float32, (2, 1)),
+        Form((2, 2), torch.float32, (2, 1)),
+    ]
+    assert isinstance(foreseen(aten.nonzero.default, (one,), {}), Unforeseen)
