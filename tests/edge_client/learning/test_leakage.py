@@ -27,10 +27,10 @@ DICE = torch.Generator().manual_seed(0)
 
 def blobs(count: int) -> list[torch.Tensor]:
     """Pictures of a bright spot somewhere."""
-    rows, columns = torch.meshgrid(torch.arange(32.0), torch.arange(32.0), indexing="ij")
-    places = torch.rand(count, 2, generator=DICE) * 24 + 4
+    rows, columns = torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij")
+    places = torch.rand(count, 2, generator=DICE) * 12 + 2
     return [
-        2 * torch.exp(-((rows - place[0]) ** 2 + (columns - place[1]) ** 2) / 20)[None, None] - 1 for place in places
+        2 * torch.exp(-((rows - place[0]) ** 2 + (columns - place[1]) ** 2) / 5)[None, None] - 1 for place in places
     ]
 
 
