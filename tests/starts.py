@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing import forkserver, reduction
@@ -137,6 +137,19 @@ class InPlaceOfSubprocess:
     DEVNULL, PIPE, STDOUT = subprocess.DEVNULL, subprocess.PIPE, subprocess.STDOUT
     TimeoutExpired = subprocess.TimeoutExpired
     Popen = Forked
+
+
+def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
+    """A folder that ``make`` fills, for all of a run's processes: the first that asks makes it."""
+    root = factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+    with (root / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / name).exists():
+            part = factory.mktemp(name)
+            make(part)
+            part.rename(root / name)
+    return root / name
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from shared_hooks.errors import (
 )
 from shared_hooks.models import digits, load_spec
 from tests.edge_client.sources.streams import streaming
+from tests.starts import made_once
 
 IMAGES = sorted((Path(digits.__file__).parent / "images").glob("*.png"))
 CUTS = ["stem.2", "stage2.0.conv2", "pool"]
@@ -46,11 +47,13 @@ def server() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("heads")
+    return made_once(tmp_path_factory, "heads-of-digits", export)
+
+
+def export(folder: Path) -> None:
     found = edge_client.export("digits", [str(one) for one in IMAGES[:8]], split=CUTS, output=folder, whole=True)
     assert found.ok and [one.cut for one in found.heads] == CUTS
     assert all(one.difference < 1e-5 and not one.labels and one.compared == 9 for one in found.heads)
-    return folder
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from shared_hooks.errors import CutRefused, SessionLost, SpecError
 from shared_hooks.models import load_spec
 from tests.cloud_server.real import Process
 from tests.shared_hooks.generation.small import cut_of, make, prompt
+from tests.starts import run
 from tests.waiting import PATIENCE, eventually
 
 pytest.importorskip("accelerate")
@@ -131,9 +131,7 @@ def follower(server: Process) -> psutil.Process:
 
 def test_models_that_nobody_divides(specs: dict[str, Path]) -> None:
     words = ["--model", str(specs["gpt2"]), "--tensor-parallel", "2", "--device", "cpu", "--listen", "127.0.0.1:0"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "cloud_server", *words], capture_output=True, text=True, timeout=PATIENCE, check=False
-    )
+    ended = run([sys.executable, "-m", "cloud_server", *words], timeout=PATIENCE)
     assert ended.returncode == 2 and "tp_plan" in ended.stderr.splitlines()[-1]
     with pytest.raises(SpecError, match="factory is from_pretrained"):
         load_spec("digits").load_shard(2)
