@@ -19,6 +19,7 @@ import types
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -30,8 +31,9 @@ from shared_hooks.codecs import Grain
 from shared_hooks.codecs.codec import MAX_PARAMS
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SpecError, TooLarge
 from shared_hooks.purity import Turns
-from shared_hooks.state import PythonState, lost
-from shared_hooks.state.python_state import is_plain
+from shared_hooks.state import PLAIN, Change, PythonState, agree, portable
+from shared_hooks.state.python_state import is_plain, left
+from shared_hooks.state.reach import accesses, read_of_others, unwrapped
 from shared_hooks.tensors import class_name, dtype_name, dtype_named
 
 # Which objects hold tensors between the calls of a model: transformers' caches, and what users register.
@@ -182,6 +184,8 @@ class Settled:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.state: PythonState | None = None
+        self.tables: dict[str, Made] = {}
+        """What calls before the cut have made on first use, by name."""
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
@@ -203,6 +207,78 @@ LOOKS: Final = 2
 EVERY: Final = 64
 
 
+@dataclass(frozen=True)
+class Made:
+    """A table that a call before the cut has made. ``is_read``: code that is not the call's may look at it."""
+
+    value: Any
+    is_read: bool
+
+
+def _reads_elsewhere(state: PythonState, change: Change, module: nn.Module) -> bool:
+    kinds = {base for one in module.modules() for base in type(one).__mro__}
+    inside = {id(part) for kind in kinds for value in vars(kind).values() for part in unwrapped(value)}
+    return any(
+        change.attribute in (read_of_others(one) if id(one) in inside else accesses(one)[0])
+        for one in state.reach.functions.values()
+    )
+
+
+MOST_TABLES: Final = 4096
+
+
+def written_tables(tables: dict[str, Made]) -> list[Any]:
+    """For a step's header. Raises CutRefused where there are too many."""
+    if len(tables) > MOST_TABLES:
+        raise CutRefused(f"calls before the cut make {len(tables)} tables on first use; at most {MOST_TABLES}")
+    return [[portable(name), _summary(one.value), int(one.is_read)] for name, one in tables.items()]
+
+
+def check_tables(said: Any, here: dict[str, Any]) -> None:
+    """What the edge's calls have made (`written_tables`), beside what this side's calls left in the same step. Raises
+    CutRefused where code behind the cut would find something else than in one process, and BadFrame.
+    """
+    try:
+        for name, summary, is_read in said:
+            if name in here:
+                if not _near(summary, _summary(here[name])):
+                    raise _refusal(name)
+            elif is_read:
+                raise _refusal(name)
+    except MALFORMED as error:
+        raise BadFrame(f"malformed tables: {error!s:.120}") from error
+
+
+def _summary(value: Any, depth: int = 4) -> Any:
+    """Enough of a value to tell another one, as JSON; numbers of tensors differ in their last bits between machines."""
+    if isinstance(value, torch.Tensor):
+        form = [dtype_name(value.dtype), list(value.shape)]
+        if value.is_meta or value.layout != torch.strided or not value.numel():
+            return form
+        flat = value.detach().flatten()
+        picked = flat[:: max(1, len(flat) // 16)].to(torch.complex128)
+        return [*form, [float(part) for one in picked.cpu().tolist() for part in (one.real, one.imag)]]
+    if isinstance(value, PLAIN):
+        return value if type(value) is float else repr(value)[:200]
+    if isinstance(value, (list, tuple)) and depth:
+        return [len(value), [_summary(one, depth - 1) for one in value[:16]]]
+    if isinstance(value, dict) and depth:
+        return [len(value), [[repr(key)[:80], _summary(value[key], depth - 1)] for key in list(value)[:16]]]
+    return class_name(type(value))
+
+
+NEAR: Final = 1e-3
+"""Relative difference of numbers that are one table's on two machines."""
+
+
+def _near(one: Any, other: Any) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=NEAR, abs_tol=NEAR) or (one != one and other != other)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_near, one, other))
+    return type(one) is type(other) and one == other
+
+
 class InsideCalls:
     """What calls before the cut change of the model's Python state: the other side does not make them, and code behind
     the cut may read it.
@@ -218,6 +294,8 @@ class InsideCalls:
         """Those that are numbers, flags or texts of objects outside of the call: no table of its own. Put back, so that
         the next call sets them again.
         """
+        self.made: dict[str, Made] = {}
+        """What was changed, by name."""
         self.given: set[str] = set()
         """Calls that change what they are given: objects, sets, iterators, what a function closes over."""
 
@@ -246,8 +324,9 @@ class InsideCalls:
             self.changed.add("a threading.local")
         if not state.looks_same:
             changes = [change for change in state.changes() if change.name != HOOKS]
-            inside = set(map(id, module.modules()))
+            inside = {id(vars(one)) for one in module.modules()}
             self.changed |= {change.name for change in changes}
+            self.made |= {change.name: Made(change.now, _reads_elsewhere(state, change, module)) for change in changes}
             self.flags |= {
                 change.name
                 for change in changes
@@ -352,28 +431,52 @@ class Unchanged:
     """Guards the server's model, which sessions of several callers share: no step leaves anything on it.
 
     What a step changes is put back after it. That is the same as if it had stayed only where the step, made once more
-    from what it left, gives the same and changes nothing: as with a table that is built on first use, and now in each
-    step. Any other change is refused by name.
+    from what it left, gives the same and changes nothing, and later steps make the same again: as with a table that is
+    built on first use, and now in each step. Any other change is refused by name.
     """
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
-        self.harmless: frozenset[str] = frozenset()
-        """Names of what steps may change, since it is put back."""
+        self.harmless: dict[str, Any] = {}
+        """What steps may change, since it is put back: by its name, what the first one has left."""
 
-    def check(self, before: PythonState, again: Callable[[], bool] | None) -> None:
-        """After a forward that began with the state ``before``. ``again`` makes it once more from what it left, and
-        says whether it gave the same; None where others run between its lines. Raises CutRefused.
+    def check(self, before: PythonState, again: Callable[[], bool] | None) -> dict[str, Any]:
+        """After a forward that began with the state ``before``: what it left, by name. ``again`` makes it once more
+        from there, and says whether it gave the same; None where others run between its lines. Raises CutRefused.
         """
         if before.looks_same:
             self.turns.looked = self.turns.nested == 1
-            return
-        new = set(lost(before, frozenset())) - self.harmless
+            return {}
+        found = {change.name: change.now for change in left(before)}
+        new = found.keys() - self.harmless.keys()
+        others = {name for name in found.keys() - new if not _alike(self.harmless[name], found[name])}
+        if others := others - _sizes(self.harmless, found, others):
+            raise _refusal(min(others))
         if new:
-            left = PythonState(self.turns.model, settings=False)
-            if again is None or not again() or not left.looks_same:
+            state = PythonState(self.turns.model, settings=False)
+            if again is None or not again() or not state.looks_same:
                 raise _refusal(min(new))
-            self.harmless |= new
+            self.harmless |= {name: found[name] for name in new}
+        return {portable(name): value for name, value in found.items()}
+
+
+def _sizes(first: dict[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
+    """Those of ``names`` that are whole numbers, each how long a table of the same object is."""
+    tables: dict[str, set[tuple[int, int]]] = {}
+    for name in first.keys() & now.keys():
+        one, other = first[name], now[name]
+        if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+            pairs = zip(one.shape, other.shape, strict=False)
+            tables.setdefault(name.rpartition(".")[0], set()).update(pairs)
+    return {name for name in names if (first[name], now[name]) in tables.get(name.rpartition(".")[0], ())}
+
+
+def _alike(first: Any, now: Any) -> bool:
+    """Whether two tables are of one kind, of which the longer has more."""
+    if isinstance(first, torch.Tensor) and isinstance(now, torch.Tensor) and first.dim() == now.dim():
+        both = tuple(slice(min(sizes)) for sizes in zip(first.shape, now.shape, strict=True))
+        first, now = first[both].contiguous(), now[both].contiguous()
+    return first is now or agree(first, now, lambda _: False)
 
 
 def _refusal(name: str) -> CutRefused:

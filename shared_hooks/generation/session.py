@@ -9,6 +9,7 @@
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"l"}           strides of tensors that lie with gaps, or on themselves, on the edge
     {"c"}           what is around the model, where new (`cut.around`)
+    {"m"}           tables that calls before the cut have made on first use (`hidden.written_tables`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
     {"keep"}        the step may be taken back: its number, and the first step of which that is still so (`ahead`)
@@ -43,7 +44,7 @@ from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
-from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state
+from shared_hooks.generation.hidden import InsideCalls, Unchanged, check_tables, is_state
 from shared_hooks.generation.inputs import Heard, check_sizes
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
@@ -465,8 +466,9 @@ class Step:
         if self._look is not None:
             self._look.refuse_flags()
             self._look.refuse_given()
-        if turns.before is not None:
-            tail.unchanged.check(turns.before, again if alone else None)
+        here = {} if turns.before is None else tail.unchanged.check(turns.before, again if alone else None)
+        if "m" in header:
+            check_tables(header["m"], here)
         return self._answer(output, running_tail)
 
     def _answer(self, output: Any, running_tail: Tail) -> StepAnswer:

@@ -254,6 +254,7 @@ class SplitForward:
                         look.refuse()  # it was written in place, and cannot be run again
                     dice.restore()
                     head = self._looked_again(kwargs, seek=mirror is None)
+                    self._settled.tables |= look.made
             else:
                 beside = self._heads.run(run)
             made = None if head.born is None else head.born.state  # kept until the output has it
@@ -266,6 +267,8 @@ class SplitForward:
             headed = time.perf_counter_ns()
             if foreseen is None:
                 message = self._message(head, kwargs, handle, opening, born=head.born is not None)
+                if self._settled.tables and (session.number == 0 or (look is not None and look.made)):
+                    message[0]["m"] = hidden.written_tables(self._settled.tables)
                 if session.takes_back:
                     message[0]["back"], session.takes_back = session.number, False
             else:
@@ -302,8 +305,8 @@ class SplitForward:
             handle.busy = False
         session.wanted = message[0].get("w", session.wanted)
         session.random = reply.header.get("rng")
-        self._settled.check()
         session.done(*message)
+        self._settled.check()
         self._needed.end_run()
         if opening is not None:
             session.calls.opening = opening

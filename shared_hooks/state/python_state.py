@@ -476,11 +476,15 @@ def lost(state: PythonState, known: frozenset[str]) -> list[str]:
     """Names of what a run has changed since ``state`` that would tell on a later one if it were not put back; but for
     what is ``known``, by names as `portable` makes them.
     """
+    return [change.name for change in left(state) if portable(lasting_name(change, state.places)) not in known]
+
+
+def left(state: PythonState) -> list[Change]:
+    """What a run has changed since ``state`` that would tell on a later one if it were not put back."""
     return [
-        change.name
+        change
         for change in state.changes()
-        if portable(lasting_name(change, state.places)) not in known
-        and not agree(change.before, change.now, lambda _: False)
+        if not agree(change.before, change.now, lambda _: False)
         and (not change.is_attribute or is_read(state.reach, change.attribute, change.kind))
     ]
 

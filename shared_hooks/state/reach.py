@@ -251,6 +251,27 @@ def _set_on_self(code: _Same) -> frozenset[str]:
     return frozenset(mine - others)
 
 
+def read_of_others(function: types.FunctionType) -> frozenset[str]:
+    """Names of attributes that a function reads, but for those that it reads of its first argument alone."""
+    return accesses(function)[0] - _read_of_self(_Same(function.__code__))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _read_of_self(code: _Same) -> frozenset[str]:
+    steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
+    me = code.code.co_varnames[0] if code.code.co_argcount else None
+    if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
+        return frozenset()
+    mine: set[str] = set()
+    others = set().union(*(_names(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)))
+    others |= {text for text in code.code.co_consts if isinstance(text, str)}
+    for before, step in itertools.pairwise(steps):
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            on_me = before.opname.startswith("LOAD_FAST") and before.argval == me
+            (mine if on_me else others).add(str(step.argval))
+    return frozenset(mine - others)
+
+
 class Reach:
     """The functions that a model's forward may run: grows by classes and functions that are found on the way.
 
