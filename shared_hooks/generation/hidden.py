@@ -234,16 +234,33 @@ def written_tables(tables: dict[str, Made]) -> list[Any]:
     return [[portable(name), _summary(one.value), int(one.is_read)] for name, one in tables.items()]
 
 
-def check_tables(said: Any, here: dict[str, Any]) -> None:
+def check_tables(said: Any, here: dict[str, Change]) -> None:
     """What the edge's calls have made (`written_tables`), beside what this side's calls left in the same step. Raises
     CutRefused where code behind the cut would find something else than in one process, and BadFrame.
     """
     try:
         for name, summary, is_read in said:
             if name in here:
-                if not _near(summary, _summary(here[name])):
+                if not _near(summary, _summary(here[name].now)):
                     raise _refusal(name)
             elif is_read:
+                raise _refusal(name)
+    except MALFORMED as error:
+        raise BadFrame(f"malformed tables: {error!s:.120}") from error
+
+
+def check_made(said: Any, model: nn.Module) -> None:
+    """What the other side's calls have changed in a step, and what was there before: the model here must have one of
+    both, for it may have run before. Raises CutRefused, and BadFrame.
+    """
+    state = PythonState(model, settings=False)
+    keyed = [place for place in state.places if place.keys is not None]
+    mine = {
+        portable(one.entry(key)): value for one in keyed for key, value in zip(one.keys or (), one.values, strict=True)
+    }
+    try:
+        for name, before, now in said:
+            if name in mine and not any(_near(_summary(mine[name]), one) for one in (before, now)):
                 raise _refusal(name)
     except MALFORMED as error:
         raise BadFrame(f"malformed tables: {error!s:.120}") from error
@@ -440,14 +457,15 @@ class Unchanged:
         self.harmless: dict[str, Any] = {}
         """What steps may change, since it is put back: by its name, what the first one has left."""
 
-    def check(self, before: PythonState, again: Callable[[], bool] | None) -> dict[str, Any]:
+    def check(self, before: PythonState, again: Callable[[], bool] | None) -> dict[str, Change]:
         """After a forward that began with the state ``before``: what it left, by name. ``again`` makes it once more
         from there, and says whether it gave the same; None where others run between its lines. Raises CutRefused.
         """
         if before.looks_same:
             self.turns.looked = self.turns.nested == 1
             return {}
-        found = {change.name: change.now for change in left(before)}
+        changes = {change.name: change for change in left(before)}
+        found = {name: change.now for name, change in changes.items()}
         new = found.keys() - self.harmless.keys()
         others = {name for name in found.keys() - new if not _alike(self.harmless[name], found[name])}
         if others := others - _sizes(self.harmless, found, others):
@@ -457,7 +475,12 @@ class Unchanged:
             if again is None or not again() or not state.looks_same:
                 raise _refusal(min(new))
             self.harmless |= {name: found[name] for name in new}
-        return {portable(name): value for name, value in found.items()}
+        return {portable(name): change for name, change in changes.items()}
+
+
+def written_changes(changes: dict[str, Change]) -> list[Any]:
+    """For the answer to a step: see `check_made`."""
+    return [[name, _summary(one.before), _summary(one.now)] for name, one in list(changes.items())[:MOST_TABLES]]
 
 
 def _sizes(first: dict[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:

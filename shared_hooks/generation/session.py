@@ -20,6 +20,7 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
     {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
     {"rng"}         after a word was drawn: digest of the generator's state
     {"more"}        what servers behind this one changed on the state
+    {"m"}           tables that calls have made on first use, and what was there (`hidden.written_changes`)
     {"need", "why"} nothing was done: the same step again, with these
 """
 
@@ -469,7 +470,10 @@ class Step:
         here = {} if turns.before is None else tail.unchanged.check(turns.before, again if alone else None)
         if "m" in header:
             check_tables(header["m"], here)
-        return self._answer(output, running_tail)
+        answer = self._answer(output, running_tail)
+        if here:
+            answer.header["m"] = hidden.written_changes(here)
+        return answer
 
     def _answer(self, output: Any, running_tail: Tail) -> StepAnswer:
         header, known = self._header, self._known

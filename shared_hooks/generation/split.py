@@ -647,6 +647,8 @@ class SplitForward:
     def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
         session: EdgeSession = handle.session
         session.structure = reply.header.get("r", session.structure)
+        if "m" in reply.header:
+            hidden.check_made(reply.header["m"], self.model)
         if "nb" in reply.header:
             session.quiet = [entry[:2] for entry in head.watch.entries]
         state = None

@@ -20,6 +20,7 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
+from shared_hooks.generation.hidden import check_made, check_tables
 from shared_hooks.generation.middle import MiddleSession
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
@@ -401,3 +402,104 @@ def test_what_is_set_once_for_those_behind_the_cut() -> None:
         for _ in range(3):
             with pytest.raises(CutRefused, match=r"keeps SetsOnce\.scale"):
                 split.model(ids)
+
+
+class Scale(nn.Module):
+    """Keeps what it has found in its first input, or a table that is none of its input's business."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, self.kept, self.listed = kind, None, []
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "listed":
+            self.listed = self.listed or [float(x.abs().max())]
+            return x / self.listed[0]
+        if self.kept is None:
+            made: Any = torch.arange(1.0, 9.0) if self.kind == "table" else x.abs().max()
+            self.kept = {"one": [made]} if self.kind == "dictionary" else made
+        return x / (self.kept["one"][0] if isinstance(self.kept, dict) else self.kept)
+
+
+class Calibrated(nn.Module):
+    class Layer(nn.Linear):
+        def __init__(self, scale: Scale, before: Any, reads: bool) -> None:
+            super().__init__(8, 8)
+            self.scale, self.reads, self.before = scale, reads, [before]
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.scale(super().forward(x))
+            kept = self.before[0].scale.kept if self.reads and self.before[0] is not None else None
+            return x if kept is None else x * kept
+
+    def __init__(self, kind: str = "", *, shared: bool = False, read: str = "") -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.read, one, before = read, Scale(kind), None
+        self.layers = nn.ModuleList()
+        for _ in range(4):
+            before = self.Layer(one if shared else Scale(kind), before, read == "by the next")
+            self.layers.append(before)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        kept: Any = self.layers[0].scale.kept if self.read == "at the end" else None  # type: ignore[union-attr]
+        return x if kept is None else x * kept
+
+
+class Plain(nn.Sequential):
+    """Layers with a table each, which no other code reads."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(5)
+        super().__init__(*(nn.Sequential(nn.Linear(8, 8), Scale("table")) for _ in range(4)))
+
+
+CALIBRATED = [
+    Calibrated,
+    partial(Calibrated, "dictionary"),
+    partial(Calibrated, "listed"),
+    partial(Calibrated, shared=True),
+    partial(Calibrated, read="at the end"),
+    partial(Calibrated, read="by the next"),
+    partial(Calibrated, shared=True, read="by the next"),
+]
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize("cut", ["layers.0", "layers.1"])
+@pytest.mark.parametrize("make", [*CALIBRATED, partial(Calibrated, "table", shared=True)])
+def test_what_is_made_of_the_first_input_is_no_table(make: Callable[..., nn.Module], cut: str, ran: bool) -> None:
+    whole, edge, dice = make(), make(), torch.Generator().manual_seed(3)
+    answers, table = 0, isinstance(make, partial) and make.args == ("table",)
+    with torch.no_grad():
+        if ran:  # the edge's model, before it is split
+            x = torch.randn(2, 8, generator=dice)
+            assert torch.equal(edge(x), whole(x))
+        with SplitForward(edge, cut, InProcess(DecodingTail(make(), cut))):
+            for number in range(1, 5):
+                x = number * torch.randn(2, 8, generator=dice)
+                wanted = whole(x)
+                try:
+                    assert torch.equal(edge(x), wanted)
+                    answers += 1
+                except CutRefused as error:
+                    assert not table and "keeps Calibrated." in str(error)
+    assert answers == 4 if table else answers <= 1, "the first step, at most, is what it would be"
+
+
+def test_a_table_that_each_layer_has_for_itself_is_none_of_that() -> None:
+    whole, dice = Plain(), torch.Generator().manual_seed(3)
+    with torch.no_grad(), SplitForward(edge := Plain(), "1", InProcess(DecodingTail(Plain(), "1"))):
+        for _ in range(3):
+            x = torch.randn(2, 8, generator=dice)
+            assert torch.equal(edge(x), whole(x))
+
+
+@pytest.mark.parametrize("said", [1, [[1]], [["a", 1, 2, 3]], "ab", [["layers", None]], [[[], [], 1]]])
+def test_malformed_tables(said: Any) -> None:
+    with pytest.raises(BadFrame, match="malformed tables"):
+        check_tables(said, {})
+    with pytest.raises(BadFrame, match="malformed tables"):
+        check_made(said if said != [[[], [], 1]] else [[[]]], nn.Linear(2, 2))
