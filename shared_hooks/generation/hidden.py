@@ -480,7 +480,8 @@ class Unchanged:
 
 def written_changes(changes: dict[str, Change]) -> list[Any]:
     """For the answer to a step: see `check_made`."""
-    return [[name, _summary(one.before), _summary(one.now)] for name, one in list(changes.items())[:MOST_TABLES]]
+    said = [[name, _summary(one.before), _summary(one.now)] for name, one in changes.items() if name != HOOKS]
+    return said[:MOST_TABLES]
 
 
 def _sizes(first: dict[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
@@ -502,8 +503,8 @@ def _alike(first: Any, now: Any) -> bool:
     return first is now or agree(first, now, lambda _: False)
 
 
-def _refusal(name: str) -> CutRefused:
+def _refusal(name: Any) -> CutRefused:
     return CutRefused(
-        f"the model's code keeps {name} from one call to the next, and not in a state object that is "
+        f"the model's code keeps {name!s:.200} from one call to the next, and not in a state object that is "
         "passed to it: sessions would share it, and the other side would not see it"
     )

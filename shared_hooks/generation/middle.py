@@ -17,6 +17,7 @@ import torch
 
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused
 from shared_hooks.forward import HookExitException
+from shared_hooks.generation import hidden
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
 from shared_hooks.generation.hidden import InsideCalls
@@ -44,11 +45,15 @@ _PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
 
 @dataclass
 class _Left(StepAnswer):
-    """At the second cut. ``inputs``: the tensors of the step that are the model's inputs."""
+    """At the second cut. ``inputs``: the tensors of the step that are the model's inputs; ``made`` and ``left``: what
+    calls have changed on the model, as it is said to the next server and to the one before.
+    """
 
     runner: Middle
     inputs: list[torch.Tensor]
     changes: Any
+    made: list[Any]
+    left: list[Any]
 
 
 class MiddleSession(DecodingSession):
@@ -113,6 +118,8 @@ class MiddleSession(DecodingSession):
         up = self._up
         given, head, onward = answer.header, answer.runner.head, self._onward
         header = {name: given[name] for name in _PASSED_ON if name in given}
+        if tables := [*given.get("m", []), *answer.made]:
+            header["m"] = tables
         if answer.mirror is not None:
             said, up = differences(answer.changes, up)
             header["more"] = [*given.get("more", []), said]
@@ -186,9 +193,12 @@ class MiddleSession(DecodingSession):
                         tensors.append(own)
                         leaf = ["s", len(tensors) - 1]
                 leaves.append(leaf)
+            left = [*answer.left, *header.get("m", [])]
         except MALFORMED as error:
             raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
         reply: Header = {"o": leaves, **{name: header[name] for name in ("r", "rng") if name in header}}
+        if left:
+            reply["m"] = left
         if answer.mirror is not None:
             self._onward.heard(answer.mirror, header)
             reply["d"], known.down = differences(answer.changes, known.down)
@@ -242,4 +252,6 @@ class _MiddleStep(Step):
         self._extents.passed()
         self.needed.end_run()
         inputs = self._tensors[: self._used]
-        return _Left(self._header, [], self._mirror, running_tail, inputs, changes)
+        made = {} if self._look is None else self._look.made
+        said = hidden.written_tables(made), hidden.written_changes(self._left)
+        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, *said)

@@ -63,7 +63,7 @@ from shared_hooks.generation.results import Sampler, Template, digest, said, sho
 from shared_hooks.generation.tail import Learned, NotReported, Tail
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
-from shared_hooks.state import Dice
+from shared_hooks.state import Change, Dice
 from shared_hooks.tensors import identical, tensors_in, unflatten
 
 # Whether a step draws random numbers on the cloud's side: they would not be those that the edge's generator gives.
@@ -429,6 +429,8 @@ class Step:
         self._start: Any = None
         self._look: InsideCalls | None = None
         """At what calls change that the next server of a chain does not make."""
+        self._left: dict[str, Change] = {}
+        """What the model's calls have changed on it, which is put back."""
         self._apart: list[tuple[torch.Tensor, int]] = []
         """Tensors that crossed, and may be in one memory on the edge."""
 
@@ -470,10 +472,8 @@ class Step:
         here = {} if turns.before is None else tail.unchanged.check(turns.before, again if alone else None)
         if "m" in header:
             check_tables(header["m"], here)
-        answer = self._answer(output, running_tail)
-        if here:
-            answer.header["m"] = hidden.written_changes(here)
-        return answer
+        self._left = here
+        return self._answer(output, running_tail)
 
     def _answer(self, output: Any, running_tail: Tail) -> StepAnswer:
         header, known = self._header, self._known
@@ -497,6 +497,8 @@ class Step:
             reply["d"], known.down = differences(changes, known.down)
         if header.get("b") and not running_tail.replay.answered:
             reply["nb"] = 1
+        if said_left := hidden.written_changes(self._left):
+            reply["m"] = said_left
         self._extents.passed()
         self.needed.end_run()
         return StepAnswer(reply, tensors, self._mirror)

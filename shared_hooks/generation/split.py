@@ -145,6 +145,8 @@ class SplitForward:
         self._modules = modules
         self._here = device_of(model)
         self._find = finder_of(model)
+        self._made_there: Any = None
+        """What the other side's steps were last found to make on the model, as this one's has it."""
         self._settled = Settled(model)
         # whatever it tells apart, some weight of it is as wide
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
@@ -647,8 +649,9 @@ class SplitForward:
     def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
         session: EdgeSession = handle.session
         session.structure = reply.header.get("r", session.structure)
-        if "m" in reply.header:
+        if "m" in reply.header and reply.header["m"] != self._made_there:
             hidden.check_made(reply.header["m"], self.model)
+            self._made_there = reply.header["m"]
         if "nb" in reply.header:
             session.quiet = [entry[:2] for entry in head.watch.entries]
         state = None

@@ -489,6 +489,24 @@ def test_what_is_made_of_the_first_input_is_no_table(make: Callable[..., nn.Modu
     assert answers == 4 if table else answers <= 1, "the first step, at most, is what it would be"
 
 
+@pytest.mark.parametrize("make", [*CALIBRATED, partial(Calibrated, "table", shared=True), Plain])
+def test_what_parts_of_a_chain_make_of_the_first_input(make: Callable[..., nn.Module]) -> None:
+    first, second = ("1", "2") if make is Plain else ("layers.1", "layers.2")
+    last, middle = InProcess(DecodingTail(make(), second)), DecodingTail(make(), first)
+    link = InProcess(middle, None, lambda: MiddleSession(middle, second, last))
+    whole, dice, answers = make(), torch.Generator().manual_seed(3), 0
+    with torch.no_grad(), SplitForward(edge := make(), first, link):
+        for number in range(1, 5):
+            x = number * torch.randn(2, 8, generator=dice)
+            wanted = whole(x)
+            try:
+                assert torch.equal(edge(x), wanted)
+                answers += 1
+            except CutRefused as error:
+                assert "keeps Calibrated." in str(error)
+    assert answers == 4 if make not in CALIBRATED else answers <= 1
+
+
 def test_a_table_that_each_layer_has_for_itself_is_none_of_that() -> None:
     whole, dice = Plain(), torch.Generator().manual_seed(3)
     with torch.no_grad(), SplitForward(edge := Plain(), "1", InProcess(DecodingTail(Plain(), "1"))):
