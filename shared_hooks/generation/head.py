@@ -196,6 +196,10 @@ class Head:
 
     # What is reported of it
 
+    def given_by_calls(self) -> list[torch.Tensor]:
+        """The tensors of what calls gave, in order."""
+        return [leaf for call in self.calls for leaf in _leaves(call.output)]
+
     def reports(self) -> list[Any]:
         """The forms of what was given: [path, count, structure, sources, inner] of each call. A source is a form, with
         what it shares memory with (`CallReport`), or the number of the argument that it is. Of the cut's own call only

@@ -51,11 +51,12 @@ from shared_hooks.generation.head import Head
 from shared_hooks.generation.hidden import InsideCalls, Settled, is_state, is_state_class
 from shared_hooks.generation.inputs import LITERALS
 from shared_hooks.generation.mirror import Forms, Handle, Mirror, Snapshot, differences, handle_of
-from shared_hooks.generation.remote_tensor import Origin, RemoteRead
+from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor
 from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.state import Dice
+from shared_hooks.tensors import identical
 
 # What one step took.
 
@@ -255,7 +256,7 @@ class SplitForward:
                     if mirror is not None and (snapshot is None or not mirror.back_to(snapshot)):
                         look.refuse()  # it was written in place, and cannot be run again
                     dice.restore()
-                    head = self._looked_again(kwargs, seek=mirror is None)
+                    head = self._looked_again(kwargs, head, look, seek=mirror is None)
                     self._settled.tables |= look.made
             else:
                 beside = self._heads.run(run)
@@ -430,14 +431,17 @@ class SplitForward:
     def _head(self, *, seek: bool = False, look: InsideCalls | None = None) -> Head:
         return Head(self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules, look=look)
 
-    def _looked_again(self, kwargs: dict[str, Any], *, seek: bool) -> Head:
-        """The head run once more, from the state of the model that the first run left: a table that is built on first
-        use is there now. Raises CutRefused where calls change it again.
+    def _looked_again(self, kwargs: dict[str, Any], first: Head, seen: InsideCalls, *, seek: bool) -> Head:
+        """The head run once more, from the state of the model that the ``first`` run left: a table that is built on
+        first use is there now. Raises CutRefused where calls change it again, or give something else now.
         """
         look = InsideCalls(self.model)
         head = self._head(seek=seek, look=look)
         self._run_head(head, kwargs)
         look.refuse()
+        before, now = first.given_by_calls(), head.given_by_calls()
+        if len(before) != len(now) or not all(map(_same_leaf, before, now)):
+            seen.refuse()
         return head
 
     def _session(self) -> EdgeSession:
@@ -681,6 +685,10 @@ def _reading() -> Iterator[None]:
         yield
     except MALFORMED as error:
         raise BadFrame(f"malformed answer to a step: {type(error).__name__}: {error!s:.120}") from error
+
+
+def _same_leaf(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (type(one) is type(other) and (isinstance(one, RemoteTensor) or identical(one, other)))
 
 
 def _run(head: Head) -> set[str]:

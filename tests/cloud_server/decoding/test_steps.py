@@ -182,8 +182,9 @@ class TestRefused:
         """What was computed with other weights, in any session, is not to be continued."""
         step(client, 3, 8, 0)
         step(client, 4, 8, 1, {"spoil": True})
-        step(client, 5, 7, 2)
         rows(client, 3)
+        assert failure(client, 4)[0] == "SessionLost"
+        step(client, 5, 7, 2)  # another session's
         for id in (4, 5):
             name, message = failure(client, id)
             assert name == "SessionLost" and "loaded again" in message

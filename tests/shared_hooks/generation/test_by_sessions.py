@@ -507,6 +507,42 @@ def test_what_parts_of_a_chain_make_of_the_first_input(make: Callable[..., nn.Mo
     assert answers == 4 if make not in CALIBRATED else answers <= 1
 
 
+class Feeds(nn.Module):
+    """What the second layer has made once, the first one reads from then on."""
+
+    class Layer(nn.Linear):
+        def __init__(self, root: list[nn.Module], number: int) -> None:
+            super().__init__(8, 8)
+            self.root, self.number = root, number
+
+        def forward(self, x: Tensor) -> Tensor:
+            root: Any = self.root[0]
+            if self.number == 0 and root.table is not None:
+                x = x * root.table
+            if self.number == 1 and root.table is None:
+                root.table = torch.arange(8.0)
+            return super().forward(x)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.table, me = None, list[nn.Module]([self])
+        self.layers = nn.ModuleList(self.Layer(me, number) for number in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_head_that_gives_something_else_with_its_table_is_refused() -> None:
+    tail = DecodingTail(Feeds(), "layers.1")
+    with torch.no_grad(), SplitForward(Feeds(), "layers.1", InProcess(tail)) as split:
+        x = torch.randn(2, 8)
+        with pytest.raises(CutRefused, match=r"keeps Feeds\.table"):
+            split.model(x)
+
+
 def test_a_table_that_each_layer_has_for_itself_is_none_of_that() -> None:
     whole, dice = Plain(), torch.Generator().manual_seed(3)
     with torch.no_grad(), SplitForward(edge := Plain(), "1", InProcess(DecodingTail(Plain(), "1"))):
