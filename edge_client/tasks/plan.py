@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +38,10 @@ from shared_hooks.options import takes
 from shared_hooks.profiling.profile import Profile
 
 # What a plan says: every candidate, the decision, and what both are made of.
+
+
+NOTES_WIDTH = 100
+"""Columns of the lines below a plan's table."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -188,7 +193,10 @@ class Planned(Tabular):
         shown = self._best_of_each() if top is None else list(self.decision.ranking[:top])
         energy = any(one.edge_energy.value is not None for one in self.candidates)
         found = fitted(self._columns(shown, energy), ("memory", "mJ", "up", "server", "net", "edge"), width)
-        return "\n".join([found, "", *self._below(len(shown), energy, top is not None)])
+        notes = self._below(len(shown), energy, top is not None)
+        # how long a note is depends on what could be measured
+        wrap = partial(textwrap.wrap, width=NOTES_WIDTH, subsequent_indent="  ", break_long_words=False)
+        return "\n".join([found, "", *(line for note in notes for line in wrap(note, break_on_hyphens=False))])
 
     def _best_of_each(self) -> list[Candidate]:
         """Every candidate; where codecs are chosen, too, the best codec of every cut."""

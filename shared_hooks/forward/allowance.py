@@ -181,7 +181,7 @@ class Allowance(TorchDispatchMode):
         if by_value is not None:
             return by_value(*args, **kwargs)
         size = bytes_of_results(func, args, kwargs)
-        if size is None:  # nobody can foresee it: as much as it is given
+        if size is None:  # unknown: as much as its arguments take
             return sum(tensor.numel() * tensor.itemsize for tensor in arguments_of(args, kwargs))
         return size
 

@@ -285,15 +285,26 @@ def _summary(value: Any, depth: int = 4) -> Any:
 
 
 NEAR: Final = 1e-3
-"""Relative difference of numbers that are one table's on two machines."""
+"""Difference of numbers that are one table's on two machines, as a share of its largest one."""
 
 
 def _near(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=NEAR, abs_tol=NEAR) or (one != one and other != other)
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_near, one, other))
-    return type(one) is type(other) and one == other
+        return _close([one], [other])
+    if not isinstance(one, list) or not isinstance(other, list):
+        return type(one) is type(other) and one == other
+    if len(one) != len(other):
+        return False
+    numbers = all(isinstance(value, float) for value in (*one, *other))
+    return _close(one, other) if numbers else all(map(_near, one, other))
+
+
+def _close(one: list[float], other: list[float]) -> bool:
+    most = max((abs(value) for value in (*one, *other) if math.isfinite(value)), default=0.0)
+    return all(
+        a == b or (a != a and b != b) or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= NEAR * most)
+        for a, b in zip(one, other, strict=True)
+    )
 
 
 class InsideCalls:

@@ -236,8 +236,8 @@ _SETTERS = frozenset({"setattr", "delattr", "patch"})
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _set_on_self(code: _Same) -> frozenset[str]:
-    """Attributes that a function sets on its first argument and on nothing else."""
+def _of_self_alone(code: _Same, operations: tuple[str, ...]) -> frozenset[str]:
+    """Attributes that these operations of a function name of its first argument and of nothing else."""
     steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
     me = code.code.co_varnames[0] if code.code.co_argcount else None
     if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
@@ -245,31 +245,22 @@ def _set_on_self(code: _Same) -> frozenset[str]:
     mine: set[str] = set()
     others = set().union(*(_names(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)))
     for before, step in itertools.pairwise(steps):
-        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
-            on_me = before.opname == "LOAD_FAST" and before.argval == me
+        if step.opname in operations:
+            on_me = before.opname.startswith("LOAD_FAST") and before.argval == me
             (mine if on_me else others).add(str(step.argval))
     return frozenset(mine - others)
+
+
+def _set_on_self(code: _Same) -> frozenset[str]:
+    """Attributes that a function sets on its first argument and on nothing else."""
+    return _of_self_alone(code, ("STORE_ATTR", "DELETE_ATTR"))
 
 
 def read_of_others(function: types.FunctionType) -> frozenset[str]:
     """Names of attributes that a function reads, but for those that it reads of its first argument alone."""
-    return accesses(function)[0] - _read_of_self(_Same(function.__code__))
-
-
-@functools.lru_cache(maxsize=1 << 14)
-def _read_of_self(code: _Same) -> frozenset[str]:
-    steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
-    me = code.code.co_varnames[0] if code.code.co_argcount else None
-    if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
-        return frozenset()
-    mine: set[str] = set()
-    others = set().union(*(_names(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)))
-    others |= {text for text in code.code.co_consts if isinstance(text, str)}
-    for before, step in itertools.pairwise(steps):
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            on_me = before.opname.startswith("LOAD_FAST") and before.argval == me
-            (mine if on_me else others).add(str(step.argval))
-    return frozenset(mine - others)
+    code = function.__code__
+    texts = {text for text in code.co_consts if isinstance(text, str)}
+    return accesses(function)[0] - (_of_self_alone(_Same(code), ("LOAD_ATTR", "LOAD_METHOD")) - texts)
 
 
 class Reach:

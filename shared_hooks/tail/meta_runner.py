@@ -141,8 +141,8 @@ class MetaRunner:
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count the memory that a kernel on constants is going to take, before it takes it."""
-        foreseen = bytes_of_results(func, args, kwargs)
-        size = _guessed(args, kwargs) if foreseen is None else foreseen
+        known = bytes_of_results(func, args, kwargs)
+        size = _guessed(args, kwargs) if known is None else known
         self.budget.spend(native_bytes=size, elements=size)
 
     def _note_made(self, made: list[torch.Tensor], given: list[torch.Tensor]) -> None:

@@ -79,6 +79,12 @@ def test_a_plan_names_the_best_cut_and_says_why(planned: Planned) -> None:
     same_frames(planned)
 
 
+def test_long_notes_of_a_plan_are_wrapped(planned: Planned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(type(planned), "_below", lambda *_: ["a word " * 40, "short"])
+    *_, last = lines = planned.text().splitlines()
+    assert all(len(line) <= 100 for line in lines) and last == "short"
+
+
 def test_a_plan_from_files_measures_nothing(planned: Planned, tmp_path: Path) -> None:
     files = {}
     for side, profile in (("edge", planned.edge), ("cloud", planned.cloud)):

@@ -20,8 +20,9 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
-from shared_hooks.generation.hidden import check_made, check_tables
+from shared_hooks.generation.hidden import Made, check_made, check_tables, written_tables
 from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.state import Change
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
 
@@ -549,6 +550,31 @@ def test_a_table_that_each_layer_has_for_itself_is_none_of_that() -> None:
         for _ in range(3):
             x = torch.randn(2, 8, generator=dice)
             assert torch.equal(edge(x), whole(x))
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "same"),
+    [
+        (torch.tensor([2e-4]), torch.tensor([9e-4]), False),
+        (torch.tensor([1.0, 1e-9]), torch.tensor([1.0, -1e-9]), True),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001]), True),
+        (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), True),
+        (torch.tensor([float("inf")]), torch.tensor([3.0]), False),
+        (torch.ones(2), torch.ones(3), False),
+        (torch.ones(2), torch.ones(2, dtype=torch.float64), False),
+        ({"one": [2e-4]}, {"one": [9e-4]}, False),
+        (None, torch.ones(1), False),
+        (2e-4, 2e-4 * (1 + 1e-6), True),
+    ],
+)
+def test_tables_of_two_machines(mine: Any, theirs: Any, same: bool) -> None:
+    said = written_tables({"M.a": Made(mine, is_read=False)})
+    here = {"M.a": Change("M.a", None, theirs)}
+    if same:
+        check_tables(said, here)
+    else:
+        with pytest.raises(CutRefused, match=r"keeps M\.a"):
+            check_tables(said, here)
 
 
 @pytest.mark.parametrize("said", [1, [[1]], [["a", 1, 2, 3]], "ab", [["layers", None]], [[[], [], 1]]])
