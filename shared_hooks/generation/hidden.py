@@ -8,6 +8,7 @@ Each token has a step of its own; decoding gives the same numbers on every machi
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import os
@@ -17,9 +18,8 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -31,9 +31,19 @@ from shared_hooks.codecs import Grain
 from shared_hooks.codecs.codec import MAX_PARAMS
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SpecError, TooLarge
 from shared_hooks.purity import Turns
-from shared_hooks.state import PLAIN, Change, PythonState, agree, portable
+from shared_hooks.state import (
+    MISSING,
+    PLAIN,
+    Change,
+    PythonState,
+    agree,
+    attribute_in,
+    entries,
+    is_read,
+    lasting,
+    portable,
+)
 from shared_hooks.state.python_state import is_plain, left
-from shared_hooks.state.reach import accesses, read_of_others, unwrapped
 from shared_hooks.tensors import class_name, dtype_name, dtype_named
 
 # Which objects hold tensors between the calls of a model: transformers' caches, and what users register.
@@ -184,8 +194,6 @@ class Settled:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.state: PythonState | None = None
-        self.tables: dict[str, Made] = {}
-        """What calls before the cut have made on first use, by name."""
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
@@ -199,7 +207,7 @@ class Settled:
             self._changed |= names
             self.state = PythonState(self._model, settings=False)
         if again:
-            raise _refusal(again[0])
+            raise refusal(again[0])
 
 
 LOOKS: Final = 2
@@ -207,63 +215,63 @@ LOOKS: Final = 2
 EVERY: Final = 64
 
 
-@dataclass(frozen=True)
-class Made:
-    """A table that a call before the cut has made. ``is_read``: code that is not the call's may look at it."""
-
-    value: Any
-    is_read: bool
+MOST_KEPT: Final = 4096
 
 
-def _reads_elsewhere(state: PythonState, change: Change, module: nn.Module) -> bool:
-    kinds = {base for one in module.modules() for base in type(one).__mro__}
-    inside = {id(part) for kind in kinds for value in vars(kind).values() for part in unwrapped(value)}
-    return any(
-        change.attribute in (read_of_others(one) if id(one) in inside else accesses(one)[0])
-        for one in state.reach.functions.values()
-    )
-
-
-MOST_TABLES: Final = 4096
-
-
-def written_tables(tables: dict[str, Made]) -> list[Any]:
-    """For a step's header. Raises CutRefused where there are too many."""
-    if len(tables) > MOST_TABLES:
-        raise CutRefused(f"calls before the cut make {len(tables)} tables on first use; at most {MOST_TABLES}")
-    return [[portable(name), _summary(one.value), int(one.is_read)] for name, one in tables.items()]
-
-
-def check_tables(said: Any, here: dict[str, Change]) -> None:
-    """What the edge's calls have made (`written_tables`), beside what this side's calls left in the same step. Raises
-    CutRefused where code behind the cut would find something else than in one process, and BadFrame.
+def kept_by(state: PythonState) -> list[Any]:
+    """What a model keeps that its code may change and read, for a session's first step: [name, summary]. Raises
+    CutRefused where that is too much.
     """
+    read, changed = state.reach.names_read(), state.reach.names_set()
+    kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
+    found = [[name, _summary(one.value)] for name, one in kept.items()]
+    if len(found) > MOST_KEPT:
+        raise CutRefused(f"the model's code may change {len(found)} of the values that it keeps; at most {MOST_KEPT}")
+    return found
+
+
+def unlike(said: Any, state: PythonState, changes: dict[str, Change]) -> set[str]:
+    """Names of what the edge's model keeps at the cut (`kept_by`) and this side's has neither before the same step, in
+    ``state``, nor after it. Raises BadFrame.
+    """
+    here = entries(state)
+    found = set()
     try:
-        for name, summary, is_read in said:
-            if name in here:
-                if not _near(summary, _summary(here[name].now)):
-                    raise _refusal(name)
-            elif is_read:
-                raise _refusal(name)
+        for name, summary in said:
+            entry, change = here.get(name), changes.get(name)
+            mine = [MISSING if entry is None else entry.value, *(() if change is None else (change.now,))]
+            if not any(_near(summary, _summary(one)) for one in mine):
+                kind, attribute = (object, attribute_in(name)) if entry is None else (entry.kind, entry.attribute)
+                found |= {name} if is_read(state.reach, attribute, kind) else set()
     except MALFORMED as error:
-        raise BadFrame(f"malformed tables: {error!s:.120}") from error
+        raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
+    return found
 
 
-def check_made(said: Any, model: nn.Module) -> None:
-    """What the other side's calls have changed in a step, and what was there before: the model here must have one of
-    both, for it may have run before. Raises CutRefused, and BadFrame.
+def joined(said: Any, made: list[Any]) -> list[Any]:
+    """What was kept at a first cut (`kept_by`), with what calls up to a second one have ``made``. Raises BadFrame."""
+    try:
+        return [[name, summary] for name, summary in (dict(said) | dict(made)).items()]
+    except MALFORMED as error:
+        raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
+
+
+def left_behind(said: Any, model: nn.Module) -> set[str]:
+    """Names of what the other side's calls have left on its model in a step (`written_changes`) and this side's does
+    not have: it must have what was there before. Raises CutRefused, and BadFrame.
     """
-    state = PythonState(model, settings=False)
-    keyed = [place for place in state.places if place.keys is not None]
-    mine = {
-        portable(one.entry(key)): value for one in keyed for key, value in zip(one.keys or (), one.values, strict=True)
-    }
+    mine = entries(PythonState(model, settings=False))
+    found = set()
     try:
         for name, before, now in said:
-            if name in mine and not any(_near(_summary(mine[name]), one) for one in (before, now)):
-                raise _refusal(name)
+            summary = _summary(mine[name].value if name in mine else MISSING)
+            if not _near(summary, now):
+                found.add(name)
+                if not _near(summary, before):
+                    raise refusal(name)
     except MALFORMED as error:
-        raise BadFrame(f"malformed tables: {error!s:.120}") from error
+        raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
+    return found
 
 
 def _summary(value: Any, depth: int = 4) -> Any:
@@ -277,32 +285,44 @@ def _summary(value: Any, depth: int = 4) -> Any:
         return [*form, [float(part) for one in picked.cpu().tolist() for part in (one.real, one.imag)]]
     if isinstance(value, PLAIN):
         return value if type(value) is float else repr(value)[:200]
-    if isinstance(value, (list, tuple)) and depth:
-        return [len(value), [_summary(one, depth - 1) for one in value[:16]]]
+    if isinstance(value, (list, tuple, set, frozenset, deque, dict)) and len(value) > 16 and _is_all_plain(value):
+        in_order = sorted(map(repr, value)) if isinstance(value, (set, frozenset)) else value
+        return [len(value), hashlib.sha256(repr(in_order).encode()).hexdigest()[:16]]
+    if isinstance(value, (list, tuple, deque)) and depth:
+        return [len(value), [_summary(one, depth - 1) for one in list(value)[:16]]]
+    if isinstance(value, (set, frozenset)) and depth:
+        return [len(value), sorted(repr(_summary(one, depth - 1)) for one in value)[:16]]
     if isinstance(value, dict) and depth:
         return [len(value), [[repr(key)[:80], _summary(value[key], depth - 1)] for key in list(value)[:16]]]
     return class_name(type(value))
 
 
-NEAR: Final = 1e-3
-"""Difference of numbers that are one table's on two machines, as a share of its largest one."""
+def _is_all_plain(value: Any) -> bool:
+    held = [*value, *value.values()] if isinstance(value, dict) else value
+    return all(is_plain(one) for one in held)
 
 
-def _near(one: Any, other: Any) -> bool:
+NEAR: Final = {"float16": 2e-3, "bfloat16": 1e-2}
+"""Difference of numbers that are one value's on two machines, as a share of the largest one; of others 1e-5."""
+
+
+def _near(one: Any, other: Any, tolerance: float = 1e-5) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return _close([one], [other])
+        return _close([one], [other], tolerance)
     if not isinstance(one, list) or not isinstance(other, list):
         return type(one) is type(other) and one == other
     if len(one) != len(other):
         return False
-    numbers = all(isinstance(value, float) for value in (*one, *other))
-    return _close(one, other) if numbers else all(map(_near, one, other))
+    if all(isinstance(value, float) for value in (*one, *other)):
+        return _close(one, other, tolerance)
+    within = NEAR.get(one[0], tolerance) if isinstance(one[0], str) else tolerance
+    return all(_near(a, b, within) for a, b in zip(one, other, strict=True))
 
 
-def _close(one: list[float], other: list[float]) -> bool:
+def _close(one: list[float], other: list[float], tolerance: float) -> bool:
     most = max((abs(value) for value in (*one, *other) if math.isfinite(value)), default=0.0)
     return all(
-        a == b or (a != a and b != b) or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= NEAR * most)
+        a == b or (a != a and b != b) or (math.isfinite(a) and math.isfinite(b) and abs(a - b) <= tolerance * most)
         for a, b in zip(one, other, strict=True)
     )
 
@@ -318,12 +338,6 @@ class InsideCalls:
         self._state = state
         self.changed: set[str] = set()
         """Names of what belongs to the model."""
-        self.flags: set[str] = set()
-        """Those that are numbers, flags or texts of objects outside of the call: no table of its own. Put back, so that
-        the next call sets them again.
-        """
-        self.made: dict[str, Made] = {}
-        """What was changed, by name."""
         self.given: set[str] = set()
         """Calls that change what they are given: objects, sets, iterators, what a function closes over."""
 
@@ -335,9 +349,8 @@ class InsideCalls:
     @contextmanager
     def around(self, path: str, module: nn.Module, given: tuple[Any, ...]) -> Iterator[None]:
         """Around one call; what the code between calls changes, it changes on both sides."""
-        state = self._state
-        if state is None or not state.looks_same:
-            state = PythonState(self._model, settings=False)
+        state: PythonState | None = self.state()
+        assert state is not None
         kept: dict[int, Any] = {}
         before, environment = _seen_in(given, kept), dict(os.environ)
         threads = [vars(one) for one in state.of_threads()]
@@ -351,29 +364,20 @@ class InsideCalls:
         if own != _seen_in(threads, {}):
             self.changed.add("a threading.local")
         if not state.looks_same:
-            changes = [change for change in state.changes() if change.name != HOOKS]
-            inside = {id(vars(one)) for one in module.modules()}
-            self.changed |= {change.name for change in changes}
-            self.made |= {change.name: Made(change.now, _reads_elsewhere(state, change, module)) for change in changes}
-            self.flags |= {
-                change.name
-                for change in changes
-                if change.spot is not None and change.spot[0] not in inside and is_plain(change.now)
-            }
-            if self.flags:
-                state.restore()
+            self.changed |= {change.name for change in state.changes()} - {HOOKS}
             state = None
         self._state = state
 
-    def refuse_flags(self) -> None:
-        """Raises CutRefused for `flags`: what is behind the cut may read them, however often they are set."""
-        if self.flags:
-            raise _refusal(min(self.flags))
+    def state(self) -> PythonState:
+        """The model's, as it is now."""
+        if self._state is None or not self._state.looks_same:
+            self._state = PythonState(self._model, settings=False)
+        return self._state
 
     def refuse(self) -> None:
         """Raises CutRefused where something was changed."""
         if self.changed:
-            raise _refusal(min(self.changed))
+            raise refusal(min(self.changed))
         self.refuse_given()
 
     def refuse_given(self) -> None:
@@ -467,6 +471,10 @@ class Unchanged:
         self.turns = turns
         self.harmless: dict[str, Any] = {}
         """What steps may change, since it is put back: by its name, what the first one has left."""
+        self._left: set[str] = set()
+        """Their names, as `check` gives them."""
+        self._unread: set[frozenset[str]] = set()
+        """Those of them that a step did not leave, and did not read."""
 
     def check(self, before: PythonState, again: Callable[[], bool] | None) -> dict[str, Change]:
         """After a forward that began with the state ``before``: what it left, by name. ``again`` makes it once more
@@ -480,19 +488,32 @@ class Unchanged:
         new = found.keys() - self.harmless.keys()
         others = {name for name in found.keys() - new if not _alike(self.harmless[name], found[name])}
         if others := others - _sizes(self.harmless, found, others):
-            raise _refusal(min(others))
+            raise refusal(min(others))
         if new:
             state = PythonState(self.turns.model, settings=False)
             if again is None or not again() or not state.looks_same:
-                raise _refusal(min(new))
+                raise refusal(min(new))
             self.harmless |= {name: found[name] for name in new}
-        return {portable(name): change for name, change in changes.items()}
+        named = [lasting(change, before.places) for change in changes.values()]
+        return {portable(change.name): change for change in named}
+
+    def missing(self, left: Iterable[str]) -> frozenset[str]:
+        """What steps have left and this one, which has ``left`` that, has not: had it stayed, it might be read. Empty
+        where a step like this one has not read it.
+        """
+        self._left |= set(left) - {HOOKS}
+        found = frozenset(self._left.difference(left))
+        return frozenset() if found in self._unread else found
+
+    def unread(self, names: frozenset[str]) -> None:
+        """A step was found not to read these `missing` ones."""
+        self._unread.add(names)
 
 
 def written_changes(changes: dict[str, Change]) -> list[Any]:
-    """For the answer to a step: see `check_made`."""
+    """For the answer to a step: see `left_behind`."""
     said = [[name, _summary(one.before), _summary(one.now)] for name, one in changes.items() if name != HOOKS]
-    return said[:MOST_TABLES]
+    return said[:MOST_KEPT]
 
 
 def _sizes(first: dict[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
@@ -514,7 +535,7 @@ def _alike(first: Any, now: Any) -> bool:
     return first is now or agree(first, now, lambda _: False)
 
 
-def _refusal(name: Any) -> CutRefused:
+def refusal(name: Any) -> CutRefused:
     return CutRefused(
         f"the model's code keeps {name!s:.200} from one call to the next, and not in a state object that is "
         "passed to it: sessions would share it, and the other side would not see it"

@@ -118,8 +118,8 @@ class MiddleSession(DecodingSession):
         up = self._up
         given, head, onward = answer.header, answer.runner.head, self._onward
         header = {name: given[name] for name in _PASSED_ON if name in given}
-        if tables := [*given.get("m", []), *answer.made]:
-            header["m"] = tables
+        if "m" in given or answer.made:
+            header["m"] = hidden.joined(given.get("m", []), answer.made)
         if answer.mirror is not None:
             said, up = differences(answer.changes, up)
             header["more"] = [*given.get("more", []), said]
@@ -194,6 +194,8 @@ class MiddleSession(DecodingSession):
                         leaf = ["s", len(tensors) - 1]
                 leaves.append(leaf)
             left = [*answer.left, *header.get("m", [])]
+            behind = {str(name) for name, _, _ in header.get("m", [])} - {name for name, _, _ in answer.left}
+            known.behind = frozenset(behind) - known.unread
         except MALFORMED as error:
             raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
         reply: Header = {"o": leaves, **{name: header[name] for name in ("r", "rng") if name in header}}
@@ -211,7 +213,8 @@ class _MiddleStep(Step):
         super().__init__(*step)
         self._second = second
         self.needed = self._tail.needed_up_to(second)
-        if "new" in self._header or "born" in self._header or self._mirror is None:
+        self._is_first = "new" in self._header or "born" in self._header or self._mirror is None
+        if self._is_first:
             self._look = InsideCalls(self._tail.model, self._tail.unchanged.turns.before)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
@@ -252,6 +255,6 @@ class _MiddleStep(Step):
         self._extents.passed()
         self.needed.end_run()
         inputs = self._tensors[: self._used]
-        made = {} if self._look is None else self._look.made
-        said = hidden.written_tables(made), hidden.written_changes(self._left)
-        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, *said)
+        left = hidden.written_changes(self._left)
+        made = [[name, now] for name, _, now in left] if self._is_first else []
+        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, made, left)

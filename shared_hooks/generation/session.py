@@ -9,7 +9,7 @@
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"l"}           strides of tensors that lie with gaps, or on themselves, on the edge
     {"c"}           what is around the model, where new (`cut.around`)
-    {"m"}           tables that calls before the cut have made on first use (`hidden.written_tables`)
+    {"m"}           what the model keeps that its code may change (`hidden.kept_by`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
     {"keep"}        the step may be taken back: its number, and the first step of which that is still so (`ahead`)
@@ -20,7 +20,7 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
     {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
     {"rng"}         after a word was drawn: digest of the generator's state
     {"more"}        what servers behind this one changed on the state
-    {"m"}           tables that calls have made on first use, and what was there (`hidden.written_changes`)
+    {"m"}           what calls have left on the model, and what was there (`hidden.written_changes`)
     {"need", "why"} nothing was done: the same step again, with these
 """
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
-from shared_hooks.generation.hidden import InsideCalls, Unchanged, check_tables, is_state
+from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state, refusal, unlike
 from shared_hooks.generation.inputs import Heard, check_sizes
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
@@ -63,7 +63,7 @@ from shared_hooks.generation.results import Sampler, Template, digest, said, sho
 from shared_hooks.generation.tail import Learned, NotReported, Tail
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
-from shared_hooks.state import Change, Dice
+from shared_hooks.state import Change, Dice, Read, poisoned
 from shared_hooks.tensors import identical, tensors_in, unflatten
 
 # Whether a step draws random numbers on the cloud's side: they would not be those that the edge's generator gives.
@@ -186,6 +186,10 @@ class Known:
     wanted: Any = None
     ups: list[LastSaid] = field(default_factory=list)
     """What each server before this one has said, in a chain."""
+    behind: frozenset[str] = frozenset()
+    """Names of what servers behind this one have left on their model: the next step here may not read it."""
+    unread: frozenset[str] = frozenset()
+    """... which a step has not read."""
 
     def copied(self) -> Known:
         return replace(
@@ -456,22 +460,32 @@ class Step:
         alone = turns.nested <= 1
         output, running_tail = self._output(kwargs, mirror)
 
-        def again() -> bool:
+        def again(*, poison: bool = False) -> bool:
             nonlocal output, running_tail
             first = self._copies(output)
             self._mirror = mirror
             self._back()
-            self._look = InsideCalls(tail.model)
+            self._look = None if poison else InsideCalls(tail.model)
             output, running_tail = self._output(kwargs, mirror)
             now = self._copies(output)
-            return not self._look.changed and len(first) == len(now) and all(map(identical, first, now))
+            made_again = self._look is not None and self._look.changed
+            return not made_again and len(first) == len(now) and all(map(identical, first, now))
 
         if self._look is not None:
-            self._look.refuse_flags()
             self._look.refuse_given()
-        here = {} if turns.before is None else tail.unchanged.check(turns.before, again if alone else None)
-        if "m" in header:
-            check_tables(header["m"], here)
+        before = turns.before
+        here = {} if before is None else tail.unchanged.check(before, again if alone else None)
+        if before is not None:
+            missing = tail.unchanged.missing(here)
+            if names := known.behind | missing | unlike(header.get("m", ()), before, here):
+                is_unread = False
+                with suppress(Read, Exception), poisoned(before, names) as reached:
+                    is_unread = alone and reached and again(poison=True)
+                if not is_unread:
+                    raise refusal(min(names))
+                tail.unchanged.unread(missing)
+                known.unread |= known.behind
+                known.behind = frozenset()
         self._left = here
         return self._answer(output, running_tail)
 

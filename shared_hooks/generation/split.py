@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -55,7 +55,7 @@ from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTens
 from shared_hooks.generation.results import SHORT, Answer, digest, heard, state_now, widened, written
 from shared_hooks.generation.session import CALLS, LEAVES
 from shared_hooks.modules import attach, fast_path_off, running
-from shared_hooks.state import Dice
+from shared_hooks.state import Dice, PythonState, Read, poisoned
 from shared_hooks.tensors import identical
 
 # What one step took.
@@ -146,8 +146,12 @@ class SplitForward:
         self._modules = modules
         self._here = device_of(model)
         self._find = finder_of(model)
-        self._made_there: Any = None
-        """What the other side's steps were last found to make on the model, as this one's has it."""
+        self._left_there: Any = None
+        """What the other side's calls have last left on its model."""
+        self._behind: set[str] = set()
+        """Names of that which this side's model does not have: no code before the cut may read it."""
+        self._looked_for: set[str] = set()
+        """... which no head so far has read."""
         self._settled = Settled(model)
         # whatever it tells apart, some weight of it is as wide
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
@@ -239,8 +243,9 @@ class SplitForward:
         foreseen = self._come_true(handle, kwargs) if session.foreseen else None
         pending = None if foreseen is None else foreseen.pending
         unheard = pending is not None  # nobody waits for its answer yet
-        direct = self._heads is None or opening is not None or handle.mirror is None
-        look = InsideCalls(self.model, self._settled.state) if direct and InsideCalls.wanted(session.number) else None
+        direct = self._heads is None or opening is not None or handle.mirror is None or self._is_unproven
+        wanted = direct and (InsideCalls.wanted(session.number) or self._is_unproven)
+        look = InsideCalls(self.model, self._settled.state) if wanted else None
         dice = None if look is None else Dice()
         head = self._head(seek=handle.mirror is None, look=look) if foreseen is None else foreseen.head
         try:
@@ -251,13 +256,13 @@ class SplitForward:
             elif self._heads is None or direct:
                 beside = run() or 1
                 if look is not None and dice is not None and (look.changed or look.given):
-                    look.refuse_flags()
                     mirror = handle.mirror
                     if mirror is not None and (snapshot is None or not mirror.back_to(snapshot)):
                         look.refuse()  # it was written in place, and cannot be run again
                     dice.restore()
                     head = self._looked_again(kwargs, head, look, seek=mirror is None)
-                    self._settled.tables |= look.made
+                if self._behind and dice is not None:
+                    head = self._unread(kwargs, head, handle, snapshot, dice)
             else:
                 beside = self._heads.run(run)
             made = None if head.born is None else head.born.state  # kept until the output has it
@@ -270,8 +275,9 @@ class SplitForward:
             headed = time.perf_counter_ns()
             if foreseen is None:
                 message = self._message(head, kwargs, handle, opening, born=head.born is not None)
-                if self._settled.tables and (session.number == 0 or (look is not None and look.made)):
-                    message[0]["m"] = hidden.written_tables(self._settled.tables)
+                look_at_all = look is not None and (session.number == 0 or look.changed)
+                if look is not None and look_at_all and (kept := hidden.kept_by(look.state())):
+                    message[0]["m"] = kept
                 if session.takes_back:
                     message[0]["back"], session.takes_back = session.number, False
             else:
@@ -352,6 +358,7 @@ class SplitForward:
             and handle.session.random is None
             and ASKS.isdisjoint(header)
             and self._heads is None
+            and not self._is_unproven
             and getattr(self._link, "begins", False)
             and not (attach.watchers or _every_module._global_forward_hooks or _every_module._global_forward_pre_hooks)
             and not any(one._forward_hooks or one._forward_pre_hooks for one in self._paths)
@@ -439,9 +446,30 @@ class SplitForward:
         head = self._head(seek=seek, look=look)
         self._run_head(head, kwargs)
         look.refuse()
-        before, now = first.given_by_calls(), head.given_by_calls()
-        if len(before) != len(now) or not all(map(_same_leaf, before, now)):
+        if not _same_calls(first, head):
             seen.refuse()
+        return head
+
+    @property
+    def _is_unproven(self) -> bool:
+        return not self._behind <= self._looked_for
+
+    def _unread(
+        self, kwargs: dict[str, Any], first: Head, handle: Handle, snapshot: Snapshot | None, dice: Dice
+    ) -> Head:
+        """The head run once more, where there is poison in place of what only the other side's model keeps. Raises
+        CutRefused where the ``first`` has given something else, or this one looks at it.
+        """
+        mirror, head, is_unread = handle.mirror, self._head(seek=handle.mirror is None), False
+        if mirror is None or (snapshot is not None and mirror.back_to(snapshot)):  # else it was written in place
+            dice.restore()
+            state = PythonState(self.model, settings=False)
+            with suppress(Read, Exception), poisoned(state, self._behind) as reached:
+                self._run_head(head, kwargs)
+                is_unread = reached and _same_calls(first, head)
+        if not is_unread:
+            raise hidden.refusal(min(self._behind))
+        self._looked_for |= self._behind
         return head
 
     def _session(self) -> EdgeSession:
@@ -653,9 +681,11 @@ class SplitForward:
     def _output(self, reply: StepReply, head: Head, kwargs: dict[str, Any], handle: Handle) -> Any:
         session: EdgeSession = handle.session
         session.structure = reply.header.get("r", session.structure)
-        if "m" in reply.header and reply.header["m"] != self._made_there:
-            hidden.check_made(reply.header["m"], self.model)
-            self._made_there = reply.header["m"]
+        if "m" in reply.header and reply.header["m"] != self._left_there:
+            self._behind = hidden.left_behind(reply.header["m"], self.model)
+            self._left_there = reply.header["m"]
+            if self._is_unproven:
+                drop(session)
         if "nb" in reply.header:
             session.quiet = [entry[:2] for entry in head.watch.entries]
         state = None
@@ -685,6 +715,12 @@ def _reading() -> Iterator[None]:
         yield
     except MALFORMED as error:
         raise BadFrame(f"malformed answer to a step: {type(error).__name__}: {error!s:.120}") from error
+
+
+def _same_calls(one: Head, other: Head) -> bool:
+    """Whether the calls of two heads have given the same."""
+    before, now = one.given_by_calls(), other.given_by_calls()
+    return len(before) == len(now) and all(map(_same_leaf, before, now))
 
 
 def _same_leaf(one: torch.Tensor, other: torch.Tensor) -> bool:

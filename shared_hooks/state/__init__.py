@@ -15,15 +15,18 @@ from shared_hooks.state.python_state import (
     Settings,
     Spot,
     agree,
+    entries,
     first_few,
     is_read,
+    lasting,
     lasting_name,
     lost,
+    poisoned,
     portable,
     remains,
     spread,
 )
-from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach
+from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach, attribute_in
 
 __all__ = [
     "MISSING",
@@ -38,10 +41,14 @@ __all__ = [
     "Settings",
     "Spot",
     "agree",
+    "attribute_in",
+    "entries",
     "first_few",
     "is_read",
+    "lasting",
     "lasting_name",
     "lost",
+    "poisoned",
     "portable",
     "remains",
     "spread",

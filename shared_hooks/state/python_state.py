@@ -14,7 +14,8 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +23,7 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from shared_hooks import devices
-from shared_hooks.state.reach import MISSING, Change, ClassEntries, Container, Fetched, Reach, fetched_all
+from shared_hooks.state.reach import MISSING, Change, ClassEntries, Container, Fetched, Reach, attribute_in, fetched_all
 from shared_hooks.state.walk import Walk
 from shared_hooks.tensors import identical
 
@@ -385,42 +386,106 @@ Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise))
 
 def lasting_name(change: Change, places: Iterable[Container]) -> str:
     """What a change is remembered by: what is in a list counts as a whole, and is not the attribute that holds it."""
+    series = _series_of(change, places)
+    return change.name if series is None else _content(series)
+
+
+def _series_of(change: Change, places: Iterable[Container]) -> Container | None:
     if change.is_attribute:
-        return change.name
-    for place in places:
-        if _is_series(place) and (change.name == place.name or change.name.startswith(place.name + "[")):
-            return _content(place)
-    return change.name
+        return None
+    of_lists = (place for place in places if _is_series(place))
+    return next((one for one in of_lists if change.name == one.name or change.name.startswith(one.name + "[")), None)
+
+
+def lasting(change: Change, places: Iterable[Container]) -> Change:
+    """The same change by its `lasting_name`: of a list, all that was in it, and all that is in it now."""
+    series = _series_of(change, places)
+    if series is None:
+        return change
+    return replace(change, name=_content(series), before=list(series.values), now=list(series.owner))
 
 
 def _content(series: Container) -> str:
     return series.name + "[]"
 
 
-def spread(state: PythonState, names: set[str]) -> bool:
-    """Put poison where ``names`` say; whether all of them could be reached. What was there is in ``state``."""
-    left = set(names)
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One value that a dictionary, list or object holds; ``attribute`` is the last one on the way to it, of ``kind``.
+    Of a list, a deque and a set: all of it.
+    """
+
+    value: Any
+    attribute: str
+    is_attribute: bool
+    kind: type
+
+
+def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_: True) -> dict[str, Entry]:
+    """What was where, by `portable` names as of `lasting_name`; where ``wanted`` is true of an `Entry`'s attribute, and
+    whether it is one.
+    """
+    found = {}
+    for place in state.places:
+        attribute = "" if place.is_attributes else attribute_in(place.name)
+        if place.keys is not None and (place.is_attributes or wanted(attribute, False)):
+            for key, value in zip(place.keys, place.values, strict=True):
+                if not place.is_attributes or wanted(str(key), True):
+                    one = Entry(value, attribute or str(key), place.is_attributes, place.kind)
+                    found[portable(place.entry(key))] = one
+        elif isinstance(place.owner, (list, collections.deque, set)) and wanted(attribute, False):
+            values = set(place.values) if isinstance(place.owner, set) else place.values
+            found[portable(_content(place))] = Entry(values, attribute, False, object)
+    return found
+
+
+def spread(state: PythonState, names: Iterable[str], *, classes: bool = True) -> bool:
+    """Put poison where ``names`` say, also where there was nothing; whether all of them could be reached. What was
+    there is in ``state``. ``classes``: where other objects would find it, too.
+    """
+    left = _outermost(set(map(portable, names)))
     for place in state.places:
         if place.keys is not None and isinstance(place.owner, dict):
-            for key in place.keys:
-                if place.entry(key) in names:
+            keys = {portable(place.entry(key)): key for key in place.keys}
+            before = portable(place.name)
+            for name in [name for name in left if name in keys or name.startswith(before)]:
+                key = keys[name] if name in keys else place.key_of(name[len(before) :])
+                if key is not MISSING:
                     dict.__setitem__(place.owner, key, Poison())
-                    left.discard(place.entry(key))
+                    left.discard(name)
         elif _is_series(place):
-            if _content(place) in names:
-                poisons = [Poison() for _ in place.values]
+            if portable(_content(place)) in left:
+                poisons = [Poison() for _ in range(len(place.values) + 1)]
                 place.owner.clear()
                 place.owner.extend(poisons)
-                left.discard(_content(place))
-        elif isinstance(place.owner, type):
+                left.discard(portable(_content(place)))
+        elif classes and isinstance(place.owner, type):
             for key in list(vars(place.owner)):
-                if place.name + key in names:
+                if portable(place.name + key) in left:
                     type.__setattr__(place.owner, key, Poison())
-                    left.discard(place.name + key)
-        elif place.name in names and place.set_one is not None:
+                    left.discard(portable(place.name + key))
+        elif classes and portable(place.name) in left and place.set_one is not None:
             place.set_one(Poison())
-            left.discard(place.name)
+            left.discard(portable(place.name))
     return not left
+
+
+def _outermost(names: set[str]) -> set[str]:
+    """Those of `entries`' names that are not of something within another one of them."""
+    ends = {name: [at for at, sign in enumerate(name) if sign in ".["] for name in names}
+    return {name for name in names if not any(name[:end] in names for end in ends[name])}
+
+
+@contextlib.contextmanager
+def poisoned(state: PythonState, names: Iterable[str]) -> Iterator[bool]:
+    """The model with poison where ``names`` say (`spread`, of its own objects), for a block that `Read` may leave; then
+    as in ``state`` again. Gives whether all of them were reached.
+    """
+    state.restore()
+    try:
+        yield spread(state, names, classes=False)
+    finally:
+        state.restore()
 
 
 def _is_series(place: Container) -> bool:

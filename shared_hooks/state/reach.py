@@ -6,6 +6,7 @@ model counts whose name some function that counts mentions. Code of torch and of
 
 from __future__ import annotations
 
+import ast
 import collections
 import csv
 import dis
@@ -236,8 +237,8 @@ _SETTERS = frozenset({"setattr", "delattr", "patch"})
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _of_self_alone(code: _Same, operations: tuple[str, ...]) -> frozenset[str]:
-    """Attributes that these operations of a function name of its first argument and of nothing else."""
+def _set_on_self(code: _Same) -> frozenset[str]:
+    """Attributes that a function sets on its first argument and on nothing else."""
     steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
     me = code.code.co_varnames[0] if code.code.co_argcount else None
     if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
@@ -245,22 +246,10 @@ def _of_self_alone(code: _Same, operations: tuple[str, ...]) -> frozenset[str]:
     mine: set[str] = set()
     others = set().union(*(_names(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)))
     for before, step in itertools.pairwise(steps):
-        if step.opname in operations:
+        if step.opname in ("STORE_ATTR", "DELETE_ATTR"):
             on_me = before.opname.startswith("LOAD_FAST") and before.argval == me
             (mine if on_me else others).add(str(step.argval))
     return frozenset(mine - others)
-
-
-def _set_on_self(code: _Same) -> frozenset[str]:
-    """Attributes that a function sets on its first argument and on nothing else."""
-    return _of_self_alone(code, ("STORE_ATTR", "DELETE_ATTR"))
-
-
-def read_of_others(function: types.FunctionType) -> frozenset[str]:
-    """Names of attributes that a function reads, but for those that it reads of its first argument alone."""
-    code = function.__code__
-    texts = {text for text in code.co_consts if isinstance(text, str)}
-    return accesses(function)[0] - (_of_self_alone(_Same(code), ("LOAD_ATTR", "LOAD_METHOD")) - texts)
 
 
 class Reach:
@@ -336,6 +325,19 @@ class Reach:
         """Whether any of the functions may set an attribute of this name, be it by ``setattr``."""
         return any(attribute in sets_in(function) for function in self.functions.values())
 
+    def names_read(self) -> set[str]:
+        """Names of attributes that any of the functions may look at."""
+        return set().union(*(accesses(function)[0] for function in self.functions.values()))
+
+    def names_set(self) -> set[str]:
+        """Names of attributes that any of the functions may set, but of an object that it has just made."""
+        return {
+            name
+            for function in self.functions.values()
+            for name in sets_in(function)
+            if not self._constructs(function, name)
+        }
+
     def writes(self, attribute: str) -> bool:
         """Whether any of the functions sets an attribute of this name, but of an object that it has just made."""
         return bool(self.writers(attribute))
@@ -359,6 +361,11 @@ class Reach:
 # What is remembered of each is a shallow copy, so "the same" means the same objects: an equal one is a change.
 
 
+def attribute_in(name: str) -> str:
+    """The last name in what `Container.entry` gives: the attribute that holds it."""
+    return name.partition("[")[0].rpartition(".")[2]
+
+
 MISSING = object()
 _OURS = (Shim, Instead)
 
@@ -380,7 +387,7 @@ class Change:
     @property
     def attribute(self) -> str:
         """The last name in ``name``: the attribute that holds it."""
-        return self.name.partition("[")[0].rpartition(".")[2]
+        return attribute_in(self.name)
 
 
 class Container:
@@ -443,6 +450,16 @@ class Container:
 
     def entry(self, key: Any) -> str:
         return f"{self.name}{key}" if self.name.endswith(".") else f"{self.name}[{key!r:.40}]"
+
+    def key_of(self, rest: str) -> Any:
+        """The key of which `entry` is the name here and ``rest``; `MISSING` where that cannot be said."""
+        if self.name.endswith("."):
+            return rest if rest.isidentifier() else MISSING
+        try:
+            key = ast.literal_eval(rest[1:-1])
+            return key if hash(key) is not None and f"[{key!r:.40}]" == rest else MISSING
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return MISSING
 
 
 def put_dict(place: Container) -> None:

@@ -20,9 +20,9 @@ from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, TooLarge
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
-from shared_hooks.generation.hidden import Made, check_made, check_tables, written_tables
+from shared_hooks.generation.hidden import joined, kept_by, left_behind, unlike
 from shared_hooks.generation.middle import MiddleSession
-from shared_hooks.state import Change
+from shared_hooks.state import PythonState
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
 
@@ -398,8 +398,9 @@ class SetsOnce(nn.Module):
 
 
 def test_what_is_set_once_for_those_behind_the_cut() -> None:
-    tail, ids = DecodingTail(SetsOnce(), "layers.1"), torch.tensor([[1, 2]])
+    tail, ids, whole = DecodingTail(SetsOnce(), "layers.1"), torch.tensor([[1, 2]]), SetsOnce()
     with torch.no_grad(), SplitForward(SetsOnce(), "layers.1", InProcess(tail)) as split:
+        assert torch.equal(split.model(ids), whole(ids)), "the server's first step runs the first layer, too"
         for _ in range(3):
             with pytest.raises(CutRefused, match=r"keeps SetsOnce\.scale"):
                 split.model(ids)
@@ -552,12 +553,25 @@ def test_a_table_that_each_layer_has_for_itself_is_none_of_that() -> None:
             assert torch.equal(edge(x), whole(x))
 
 
+class Holds(nn.Module):
+    def __init__(self, kept: Any) -> None:
+        super().__init__()
+        self.kept = kept
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kept is None:
+            self.kept = x
+        return self.kept + x
+
+
 @pytest.mark.parametrize(
     ("mine", "theirs", "same"),
     [
         (torch.tensor([2e-4]), torch.tensor([9e-4]), False),
         (torch.tensor([1.0, 1e-9]), torch.tensor([1.0, -1e-9]), True),
-        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001]), True),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.00001]), True),
+        (torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.0001]), False),
+        (torch.tensor([1.0, 2.0]).bfloat16(), torch.tensor([1.0, 2.01]).bfloat16(), True),
         (torch.tensor([1.0, float("nan")]), torch.tensor([1.0, float("nan")]), True),
         (torch.tensor([float("inf")]), torch.tensor([3.0]), False),
         (torch.ones(2), torch.ones(3), False),
@@ -568,18 +582,20 @@ def test_a_table_that_each_layer_has_for_itself_is_none_of_that() -> None:
     ],
 )
 def test_tables_of_two_machines(mine: Any, theirs: Any, same: bool) -> None:
-    said = written_tables({"M.a": Made(mine, is_read=False)})
-    here = {"M.a": Change("M.a", None, theirs)}
-    if same:
-        check_tables(said, here)
-    else:
-        with pytest.raises(CutRefused, match=r"keeps M\.a"):
-            check_tables(said, here)
+    edge, server = Holds(mine), Holds(theirs)
+    said = kept_by(PythonState(edge, settings=False))
+    assert said[0][0] == "Holds.kept"
+    found = unlike(said, PythonState(server, settings=False), {})
+    assert bool(found) is not same
 
 
-@pytest.mark.parametrize("said", [1, [[1]], [["a", 1, 2, 3]], "ab", [["layers", None]], [[[], [], 1]]])
+@pytest.mark.parametrize("said", [1, [[1]], [["a", 1, 2, 3]], "ab", [["layers", None, 1, 2]], [[[], [], 1]]])
 def test_malformed_tables(said: Any) -> None:
-    with pytest.raises(BadFrame, match="malformed tables"):
-        check_tables(said, {})
-    with pytest.raises(BadFrame, match="malformed tables"):
-        check_made(said if said != [[[], [], 1]] else [[[]]], nn.Linear(2, 2))
+    model = nn.Linear(2, 2)
+    for read in (
+        lambda: unlike(said, PythonState(model, settings=False), {}),
+        lambda: left_behind(said if said != [[[], [], 1]] else [[[]]], model),
+        lambda: joined(said, []),
+    ):
+        with pytest.raises(BadFrame, match="malformed state of a model"):
+            read()
