@@ -141,7 +141,7 @@ class Head:
                 if self._look is None:
                     call.output = forward(*args, **kwargs)
                 else:
-                    with self._look.around(path, module, (*args, *kwargs.values())):
+                    with self._look.around(path, (*args, *kwargs.values())):
                         call.output = forward(*args, **kwargs)
             finally:
                 self._open.pop()

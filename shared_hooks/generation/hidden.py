@@ -30,6 +30,7 @@ from shared_hooks import codecs
 from shared_hooks.codecs import Grain
 from shared_hooks.codecs.codec import MAX_PARAMS
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, SpecError, TooLarge
+from shared_hooks.generation.remote_tensor import RemoteTensor
 from shared_hooks.purity import Turns
 from shared_hooks.state import (
     MISSING,
@@ -41,6 +42,7 @@ from shared_hooks.state import (
     entries,
     is_read,
     lasting,
+    lasting_name,
     portable,
 )
 from shared_hooks.state.python_state import is_plain, left
@@ -194,6 +196,8 @@ class Settled:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.state: PythonState | None = None
+        self.rewritten: set[str] = set()
+        """Names of what calls write before they read it: each step may."""
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
@@ -202,12 +206,17 @@ class Settled:
         with self._lock:
             if self.state is not None and self.state.is_same:
                 return
-            names = set() if self.state is None else {change.name for change in self.state.changes()} - {HOOKS}
+            names = (set() if self.state is None else _changed(self.state)) - {HOOKS} - self.rewritten
             again = sorted(names & self._changed)
             self._changed |= names
             self.state = PythonState(self._model, settings=False)
         if again:
             raise refusal(again[0])
+
+
+def _changed(state: PythonState) -> set[str]:
+    """Names, as `entries` gives them, of what has changed since."""
+    return {portable(lasting_name(change, state.places)) for change in state.changes()}
 
 
 LOOKS: Final = 2
@@ -230,22 +239,32 @@ def kept_by(state: PythonState) -> list[Any]:
     return found
 
 
-def unlike(said: Any, state: PythonState, changes: dict[str, Change]) -> set[str]:
-    """Names of what the edge's model keeps at the cut (`kept_by`) and this side's has neither before the same step, in
-    ``state``, nor after it. Raises BadFrame.
+def unlike(said: Any, state: PythonState) -> dict[str, Any]:
+    """Of what the edge's model keeps at the cut (`kept_by`), that which this side's, in ``state``, has not when the
+    same step is there, but may read: summaries by name. Raises BadFrame.
     """
     here = entries(state)
-    found = set()
+    found: dict[str, Any] = {}
     try:
         for name, summary in said:
-            entry, change = here.get(name), changes.get(name)
-            mine = [MISSING if entry is None else entry.value, *(() if change is None else (change.now,))]
-            if not any(_near(summary, _summary(one)) for one in mine):
+            entry = here.get(name)
+            if not _near(summary, _summary(MISSING if entry is None else entry.value)):
                 kind, attribute = (object, attribute_in(name)) if entry is None else (entry.kind, entry.attribute)
-                found |= {name} if is_read(state.reach, attribute, kind) else set()
+                found |= {name: summary} if is_read(state.reach, attribute, kind) else {}
     except MALFORMED as error:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
     return found
+
+
+def alike(summaries: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """Those of the values that have these summaries."""
+    return {name: one for name, one in values.items() if name in summaries and _near(summaries[name], _summary(one))}
+
+
+def changed_since(state: PythonState) -> list[Any]:
+    """Names and summaries, as of `kept_by`, of what has changed since."""
+    named = [lasting(change, state.places) for change in left(state)]
+    return [[portable(one.name), _summary(one.now)] for one in named if one.name != HOOKS]
 
 
 def joined(said: Any, made: list[Any]) -> list[Any]:
@@ -258,20 +277,17 @@ def joined(said: Any, made: list[Any]) -> list[Any]:
 
 def left_behind(said: Any, model: nn.Module) -> set[str]:
     """Names of what the other side's calls have left on its model in a step (`written_changes`) and this side's does
-    not have: it must have what was there before. Raises CutRefused, and BadFrame.
+    not have. Raises BadFrame.
     """
     mine = entries(PythonState(model, settings=False))
-    found = set()
     try:
-        for name, before, now in said:
-            summary = _summary(mine[name].value if name in mine else MISSING)
-            if not _near(summary, now):
-                found.add(name)
-                if not _near(summary, before):
-                    raise refusal(name)
+        return {
+            name
+            for name, summary in said
+            if not _near(_summary(mine[name].value if name in mine else MISSING), summary)
+        }
     except MALFORMED as error:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
-    return found
 
 
 def _summary(value: Any, depth: int = 4) -> Any:
@@ -328,16 +344,19 @@ def _close(one: list[float], other: list[float], tolerance: float) -> bool:
 
 
 class InsideCalls:
-    """What calls before the cut change of the model's Python state: the other side does not make them, and code behind
-    the cut may read it.
+    """What calls before the cut change beside tensors: the other side does not make them, and code behind the cut may
+    read it.
     """
 
     def __init__(self, model: nn.Module, state: PythonState | None = None) -> None:
-        """``state``: as it was lately; making one takes 10 to 20 ms."""
+        """``state``: the model's as it was lately; making one takes 10 to 20 ms."""
         self._model = model
-        self._state = state
-        self.changed: set[str] = set()
-        """Names of what belongs to the model."""
+        if state is None or not state.looks_same:
+            state = PythonState(model, settings=False)
+        self._before = state
+        self._threads = [vars(one) for one in state.of_threads()]
+        self.outside: set[str] = set()
+        """What belongs to no object of the model."""
         self.given: set[str] = set()
         """Calls that change what they are given: objects, sets, iterators, what a function closes over."""
 
@@ -347,41 +366,31 @@ class InsideCalls:
         return step < LOOKS or step % EVERY == 0
 
     @contextmanager
-    def around(self, path: str, module: nn.Module, given: tuple[Any, ...]) -> Iterator[None]:
-        """Around one call; what the code between calls changes, it changes on both sides."""
-        state: PythonState | None = self.state()
-        assert state is not None
+    def around(self, path: str, given: tuple[Any, ...]) -> Iterator[None]:
+        """Around one call."""
         kept: dict[int, Any] = {}
-        before, environment = _seen_in(given, kept), dict(os.environ)
-        threads = [vars(one) for one in state.of_threads()]
-        held: dict[int, Any] = {}
-        own = _seen_in(threads, held)
+        before, environment, held = _seen_in(given, kept), dict(os.environ), dict[int, Any]()
+        own = _seen_in(self._threads, held)
         yield
         if before != _seen_in(given, {}):
             self.given.add(path)
         if environment != dict(os.environ):
-            self.changed.add("os.environ")
-        if own != _seen_in(threads, {}):
-            self.changed.add("a threading.local")
-        if not state.looks_same:
-            self.changed |= {change.name for change in state.changes()} - {HOOKS}
-            state = None
-        self._state = state
+            self.outside.add("os.environ")
+        if own != _seen_in(self._threads, {}):
+            self.outside.add("a threading.local")
+
+    def changed(self) -> set[str]:
+        """Names, as `entries` gives them, of what has changed on the model since this was made."""
+        return set() if self._before.looks_same else _changed(self._before)
 
     def state(self) -> PythonState:
         """The model's, as it is now."""
-        if self._state is None or not self._state.looks_same:
-            self._state = PythonState(self._model, settings=False)
-        return self._state
+        return self._before if self._before.looks_same else PythonState(self._model, settings=False)
 
     def refuse(self) -> None:
-        """Raises CutRefused where something was changed."""
-        if self.changed:
-            raise refusal(min(self.changed))
-        self.refuse_given()
-
-    def refuse_given(self) -> None:
-        """As `refuse`, of what calls are given."""
+        """Raises CutRefused for what no other run of the calls can be judged by."""
+        if self.outside:
+            raise refusal(min(self.outside))
         if self.given:
             raise CutRefused(
                 f"{min(self.given)}, before the cut, changes an object that it is given, which is part of no state: "
@@ -462,58 +471,70 @@ def _is_set(slot: Any, one: Any) -> bool:
 class Unchanged:
     """Guards the server's model, which sessions of several callers share: no step leaves anything on it.
 
-    What a step changes is put back after it. That is the same as if it had stayed only where the step, made once more
-    from what it left, gives the same and changes nothing, and later steps make the same again: as with a table that is
-    built on first use, and now in each step. Any other change is refused by name.
+    What a step changes is put back after it. That is the same as if it had stayed only where steps write it before they
+    read it; or where the step, made once more from what it left, gives the same and changes nothing, and later steps
+    leave the same: as with a table that is built on first use, and now in each step.
     """
 
     def __init__(self, turns: Turns) -> None:
         self.turns = turns
-        self.harmless: dict[str, Any] = {}
-        """What steps may change, since it is put back: by its name, what the first one has left."""
-        self._left: set[str] = set()
-        """Their names, as `check` gives them."""
+        self._same: dict[str, Any] = {}
+        """What the first step has left by a name, and later ones do, too."""
+        self.rewritten: set[str] = set()
+        """Names of what steps write before they read it."""
         self._unread: set[frozenset[str]] = set()
-        """Those of them that a step did not leave, and did not read."""
+        """Of all that steps have left, what some left out and did not read."""
 
-    def check(self, before: PythonState, again: Callable[[], bool] | None) -> dict[str, Change]:
-        """After a forward that began with the state ``before``: what it left, by name. ``again`` makes it once more
-        from there, and says whether it gave the same; None where others run between its lines. Raises CutRefused.
+    @property
+    def leaves(self) -> bool:
+        """Whether any step has left anything, which was put back."""
+        return bool(self._same or self.rewritten)
+
+    def check(self, before: PythonState, again: Callable[[], bool] | None) -> tuple[dict[str, Change], set[str]]:
+        """After a forward that began with the state ``before``: what it left, by name, and which of that no step may
+        read before it writes it. ``again`` makes it once more from there, and says whether it gave the same; None where
+        others run between its lines. Raises CutRefused.
         """
         if before.looks_same:
             self.turns.looked = self.turns.nested == 1
-            return {}
-        changes = {change.name: change for change in left(before)}
-        found = {name: change.now for name, change in changes.items()}
-        new = found.keys() - self.harmless.keys()
-        others = {name for name in found.keys() - new if not _alike(self.harmless[name], found[name])}
-        if others := others - _sizes(self.harmless, found, others):
-            raise refusal(min(others))
+            return {}, set()
+        named = [lasting(change, before.places) for change in left(before)]
+        changes = {portable(change.name): change for change in named}
+        found = {name: change.now for name, change in changes.items() if name not in self.rewritten}
+        new = found.keys() - self._same.keys()
+        others = {name for name in found.keys() - new if not _alike(self._same[name], found[name])}
+        unproven = others - _sizes(self._same, found, others)
         if new:
             state = PythonState(self.turns.model, settings=False)
-            if again is None or not again() or not state.looks_same:
+            if again is None:
                 raise refusal(min(new))
-            self.harmless |= {name: found[name] for name in new}
-        named = [lasting(change, before.places) for change in changes.values()]
-        return {portable(change.name): change for change in named}
+            tables = new if again() else set()
+            moved = set() if state.looks_same else _changed(state)
+            self._same |= {name: found[name] for name in tables - moved}
+            unproven |= (new - tables) | (moved - self.rewritten)
+        return changes, unproven
 
-    def missing(self, left: Iterable[str]) -> frozenset[str]:
-        """What steps have left and this one, which has ``left`` that, has not: had it stayed, it might be read. Empty
+    def missing(self, found: Iterable[str]) -> frozenset[str]:
+        """What steps have left and this one, which has ``found`` that, has not: had it stayed, it might be read. Empty
         where a step like this one has not read it.
         """
-        self._left |= set(left) - {HOOKS}
-        found = frozenset(self._left.difference(left))
-        return frozenset() if found in self._unread else found
+        names = frozenset((self._same.keys() | self.rewritten).difference(found))
+        return frozenset() if names in self._unread else names
 
-    def unread(self, names: frozenset[str]) -> None:
-        """A step was found not to read these `missing` ones."""
-        self._unread.add(names)
+    def unread(self, unproven: set[str], missing: frozenset[str]) -> None:
+        """A step did not read them (see `check`, `missing`) before it wrote them."""
+        self.rewritten |= unproven
+        for name in unproven:
+            self._same.pop(name, None)
+        self._unread.add(missing)
 
-
-def written_changes(changes: dict[str, Change]) -> list[Any]:
-    """For the answer to a step: see `left_behind`."""
-    said = [[name, _summary(one.before), _summary(one.now)] for name, one in changes.items() if name != HOOKS]
-    return said[:MOST_KEPT]
+    def said(self, changes: dict[str, Change]) -> list[Any]:
+        """For the answer to a step: names and `_summary` of what it left behind the cut; of what is written again each
+        time, none.
+        """
+        names = [name for name, one in changes.items() if name != HOOKS and type(one.now) is not RemoteTensor]
+        del names[MOST_KEPT:]
+        return [[name, None if name in self.rewritten else _summary(changes[name].now)] for name in names]
 
 
 def _sizes(first: dict[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
@@ -532,7 +553,7 @@ def _alike(first: Any, now: Any) -> bool:
     if isinstance(first, torch.Tensor) and isinstance(now, torch.Tensor) and first.dim() == now.dim():
         both = tuple(slice(min(sizes)) for sizes in zip(first.shape, now.shape, strict=True))
         first, now = first[both].contiguous(), now[both].contiguous()
-    return first is now or agree(first, now, lambda _: False)
+    return first is now or agree(first, now)
 
 
 def refusal(name: Any) -> CutRefused:

@@ -21,7 +21,7 @@ from shared_hooks.generation import hidden
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
 from shared_hooks.generation.hidden import InsideCalls
-from shared_hooks.generation.mirror import LastSaid, differences
+from shared_hooks.generation.mirror import LastSaid, Mirror, differences
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
     CALLS,
@@ -193,14 +193,14 @@ class MiddleSession(DecodingSession):
                         tensors.append(own)
                         leaf = ["s", len(tensors) - 1]
                 leaves.append(leaf)
-            left = [*answer.left, *header.get("m", [])]
-            behind = {str(name) for name, _, _ in header.get("m", [])} - {name for name, _, _ in answer.left}
+            left = list((dict(answer.left) | dict(header.get("m", []))).items())
+            behind = {str(name) for name, _ in header.get("m", [])} - dict(answer.left).keys()
             known.behind = frozenset(behind) - known.unread
         except MALFORMED as error:
             raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
         reply: Header = {"o": leaves, **{name: header[name] for name in ("r", "rng") if name in header}}
-        if left:
-            reply["m"] = left
+        if left and left != known.left:
+            reply["m"] = known.left = left
         if answer.mirror is not None:
             self._onward.heard(answer.mirror, header)
             reply["d"], known.down = differences(answer.changes, known.down)
@@ -213,12 +213,19 @@ class _MiddleStep(Step):
         super().__init__(*step)
         self._second = second
         self.needed = self._tail.needed_up_to(second)
-        self._is_first = "new" in self._header or "born" in self._header or self._mirror is None
-        if self._is_first:
+        self._made: list[Any] = []
+        """What was changed between the cuts, where the edge says what it keeps."""
+        if "new" in self._header or "born" in self._header or self._mirror is None:
             self._look = InsideCalls(self._tail.model, self._tail.unchanged.turns.before)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
         return super()._runner(partial(Middle, self._second, self._look))
+
+    def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
+        found = super()._output(kwargs, given)
+        if self._meets and self._at_cut is not None:
+            self._made = hidden.changed_since(self._at_cut)
+        return found
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
         assert isinstance(running_tail, Middle)
@@ -255,6 +262,5 @@ class _MiddleStep(Step):
         self._extents.passed()
         self.needed.end_run()
         inputs = self._tensors[: self._used]
-        left = hidden.written_changes(self._left)
-        made = [[name, now] for name, _, now in left] if self._is_first else []
-        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, made, left)
+        made = [one for one in self._made if one[0] not in self._untouched]
+        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, made, self._left)

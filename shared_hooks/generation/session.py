@@ -20,7 +20,7 @@ The tensors of a step are those of its inputs, those of the cut's result, and th
     {"o", "r", "d"} results, their structure where it is new, what the tail changed on the state
     {"rng"}         after a word was drawn: digest of the generator's state
     {"more"}        what servers behind this one changed on the state
-    {"m"}           what calls have left on the model, and what was there (`hidden.written_changes`)
+    {"m"}           what calls have left on the model (`Unchanged.said`)
     {"need", "why"} nothing was done: the same step again, with these
 """
 
@@ -45,7 +45,7 @@ from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
-from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state, refusal, unlike
+from shared_hooks.generation.hidden import InsideCalls, Unchanged, alike, is_state, refusal, unlike
 from shared_hooks.generation.inputs import Heard, check_sizes
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
@@ -63,7 +63,7 @@ from shared_hooks.generation.results import Sampler, Template, digest, said, sho
 from shared_hooks.generation.tail import Learned, NotReported, Tail
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
-from shared_hooks.state import Change, Dice, Read, poisoned
+from shared_hooks.state import Dice, PythonState, Read, agree, entries, poisoned, remains, spread
 from shared_hooks.tensors import identical, tensors_in, unflatten
 
 # Whether a step draws random numbers on the cloud's side: they would not be those that the edge's generator gives.
@@ -190,6 +190,8 @@ class Known:
     """Names of what servers behind this one have left on their model: the next step here may not read it."""
     unread: frozenset[str] = frozenset()
     """... which a step has not read."""
+    left: Any = None
+    """What steps were last said to leave on this side's model."""
 
     def copied(self) -> Known:
         return replace(
@@ -433,8 +435,18 @@ class Step:
         self._start: Any = None
         self._look: InsideCalls | None = None
         """At what calls change that the next server of a chain does not make."""
-        self._left: dict[str, Change] = {}
-        """What the model's calls have changed on it, which is put back."""
+        self._left: list[Any] = []
+        """What the model's calls have changed on it, which is put back, as it is said."""
+        self._other: dict[str, Any] = {}
+        """What the edge's model keeps at the cut and this side's does not."""
+        self._same: dict[str, Any] = {}
+        """Of that, what this side's has at the step's end."""
+        self._untouched: set[str] = set()
+        """Of that, what a step would not have written if it had been there."""
+        self._at_cut: PythonState | None = None
+        """Where the edge says what its model keeps."""
+        self._meets, self._spreads = True, False
+        """Whether that is to be found out, at the cut; whether there is to be poison in its place."""
         self._apart: list[tuple[torch.Tensor, int]] = []
         """Tensors that crossed, and may be in one memory on the edge."""
 
@@ -459,35 +471,64 @@ class Step:
         turns = tail.unchanged.turns
         alone = turns.nested <= 1
         output, running_tail = self._output(kwargs, mirror)
+        self._meets, first = False, None
 
-        def again(*, poison: bool = False) -> bool:
-            nonlocal output, running_tail
-            first = self._copies(output)
+        def again() -> bool:
+            nonlocal output, running_tail, first
+            first = self._copies(output) if first is None else first
             self._mirror = mirror
             self._back()
-            self._look = None if poison else InsideCalls(tail.model)
+            self._look = None
             output, running_tail = self._output(kwargs, mirror)
             now = self._copies(output)
-            made_again = self._look is not None and self._look.changed
-            return not made_again and len(first) == len(now) and all(map(identical, first, now))
+            return len(first) == len(now) and all(map(identical, first, now))
 
         if self._look is not None:
-            self._look.refuse_given()
+            self._look.refuse()
         before = turns.before
-        here = {} if before is None else tail.unchanged.check(before, again if alone else None)
         if before is not None:
+            here, unproven = tail.unchanged.check(before, again if alone else None)
             missing = tail.unchanged.missing(here)
-            if names := known.behind | missing | unlike(header.get("m", ()), before, here):
-                is_unread = False
-                with suppress(Read, Exception), poisoned(before, names) as reached:
-                    is_unread = alone and reached and again(poison=True)
-                if not is_unread:
+            if names := unproven | known.behind | missing | self._other.keys():
+                self._same = alike(self._other, {name: one.now for name, one in here.items() if name not in unproven})
+                if not alone or not self._reads_none(before, names, again):
                     raise refusal(min(names))
-                tail.unchanged.unread(missing)
+                tail.unchanged.unread(unproven, missing)
                 known.unread |= known.behind
                 known.behind = frozenset()
-        self._left = here
+            self._left = [one for one in tail.unchanged.said(here) if one[0] not in self._untouched]
         return self._answer(output, running_tail)
+
+    def _reads_none(self, before: PythonState, names: set[str], again: Callable[[], bool]) -> bool:
+        """Whether a step gives the same with poison in place of ``names`` as it begins, and in place of what the edge
+        has otherwise when it is at the cut; where the step itself leaves that, with that instead. ``again`` makes it.
+        """
+        is_same = False
+        with suppress(Read, Exception), poisoned(before, names, self._same) as reached:
+            is_same = reached and again()
+        if is_same and self._other:
+            is_same, self._spreads = False, True
+            with suppress(Read, Exception), poisoned(before, ()):
+                is_same = again()
+                now = {
+                    name: one.value
+                    for name, one in entries(PythonState(self._tail.model)).items()
+                    if name in self._other
+                }
+                is_same &= all(name in now and agree(one, now[name]) for name, one in self._same.items())
+                self._untouched = {name for name, one in now.items() if remains(one)}
+        return is_same
+
+    def _meet(self, said: Any, before: PythonState) -> None:
+        """At the cut: what the edge's model keeps there, beside this side's."""
+        if self._meets:
+            self._at_cut = self._now(before)
+            self._other |= unlike(said, self._at_cut)
+        if self._spreads and not spread(self._now(before), self._other, self._same, classes=False):
+            raise Read
+
+    def _now(self, before: PythonState) -> PythonState:
+        return before if before.looks_same else PythonState(self._tail.model, settings=False)
 
     def _answer(self, output: Any, running_tail: Tail) -> StepAnswer:
         header, known = self._header, self._known
@@ -511,8 +552,8 @@ class Step:
             reply["d"], known.down = differences(changes, known.down)
         if header.get("b") and not running_tail.replay.answered:
             reply["nb"] = 1
-        if said_left := hidden.written_changes(self._left):
-            reply["m"] = said_left
+        if self._left and self._left != known.left:
+            reply["m"] = known.left = self._left
         self._extents.passed()
         self.needed.end_run()
         return StepAnswer(reply, tensors, self._mirror)
@@ -606,6 +647,8 @@ class Step:
 
     def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The cut is reached: the state becomes what it is there on the edge, and the cut's result is put in."""
+        if "m" in self._header and (before := self._tail.unchanged.turns.before) is not None:
+            self._meet(self._header["m"], before)
         gone: list[torch.Tensor] = []
         if running_tail.born is not None and self._mirror is None:
             self._mirror = running_tail.born

@@ -255,14 +255,8 @@ class SplitForward:
                 beside = 1
             elif self._heads is None or direct:
                 beside = run() or 1
-                if look is not None and dice is not None and (look.changed or look.given):
-                    mirror = handle.mirror
-                    if mirror is not None and (snapshot is None or not mirror.back_to(snapshot)):
-                        look.refuse()  # it was written in place, and cannot be run again
-                    dice.restore()
-                    head = self._looked_again(kwargs, head, look, seek=mirror is None)
-                if self._behind and dice is not None:
-                    head = self._unread(kwargs, head, handle, snapshot, dice)
+                if look is not None and dice is not None:
+                    head = self._judged(kwargs, head, handle, snapshot, look, dice)
             else:
                 beside = self._heads.run(run)
             made = None if head.born is None else head.born.state  # kept until the output has it
@@ -275,7 +269,7 @@ class SplitForward:
             headed = time.perf_counter_ns()
             if foreseen is None:
                 message = self._message(head, kwargs, handle, opening, born=head.born is not None)
-                look_at_all = look is not None and (session.number == 0 or look.changed)
+                look_at_all = look is not None and (session.number == 0 or bool(look.changed()))
                 if look is not None and look_at_all and (kept := hidden.kept_by(look.state())):
                     message[0]["m"] = kept
                 if session.takes_back:
@@ -438,39 +432,53 @@ class SplitForward:
     def _head(self, *, seek: bool = False, look: InsideCalls | None = None) -> Head:
         return Head(self.cut, self._paths, self._here, self._needed, seek=seek, modules=self._modules, look=look)
 
-    def _looked_again(self, kwargs: dict[str, Any], first: Head, seen: InsideCalls, *, seek: bool) -> Head:
-        """The head run once more, from the state of the model that the ``first`` run left: a table that is built on
-        first use is there now. Raises CutRefused where calls change it again, or give something else now.
+    def _judged(
+        self,
+        kwargs: dict[str, Any],
+        first: Head,
+        handle: Handle,
+        snapshot: Snapshot | None,
+        look: InsideCalls,
+        dice: Dice,
+    ) -> Head:
+        """The head whose values cross, after a ``first`` one. Where that has changed the model, it runs once more, from
+        what it left: a table that is built on first use is there now. Where it changes the model again, or gives
+        something else, and where the other side keeps what this one does not, it runs with poison in place of all that.
+        Raises CutRefused where it reads such a thing.
         """
-        look = InsideCalls(self.model)
-        head = self._head(seek=seek, look=look)
-        self._run_head(head, kwargs)
-        look.refuse()
-        if not _same_calls(first, head):
-            seen.refuse()
+        head, names = first, set(self._behind)
+        changed = look.changed() - self._settled.rewritten
+
+        def again(closely: InsideCalls | None) -> Head:
+            mirror = handle.mirror
+            if mirror is not None and (snapshot is None or not mirror.back_to(snapshot)):  # it was written in place
+                look.refuse()
+                raise hidden.refusal(min(names | changed))
+            dice.restore()
+            made = self._head(seek=mirror is None, look=closely)
+            self._run_head(made, kwargs)
+            return made
+
+        if changed or look.given or look.outside:
+            second = InsideCalls(self.model)
+            head = again(second)
+            second.refuse()
+            if (more := second.changed()) or not _same_calls(first, head):
+                names |= changed | more
+        if names:
+            is_unread = False
+            with suppress(Read, Exception), poisoned(PythonState(self.model, settings=False), names) as reached:
+                head = again(None)
+                is_unread = reached and _same_calls(first, head)
+            if not is_unread:
+                raise hidden.refusal(min(names))
+            self._settled.rewritten |= names - self._behind
+            self._looked_for |= self._behind
         return head
 
     @property
     def _is_unproven(self) -> bool:
         return not self._behind <= self._looked_for
-
-    def _unread(
-        self, kwargs: dict[str, Any], first: Head, handle: Handle, snapshot: Snapshot | None, dice: Dice
-    ) -> Head:
-        """The head run once more, where there is poison in place of what only the other side's model keeps. Raises
-        CutRefused where the ``first`` has given something else, or this one looks at it.
-        """
-        mirror, head, is_unread = handle.mirror, self._head(seek=handle.mirror is None), False
-        if mirror is None or (snapshot is not None and mirror.back_to(snapshot)):  # else it was written in place
-            dice.restore()
-            state = PythonState(self.model, settings=False)
-            with suppress(Read, Exception), poisoned(state, self._behind) as reached:
-                self._run_head(head, kwargs)
-                is_unread = reached and _same_calls(first, head)
-        if not is_unread:
-            raise hidden.refusal(min(self._behind))
-        self._looked_for |= self._behind
-        return head
 
     def _session(self) -> EdgeSession:
         made = EdgeSession(self._link, self._private, self._history_bytes)
@@ -682,8 +690,8 @@ class SplitForward:
         session: EdgeSession = handle.session
         session.structure = reply.header.get("r", session.structure)
         if "m" in reply.header and reply.header["m"] != self._left_there:
-            self._behind = hidden.left_behind(reply.header["m"], self.model)
             self._left_there = reply.header["m"]
+            self._behind = hidden.left_behind(self._left_there, self.model)
             if self._is_unproven:
                 drop(session)
         if "nb" in reply.header:

@@ -11,7 +11,6 @@ from shared_hooks.state.python_state import (
     PLAIN,
     Numbers,
     PythonState,
-    Read,
     Settings,
     Spot,
     agree,
@@ -27,6 +26,7 @@ from shared_hooks.state.python_state import (
     spread,
 )
 from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach, attribute_in
+from shared_hooks.state.walk import Read
 
 __all__ = [
     "MISSING",

@@ -14,9 +14,10 @@ import operator
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from torch.utils._device import DeviceContext
 
 from shared_hooks import devices
 from shared_hooks.state.reach import MISSING, Change, ClassEntries, Container, Fetched, Reach, attribute_in, fetched_all
-from shared_hooks.state.walk import Walk
+from shared_hooks.state.walk import Poison, Walk
 from shared_hooks.tensors import identical
 
 # The settings of the process and of the thread that a forward may change. Random numbers are `dice`'s.
@@ -197,7 +198,7 @@ class PythonState:
         self._keyed = [place for place in self.places if place.keys is not None and place.in_order]
         self._keys = [key for place in self._keyed for key in place.keys or ()]
         # a comparison of tensors would compute: containers of tensors are compared by identity
-        plain = [place for place in whole if not any(isinstance(value, torch.Tensor) for value in place.values)]
+        plain = [place for place in whole if not any(issubclass(type(value), torch.Tensor) for value in place.values)]
         self._owners = [place.view.held if isinstance(place.view, ClassEntries) else place.owner for place in plain]
         self._copies = [copy.copy(owner) if isinstance(owner, _MUTABLE) else dict(owner) for owner in self._owners]
         known = set(map(id, plain))
@@ -356,34 +357,6 @@ def _typed(value: Any) -> Any:
 # Which changes of Python state last: they would tell on a later run, and both sides call them by the same name.
 
 
-# Is state that a model leaves behind ever read again? Asked of the model itself, by a run that finds poison there.
-#
-# Much of what forwards keep on objects is set again in every forward before anybody looks (``self.last = hidden``). The
-# proof: in place of what a run has left there lies an object that nobody can look at without an error. If the next run
-# gives the same bits and has overwritten all of it, that path hangs on none of it.
-
-
-class Read(BaseException):
-    """Poison was looked at; not an Exception, so that the model does not catch it."""
-
-
-def _raise(*args: Any, **kwargs: Any) -> NoReturn:
-    raise Read
-
-
-_LOOKS = """
-    __abs__ __add__ __aiter__ __and__ __anext__ __array__ __array_ufunc__ __await__ __bool__ __bytes__ __call__ __ceil__
-    __complex__ __contains__ __delattr__ __delitem__ __dir__ __divmod__ __enter__ __eq__ __exit__ __float__ __floor__
-    __floordiv__ __format__ __fspath__ __ge__ __getattribute__ __getitem__ __gt__ __hash__ __iadd__ __iand__
-    __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __index__ __int__ __invert__ __ior__ __ipow__ __irshift__
-    __isub__ __iter__ __itruediv__ __ixor__ __le__ __len__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__
-    __next__ __or__ __pos__ __pow__ __radd__ __rand__ __rdivmod__ __repr__ __reversed__ __rfloordiv__ __rlshift__
-    __rmatmul__ __rmod__ __rmul__ __ror__ __round__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__
-    __setattr__ __setitem__ __str__ __sub__ __torch_function__ __truediv__ __trunc__ __xor__
-""".split()  # fmt: skip
-Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise))
-
-
 def lasting_name(change: Change, places: Iterable[Container]) -> str:
     """What a change is remembered by: what is in a list counts as a whole, and is not the attribute that holds it."""
     series = _series_of(change, places)
@@ -439,11 +412,19 @@ def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_:
     return found
 
 
-def spread(state: PythonState, names: Iterable[str], *, classes: bool = True) -> bool:
+def spread(
+    state: PythonState, names: Iterable[str], values: Mapping[str, Any] = MappingProxyType({}), *, classes: bool = True
+) -> bool:
     """Put poison where ``names`` say, also where there was nothing; whether all of them could be reached. What was
-    there is in ``state``. ``classes``: where other objects would find it, too.
+    there is in ``state``. ``values``: by name, what is put there instead. ``classes``: where other objects would find
+    it, too.
     """
     left = _outermost(set(map(portable, names)))
+
+    def taken(name: str) -> Any:
+        left.discard(name)
+        return values[name] if name in values else Poison()
+
     for place in state.places:
         if place.keys is not None and isinstance(place.owner, dict):
             keys = {portable(place.entry(key)): key for key in place.keys}
@@ -451,22 +432,19 @@ def spread(state: PythonState, names: Iterable[str], *, classes: bool = True) ->
             for name in [name for name in left if name in keys or name.startswith(before)]:
                 key = keys[name] if name in keys else place.key_of(name[len(before) :])
                 if key is not MISSING:
-                    dict.__setitem__(place.owner, key, Poison())
-                    left.discard(name)
+                    dict.__setitem__(place.owner, key, taken(name))
         elif _is_series(place):
-            if portable(_content(place)) in left:
-                poisons = [Poison() for _ in range(len(place.values) + 1)]
+            if (name := portable(_content(place))) in left:
+                one = taken(name)
+                content = list(one) if name in values else [one] * (len(place.values) + 1)
                 place.owner.clear()
-                place.owner.extend(poisons)
-                left.discard(portable(_content(place)))
+                place.owner.extend(content)
         elif classes and isinstance(place.owner, type):
             for key in list(vars(place.owner)):
-                if portable(place.name + key) in left:
-                    type.__setattr__(place.owner, key, Poison())
-                    left.discard(portable(place.name + key))
-        elif classes and portable(place.name) in left and place.set_one is not None:
-            place.set_one(Poison())
-            left.discard(portable(place.name))
+                if (name := portable(place.name + key)) in left:
+                    type.__setattr__(place.owner, key, taken(name))
+        elif classes and (name := portable(place.name)) in left and place.set_one is not None:
+            place.set_one(taken(name))
     return not left
 
 
@@ -477,13 +455,15 @@ def _outermost(names: set[str]) -> set[str]:
 
 
 @contextlib.contextmanager
-def poisoned(state: PythonState, names: Iterable[str]) -> Iterator[bool]:
-    """The model with poison where ``names`` say (`spread`, of its own objects), for a block that `Read` may leave; then
-    as in ``state`` again. Gives whether all of them were reached.
+def poisoned(
+    state: PythonState, names: Iterable[str], values: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[bool]:
+    """The model with poison, or ``values``, where ``names`` say (`spread`, of its own objects), for a block that `Read`
+    may leave; then as in ``state`` again. Gives whether all of them were reached.
     """
     state.restore()
     try:
-        yield spread(state, names, classes=False)
+        yield spread(state, names, values, classes=False)
     finally:
         state.restore()
 
@@ -518,7 +498,7 @@ def is_read(reach: Reach, name: str, kind: type) -> bool:
     return reach.reads(name) or bool(_BY_NAME & reach.names) or name in reach.names_of_others(kind)
 
 
-def agree(before: Any, now: Any, may_differ: Callable[[Any], bool], depth: int = 5) -> bool:
+def agree(before: Any, now: Any, may_differ: Callable[[Any], bool] = lambda _: False, depth: int = 5) -> bool:
     """Whether an equal value took the old one's place, and always will: ``may_differ`` is asked of each part."""
     if before is now:
         return before is not MISSING
@@ -549,7 +529,7 @@ def left(state: PythonState) -> list[Change]:
     return [
         change
         for change in state.changes()
-        if not agree(change.before, change.now, lambda _: False)
+        if not agree(change.before, change.now)
         and (not change.is_attribute or is_read(state.reach, change.attribute, change.kind))
     ]
 

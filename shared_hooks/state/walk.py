@@ -15,7 +15,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -211,12 +211,37 @@ def probe_of(value: Any) -> Probe | None:
     return None
 
 
+# Is state that a model leaves behind ever read again? Asked of the model itself, by a run that finds poison there: an
+# object that nobody can look at without an error. If the run gives the same bits, that path hangs on none of it.
+
+
+class Read(BaseException):
+    """Poison was looked at; not an Exception, so that the model does not catch it."""
+
+
+def _raise(*args: Any, **kwargs: Any) -> NoReturn:
+    raise Read
+
+
+_LOOKS = """
+    __abs__ __add__ __aiter__ __and__ __anext__ __array__ __array_ufunc__ __await__ __bool__ __bytes__ __call__ __ceil__
+    __complex__ __contains__ __delattr__ __delitem__ __dir__ __divmod__ __enter__ __eq__ __exit__ __float__ __floor__
+    __floordiv__ __format__ __fspath__ __ge__ __getattribute__ __getitem__ __gt__ __hash__ __iadd__ __iand__
+    __ifloordiv__ __ilshift__ __imatmul__ __imod__ __imul__ __index__ __int__ __invert__ __ior__ __ipow__ __irshift__
+    __isub__ __iter__ __itruediv__ __ixor__ __le__ __len__ __lshift__ __lt__ __matmul__ __mod__ __mul__ __ne__ __neg__
+    __next__ __or__ __pos__ __pow__ __radd__ __rand__ __rdivmod__ __repr__ __reversed__ __rfloordiv__ __rlshift__
+    __rmatmul__ __rmod__ __rmul__ __ror__ __round__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__
+    __setattr__ __setitem__ __str__ __sub__ __torch_function__ __truediv__ __trunc__ __xor__
+""".split()  # fmt: skip
+Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise))
+
+
 MAX_OBJECTS = 50_000
 
 _ATOMS = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.dtype,
-        torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tensor, nn.Parameter, Shim,
+        torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tensor, nn.Parameter, Shim, Poison,
         types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
         types.MethodWrapperType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
     }

@@ -241,7 +241,7 @@ class Toy(nn.Module):
         return found
 
 
-@pytest.fixture(params=[halves, replaces, remembers])
+@pytest.fixture(params=[halves, replaces])
 def keep(request: pytest.FixtureRequest) -> Iterator[Callable[[Block, torch.Tensor], None]]:
     yield request.param
 
@@ -262,3 +262,13 @@ def test_a_step_that_changes_the_model_is_refused_and_undone(keep: Callable[[Blo
         here = Toy(keep)
         with SplitForward(here, "blocks.0", InProcess(tail)):
             assert torch.equal(here(input_ids=words), whole)
+
+
+@torch.no_grad()
+def test_what_a_step_keeps_and_no_code_reads_is_put_back() -> None:
+    tail = DecodingTail(Toy(remembers), "blocks.0")
+    memos = [block.memo for block in tail.model.blocks]  # type: ignore[union-attr]
+    for words in ([[1, 2, 3]], [[1, 49, 3]]):
+        with SplitForward(Toy(remembers), "blocks.0", InProcess(tail)) as split:
+            assert torch.equal(split.model(input_ids=torch.tensor(words)), Toy(remembers)(torch.tensor(words)))
+    assert [block.memo for block in tail.model.blocks] == memos  # type: ignore[union-attr]

@@ -1,0 +1,218 @@
+"""Models that keep things from one call to the next, of any kind and anywhere: exact step by step, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from shared_hooks.errors import IsthmusError
+from shared_hooks.generation import DecodingTail, SplitForward
+from shared_hooks.generation.edge_session import InProcess
+from shared_hooks.generation.middle import MiddleSession
+
+LAYERS = 4
+KINDS = ("attribute", "dictionary", "list")
+HOLDERS = ("itself", "the model", "an object", "the next layer", "the last layer")
+SOURCES = ("largest", "mean", "a number", "a table", "a length")
+
+
+@dataclass(frozen=True)
+class Put:
+    layer: int
+    holder: str
+    kind: str
+    source: str
+    once: bool
+
+
+@dataclass(frozen=True)
+class Get:
+    layer: int
+    holder: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What the layers of a model keep and read; ``at_end``: what the model's own forward reads."""
+
+    puts: tuple[Put, ...] = ()
+    gets: tuple[Get, ...] = ()
+    at_end: tuple[Get, ...] = ()
+
+
+def made(source: str, x: Tensor) -> Any:
+    if source == "largest":
+        return x.abs().max()
+    if source == "mean":
+        return x.mean(0)
+    if source == "a number":
+        return float(x.sum())
+    return torch.arange(1.0, 9.0) if source == "a table" else torch.arange(float(len(x))).sum() + 1
+
+
+class Layer(nn.Linear):
+    def __init__(self, number: int, model: Keeper) -> None:
+        super().__init__(8, 8)
+        self.number, self.model = number, [model]
+        self.kept: Any = None
+        self.bag: dict[str, Any] = {}
+        self.listed: list[Any] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, model = super().forward(x), self.model[0]
+        for put in model.habits.puts:
+            if put.layer != self.number:
+                continue
+            holder = model.holder(put.holder, self)
+            if put.kind == "attribute" and (holder.kept is None or not put.once):
+                holder.kept = made(put.source, x)
+            elif put.kind == "dictionary" and ("a" not in holder.bag or not put.once):
+                holder.bag["a"] = made(put.source, x)
+            elif put.kind == "list" and not holder.listed:
+                holder.listed.append(made(put.source, x))
+        for get in model.habits.gets:
+            if get.layer == self.number:
+                x = scaled(x, get, model.holder(get.holder, self))
+        return x
+
+
+def scaled(x: Tensor, get: Get, holder: Any) -> Tensor:
+    if get.kind == "attribute":
+        kept = holder.kept
+    elif get.kind == "dictionary":
+        kept = holder.bag.get("a")
+    else:
+        kept = holder.listed[0] if holder.listed else None
+    return x if kept is None else x / 2 + kept / 4
+
+
+class Keeper(nn.Module):
+    def __init__(self, habits: Habits) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.habits, self.kept = habits, None
+        self.bag: dict[str, Any] = {}
+        self.listed: list[Any] = []
+        self.object = SimpleNamespace(kept=None, bag={}, listed=[])
+        self.layers = nn.ModuleList()
+        for number in range(LAYERS):
+            self.layers.append(Layer(number, self))
+
+    def holder(self, name: str, layer: Any) -> Any:
+        if name == "itself":
+            return layer
+        if name == "the next layer":
+            return self.layers[min(layer.number + 1, LAYERS - 1)]
+        return {"the model": self, "an object": self.object, "the last layer": self.layers[-1]}[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        for get in self.habits.at_end:
+            x = scaled(x, get, self.holder(get.holder, self.layers[get.layer]))
+        return x
+
+
+LAYER = st.integers(0, LAYERS - 1)
+PUT = st.builds(Put, LAYER, st.sampled_from(HOLDERS), st.sampled_from(KINDS), st.sampled_from(SOURCES), st.booleans())
+GET = st.builds(Get, LAYER, st.sampled_from(HOLDERS), st.sampled_from(KINDS))
+HABITS = st.builds(
+    Habits,
+    st.lists(PUT, min_size=1, max_size=3).map(tuple),
+    st.lists(GET, min_size=1, max_size=3).map(tuple),
+    st.lists(GET, max_size=1).map(tuple),
+)
+
+
+def answers(habits: Habits, cut: int, second: int | None, *, ran: bool, lengths: list[int]) -> int:
+    """How many steps were answered before one was refused: each as the whole model answers it."""
+    whole, edge, dice = Keeper(habits), Keeper(habits), torch.Generator().manual_seed(5)
+    found = 0
+    with torch.no_grad():
+        if ran:  # the edge's model, before it is split
+            x = torch.randn(3, 8, generator=dice)
+            edge(x), whole(x)
+        try:
+            tail = DecodingTail(Keeper(habits), f"layers.{cut}")
+            link = InProcess(tail)
+            if second is not None:
+                last = InProcess(DecodingTail(Keeper(habits), f"layers.{second}"))
+                link = InProcess(tail, None, lambda: MiddleSession(tail, f"layers.{second}", last))
+            with SplitForward(edge, f"layers.{cut}", link):
+                for number, length in enumerate(lengths):
+                    x = (number + 1) * torch.randn(length, 8, generator=dice)
+                    wanted = whole(x)
+                    assert torch.equal(edge(x), wanted), f"step {number} of {habits}"
+                    found += 1
+        except IsthmusError:
+            pass
+    return found
+
+
+@settings(max_examples=300, deadline=None)
+@given(HABITS, st.integers(0, LAYERS - 2), st.integers(0, LAYERS - 2), st.booleans(), st.sampled_from(("same", "grow")))
+def test_what_a_model_keeps_is_right_or_refused(habits: Habits, cut: int, second: int, ran: bool, sizes: str) -> None:
+    lengths = [3, 3, 3, 3] if sizes == "same" else [2, 3, 4, 5]
+    answers(habits, cut, second if second > cut else None, ran=ran, lengths=lengths)
+
+
+@pytest.mark.parametrize("ran", [False, True])
+@pytest.mark.parametrize(
+    ("habits", "cut"),
+    [
+        # a table that each has for itself, whatever other code is called alike
+        (Habits((Put(0, "itself", "attribute", "a table", True),), (Get(0, "itself", "attribute"),)), 0),
+        (Habits((Put(2, "itself", "dictionary", "a table", True),), (Get(2, "itself", "dictionary"),)), 1),
+        (Habits((Put(3, "the model", "list", "a table", True),), (Get(3, "the model", "list"),)), 1),
+        # written again in each call, and read behind that
+        (Habits((Put(2, "an object", "attribute", "mean", False),), (Get(3, "an object", "attribute"),)), 1),
+        # kept, and read by no code that runs
+        (Habits((Put(0, "an object", "list", "a number", True),), ()), 1),
+    ],
+)
+def test_what_is_kept_where_it_is_read_is_exact(habits: Habits, cut: int, ran: bool) -> None:
+    assert answers(habits, cut, None, ran=ran, lengths=[3, 3, 3, 3]) == 4
+
+
+@pytest.mark.parametrize(
+    "habits",
+    [
+        Habits((Put(3, "the model", "attribute", "mean", True),), (Get(0, "the model", "attribute"),)),
+        Habits((Put(3, "an object", "dictionary", "a table", False),), (Get(0, "an object", "dictionary"),)),
+        Habits((Put(3, "the last layer", "list", "a table", True),), (Get(0, "the last layer", "list"),)),
+    ],
+)
+def test_what_is_made_behind_the_cut_and_read_before_it_is_refused(habits: Habits) -> None:
+    assert answers(habits, 1, None, ran=False, lengths=[3, 3, 3, 3]) <= 1
+
+
+def test_what_only_an_edge_that_ran_before_has_is_refused() -> None:
+    habits = Habits((Put(0, "an object", "attribute", "mean", True),), (Get(3, "an object", "attribute"),))
+    assert answers(habits, 1, None, ran=True, lengths=[3, 3]) == 0
+
+
+def test_a_layer_may_remember_what_it_was_last_given() -> None:
+    class Remembers(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = super().forward(x)
+            return self.last.relu()
+
+    def made() -> nn.Sequential:
+        torch.manual_seed(3)
+        return nn.Sequential(*(Remembers(8, 8) for _ in range(4)))
+
+    whole, edge = made(), made()
+    with torch.no_grad(), SplitForward(edge, "1", InProcess(DecodingTail(made(), "1"))):
+        for _ in range(4):
+            x = torch.randn(3, 8)
+            assert torch.equal(edge(x), whole(x))
+            mine: Any = edge[0]
+            assert torch.equal(mine.last, whole[0].last), "a user of the edge may look at it"  # type: ignore[arg-type]
