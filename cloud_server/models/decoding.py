@@ -124,7 +124,7 @@ class DecodingTails:
             if self._together is None:
                 self._together = Together(self.wrapped.model)
         try:
-            if any(tail.unchanged.leaves for tail in self._tails.values() if isinstance(tail, OwnTail)):
+            if any(tail.leaves for tail in self._tails.values() if isinstance(tail, OwnTail)):
                 # what each builds for itself they would build for each other
                 return [self._together.run([call], partial(_renumbered, ended, n))[0] for n, call in enumerate(calls)]
             with self.wrapped.turn():

@@ -18,8 +18,9 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -275,19 +276,25 @@ def joined(said: Any, made: list[Any]) -> list[Any]:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
 
 
-def left_behind(said: Any, model: nn.Module) -> set[str]:
-    """Names of what the other side's calls have left on its model in a step (`written_changes`) and this side's does
-    not have. Raises BadFrame.
+def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """Of what the other side's calls have left on its model (`Unchanged.said`), that which this side's does not have:
+    both summaries by name. Raises BadFrame.
     """
     mine = entries(PythonState(model, settings=False))
     try:
-        return {
-            name
-            for name, summary in said
-            if not _near(_summary(mine[name].value if name in mine else MISSING), summary)
-        }
+        found = {name: (there, _summary(mine[name].value if name in mine else MISSING)) for name, there in said}
+        return {name: both for name, both in found.items() if not _near(*both)}
     except MALFORMED as error:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
+
+
+def with_left(kept: list[Any], behind: dict[str, tuple[Any, Any]]) -> list[Any]:
+    """What one model would keep that runs on both sides: as ``kept`` here, and as `left_behind` where that has not
+    changed here since. What has is known to be neither.
+    """
+    here = dict(kept)
+    there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
+    return joined(kept, list(there.items()))
 
 
 def _summary(value: Any, depth: int = 4) -> Any:
@@ -468,65 +475,58 @@ def _is_set(slot: Any, one: Any) -> bool:
     return True
 
 
+@dataclass(frozen=True)
 class Unchanged:
-    """Guards the server's model, which sessions of several callers share: no step leaves anything on it.
+    """What the steps of one session have left on the server's model, which all sessions share: it is put back.
 
-    What a step changes is put back after it. That is the same as if it had stayed only where steps write it before they
-    read it; or where the step, made once more from what it left, gives the same and changes nothing, and later steps
-    leave the same: as with a table that is built on first use, and now in each step.
+    That is the same as if it had stayed only where steps write it before they read it; or where the step, made once
+    more from what it left, gives the same and changes nothing, and later steps leave the same: as with a table that is
+    built on first use, and now in each step.
     """
 
-    def __init__(self, turns: Turns) -> None:
-        self.turns = turns
-        self._same: dict[str, Any] = {}
-        """What the first step has left by a name, and later ones do, too."""
-        self.rewritten: set[str] = set()
-        """Names of what steps write before they read it."""
-        self._unread: set[frozenset[str]] = set()
-        """Of all that steps have left, what some left out and did not read."""
+    same: Mapping[str, Any] = field(default_factory=dict)
+    """What the first step has left by a name, and later ones do, too."""
+    rewritten: frozenset[str] = frozenset()
+    """Names of what steps write before they read it."""
+    unread: frozenset[frozenset[str]] = frozenset()
+    """Of all that steps have left, what some have left out and did not read."""
 
-    @property
-    def leaves(self) -> bool:
-        """Whether any step has left anything, which was put back."""
-        return bool(self._same or self.rewritten)
-
-    def check(self, before: PythonState, again: Callable[[], bool] | None) -> tuple[dict[str, Change], set[str]]:
-        """After a forward that began with the state ``before``: what it left, by name, and which of that no step may
-        read before it writes it. ``again`` makes it once more from there, and says whether it gave the same; None where
-        others run between its lines. Raises CutRefused.
+    def check(
+        self, before: PythonState, turns: Turns, again: Callable[[], bool] | None
+    ) -> tuple[Unchanged, dict[str, Change], set[str]]:
+        """After a forward that began with the state ``before``: this with what it left, that by name, and which of it
+        no step may read before it writes it. ``again`` makes it once more from there, and says whether it gave the
+        same; None where others run between its lines. Raises CutRefused.
         """
         if before.looks_same:
-            self.turns.looked = self.turns.nested == 1
-            return {}, set()
+            turns.looked = turns.nested == 1
+            return self, {}, self._missing(())
         named = [lasting(change, before.places) for change in left(before)]
         changes = {portable(change.name): change for change in named}
         found = {name: change.now for name, change in changes.items() if name not in self.rewritten}
-        new = found.keys() - self._same.keys()
-        others = {name for name in found.keys() - new if not _alike(self._same[name], found[name])}
-        unproven = others - _sizes(self._same, found, others)
-        if new:
-            state = PythonState(self.turns.model, settings=False)
-            if again is None:
-                raise refusal(min(new))
-            tables = new if again() else set()
-            moved = set() if state.looks_same else _changed(state)
-            self._same |= {name: found[name] for name in tables - moved}
-            unproven |= (new - tables) | (moved - self.rewritten)
-        return changes, unproven
+        new = found.keys() - self.same.keys()
+        others = {name for name in found.keys() - new if not _alike(self.same[name], found[name])}
+        unproven = (others - _sizes(self.same, found, others)) | self._missing(changes)
+        if not new:
+            return self, changes, unproven
+        if again is None:
+            raise refusal(min(new))
+        state = PythonState(turns.model, settings=False)
+        tables = new if again() else set()
+        moved = set() if state.looks_same else _changed(state)
+        unproven |= (new - tables) | (moved - self.rewritten)
+        return replace(self, same={**self.same, **{name: found[name] for name in tables - moved}}), changes, unproven
 
-    def missing(self, found: Iterable[str]) -> frozenset[str]:
-        """What steps have left and this one, which has ``found`` that, has not: had it stayed, it might be read. Empty
-        where a step like this one has not read it.
-        """
-        names = frozenset((self._same.keys() | self.rewritten).difference(found))
-        return frozenset() if names in self._unread else names
+    def _missing(self, found: Iterable[str]) -> set[str]:
+        """What steps have left and this one, which has ``found`` that, has not: had it stayed, it might be read."""
+        names = frozenset((self.same.keys() | self.rewritten).difference(found))
+        return set() if names in self.unread else set(names)
 
-    def unread(self, unproven: set[str], missing: frozenset[str]) -> None:
-        """A step did not read them (see `check`, `missing`) before it wrote them."""
-        self.rewritten |= unproven
-        for name in unproven:
-            self._same.pop(name, None)
-        self._unread.add(missing)
+    def proven(self, unproven: set[str], changes: dict[str, Change]) -> Unchanged:
+        """This, now that a step has not read ``unproven`` before it wrote it (`check`)."""
+        missing = frozenset(unproven - changes.keys())
+        same = {name: one for name, one in self.same.items() if name not in unproven or name in missing}
+        return Unchanged(same, self.rewritten | (unproven & changes.keys()), self.unread | {missing})
 
     def said(self, changes: dict[str, Change]) -> list[Any]:
         """For the answer to a step: names and `_summary` of what it left behind the cut; of what is written again each
@@ -537,7 +537,7 @@ class Unchanged:
         return [[name, None if name in self.rewritten else _summary(changes[name].now)] for name in names]
 
 
-def _sizes(first: dict[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
+def _sizes(first: Mapping[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
     """Those of ``names`` that are whole numbers, each how long a table of the same object is."""
     tables: dict[str, set[tuple[int, int]]] = {}
     for name in first.keys() & now.keys():

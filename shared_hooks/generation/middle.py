@@ -216,7 +216,7 @@ class _MiddleStep(Step):
         self._made: list[Any] = []
         """What was changed between the cuts, where the edge says what it keeps."""
         if "new" in self._header or "born" in self._header or self._mirror is None:
-            self._look = InsideCalls(self._tail.model, self._tail.unchanged.turns.before)
+            self._look = InsideCalls(self._tail.model, self._tail.turns.before)
 
     def _runner(self, make: Callable[..., Tail] = Tail) -> Tail:
         return super()._runner(partial(Middle, self._second, self._look))

@@ -144,7 +144,9 @@ class DecodingTail:
         self.here = device_of(model)
         self.find = finder_of(model)
         self.template = Template()
-        self.unchanged = Unchanged(turns or Turns(model))
+        self.turns = turns or Turns(model)
+        self.leaves = False
+        """Whether any step has left anything on the model, which was put back."""
         self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
         self._needed: dict[str, attach.Needed] = {}
@@ -184,6 +186,7 @@ class Known:
     around: Any = field(default_factory=lambda: USUAL)
     structure: Any = None
     wanted: Any = None
+    unchanged: Unchanged = field(default_factory=Unchanged)
     ups: list[LastSaid] = field(default_factory=list)
     """What each server before this one has said, in a chain."""
     behind: frozenset[str] = frozenset()
@@ -205,6 +208,7 @@ class Known:
     def nbytes(self, mirror: Mirror | None, *kept: Snapshot) -> int:
         """Memory of all that is kept for the session: tensors, each once, and what was reported. ``kept``: states."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
+        tensors += tensors_in(list(self.unchanged.same.values()))
         for one in kept:
             tensors += one.tensors()
         real = [one.untyped_storage() for one in tensors if type(one) is not RemoteTensor]
@@ -290,7 +294,7 @@ class DecodingSession:
         undone = partial(self._undone, was, before)
         kept = _Before(self._steps, self._known, was, before)
         try:
-            with self._tail.unchanged.turns.one(foreseen=False):
+            with self._tail.turns.one(foreseen=False):
                 answer = self._stepped(known, header, tensors)
         except BaseException as error:
             return undone(error)
@@ -468,7 +472,7 @@ class Step:
         if "rng" in header:
             known.sampler.take(header["rng"])
         self._start = None if mirror is None else mirror.snapshot()
-        turns = tail.unchanged.turns
+        turns = tail.turns
         alone = turns.nested <= 1
         output, running_tail = self._output(kwargs, mirror)
         self._meets, first = False, None
@@ -487,16 +491,16 @@ class Step:
             self._look.refuse()
         before = turns.before
         if before is not None:
-            here, unproven = tail.unchanged.check(before, again if alone else None)
-            missing = tail.unchanged.missing(here)
-            if names := unproven | known.behind | missing | self._other.keys():
+            known.unchanged, here, unproven = known.unchanged.check(before, turns, again if alone else None)
+            tail.leaves |= bool(here)
+            if names := unproven | known.behind | self._other.keys():
                 self._same = alike(self._other, {name: one.now for name, one in here.items() if name not in unproven})
                 if not alone or not self._reads_none(before, names, again):
                     raise refusal(min(names))
-                tail.unchanged.unread(unproven, missing)
+                known.unchanged = known.unchanged.proven(unproven, here)
                 known.unread |= known.behind
                 known.behind = frozenset()
-            self._left = [one for one in tail.unchanged.said(here) if one[0] not in self._untouched]
+            self._left = [one for one in known.unchanged.said(here) if one[0] not in self._untouched]
         return self._answer(output, running_tail)
 
     def _reads_none(self, before: PythonState, names: set[str], again: Callable[[], bool]) -> bool:
@@ -647,7 +651,7 @@ class Step:
 
     def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The cut is reached: the state becomes what it is there on the edge, and the cut's result is put in."""
-        if "m" in self._header and (before := self._tail.unchanged.turns.before) is not None:
+        if "m" in self._header and (before := self._tail.turns.before) is not None:
             self._meet(self._header["m"], before)
         gone: list[torch.Tensor] = []
         if running_tail.born is not None and self._mirror is None:

@@ -147,11 +147,13 @@ class SplitForward:
         self._here = device_of(model)
         self._find = finder_of(model)
         self._left_there: Any = None
-        """What the other side's calls have last left on its model."""
-        self._behind: set[str] = set()
-        """Names of that which this side's model does not have: no code before the cut may read it."""
+        """What a step was last said to leave on the other side's model."""
+        self._behind: dict[str, tuple[Any, Any]] = {}
+        """Of all that steps have left there, what this side's model does not have (`hidden.left_behind`): no code
+        before the cut may read it.
+        """
         self._looked_for: set[str] = set()
-        """... which no head so far has read."""
+        """Names of it that no head so far has read."""
         self._settled = Settled(model)
         # whatever it tells apart, some weight of it is as wide
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
@@ -271,7 +273,7 @@ class SplitForward:
                 message = self._message(head, kwargs, handle, opening, born=head.born is not None)
                 look_at_all = look is not None and (session.number == 0 or bool(look.changed()))
                 if look is not None and look_at_all and (kept := hidden.kept_by(look.state())):
-                    message[0]["m"] = kept
+                    message[0]["m"] = hidden.with_left(kept, self._behind)
                 if session.takes_back:
                     message[0]["back"], session.takes_back = session.number, False
             else:
@@ -472,13 +474,13 @@ class SplitForward:
                 is_unread = reached and _same_calls(first, head)
             if not is_unread:
                 raise hidden.refusal(min(names))
-            self._settled.rewritten |= names - self._behind
-            self._looked_for |= self._behind
+            self._settled.rewritten |= names - self._behind.keys()
+            self._looked_for |= self._behind.keys()
         return head
 
     @property
     def _is_unproven(self) -> bool:
-        return not self._behind <= self._looked_for
+        return not self._behind.keys() <= self._looked_for
 
     def _session(self) -> EdgeSession:
         made = EdgeSession(self._link, self._private, self._history_bytes)
@@ -691,7 +693,7 @@ class SplitForward:
         session.structure = reply.header.get("r", session.structure)
         if "m" in reply.header and reply.header["m"] != self._left_there:
             self._left_there = reply.header["m"]
-            self._behind = hidden.left_behind(self._left_there, self.model)
+            self._behind |= hidden.left_behind(self._left_there, self.model)
             if self._is_unproven:
                 drop(session)
         if "nb" in reply.header:

@@ -265,6 +265,17 @@ def test_a_step_that_changes_the_model_is_refused_and_undone(keep: Callable[[Blo
 
 
 @torch.no_grad()
+def test_what_a_step_keeps_is_read_by_no_other_session() -> None:
+    tail = DecodingTail(Toy(remembers), "blocks.0")
+    for _ in range(2):
+        here, whole = Toy(remembers), Toy(remembers)
+        with SplitForward(here, "blocks.0", InProcess(tail)):
+            for words in ([[1, 2, 3]], [[1, 49, 3]], [[1, 2, 3]]):
+                ids = torch.tensor(words)
+                assert torch.equal(here(input_ids=ids), whole(ids))
+
+
+@torch.no_grad()
 def test_what_a_step_keeps_and_no_code_reads_is_put_back() -> None:
     tail = DecodingTail(Toy(remembers), "blocks.0")
     memos = [block.memo for block in tail.model.blocks]  # type: ignore[union-attr]
