@@ -241,8 +241,8 @@ def kept_by(state: PythonState) -> list[Any]:
 
 
 def unlike(said: Any, state: PythonState) -> dict[str, Any]:
-    """Of what the edge's model keeps at the cut (`kept_by`), that which this side's, in ``state``, has not when the
-    same step is there, but may read: summaries by name. Raises BadFrame.
+    """Finds what the edge's model keeps at the cut (`kept_by`) and this side's, in ``state``, has not when the same
+    step is there, but may read: summaries by name. Raises BadFrame.
     """
     here = entries(state)
     found: dict[str, Any] = {}
@@ -277,8 +277,8 @@ def joined(said: Any, made: list[Any]) -> list[Any]:
 
 
 def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Of what the other side's calls have left on its model (`Unchanged.said`), that which this side's does not have:
-    both summaries by name. Raises BadFrame.
+    """Finds what the other side's calls have left on its model (`Unchanged.said`) and this side's does not have: both
+    summaries by name. Raises BadFrame.
     """
     mine = entries(PythonState(model, settings=False))
     try:
@@ -489,7 +489,7 @@ class Unchanged:
     rewritten: frozenset[str] = frozenset()
     """Names of what steps write before they read it."""
     unread: frozenset[frozenset[str]] = frozenset()
-    """Of all that steps have left, what some have left out and did not read."""
+    """What some steps have left out of all that others have left, and did not read."""
 
     def check(
         self, before: PythonState, turns: Turns, again: Callable[[], bool] | None

@@ -444,9 +444,9 @@ class Step:
         self._other: dict[str, Any] = {}
         """What the edge's model keeps at the cut and this side's does not."""
         self._same: dict[str, Any] = {}
-        """Of that, what this side's has at the step's end."""
+        """... and has at the step's end."""
         self._untouched: set[str] = set()
-        """Of that, what a step would not have written if it had been there."""
+        """Names of it that a step would not have written if it had been there."""
         self._at_cut: PythonState | None = None
         """Where the edge says what its model keeps."""
         self._meets, self._spreads = True, False

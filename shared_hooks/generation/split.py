@@ -149,8 +149,8 @@ class SplitForward:
         self._left_there: Any = None
         """What a step was last said to leave on the other side's model."""
         self._behind: dict[str, tuple[Any, Any]] = {}
-        """Of all that steps have left there, what this side's model does not have (`hidden.left_behind`): no code
-        before the cut may read it.
+        """What steps have left there, and this side's model does not have (`hidden.left_behind`): no code before the
+        cut may read it.
         """
         self._looked_for: set[str] = set()
         """Names of it that no head so far has read."""

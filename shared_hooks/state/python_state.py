@@ -385,7 +385,7 @@ def _content(series: Container) -> str:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One value that a dictionary, list or object holds; ``attribute`` is the last one on the way to it, of ``kind``.
-    Of a list, a deque and a set: all of it.
+    A list, a deque and a set are one value.
     """
 
     value: Any
