@@ -247,6 +247,8 @@ def unlike(said: Any, state: PythonState) -> dict[str, Any]:
     here = entries(state)
     found: dict[str, Any] = {}
     try:
+        if len(said) > 2 * MOST_KEPT:
+            raise BadFrame(f"{len(said)} values of a model's state in one step")
         for name, summary in said:
             entry = here.get(name)
             if not _near(summary, _summary(MISSING if entry is None else entry.value)):

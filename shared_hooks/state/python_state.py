@@ -420,6 +420,11 @@ def spread(
     it, too.
     """
     left = _outermost(set(map(portable, names)))
+    inside: dict[str, list[str]] = {}
+    for name in left:
+        for at, sign in enumerate(name):
+            if sign in ".[":
+                inside.setdefault(name[: at + (sign == ".")], []).append(name)
 
     def taken(name: str) -> Any:
         left.discard(name)
@@ -427,9 +432,10 @@ def spread(
 
     for place in state.places:
         if place.keys is not None and isinstance(place.owner, dict):
-            keys = {portable(place.entry(key)): key for key in place.keys}
             before = portable(place.name)
-            for name in [name for name in left if name in keys or name.startswith(before)]:
+            found = left.intersection(inside.get(before, ()))
+            keys = {portable(place.entry(key)): key for key in place.keys} if found else {}
+            for name in found:
                 key = keys[name] if name in keys else place.key_of(name[len(before) :])
                 if key is not MISSING:
                     dict.__setitem__(place.owner, key, taken(name))

@@ -22,7 +22,7 @@ from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
 from shared_hooks.generation.hidden import joined, kept_by, left_behind, unlike
 from shared_hooks.generation.middle import MiddleSession
-from shared_hooks.state import PythonState
+from shared_hooks.state import PythonState, poisoned
 from tests.zoo import CASES, Case
 from tests.zoo.compare import differences
 
@@ -601,3 +601,14 @@ def test_malformed_tables(said: Any) -> None:
     ):
         with pytest.raises(BadFrame, match="malformed state of a model"):
             read()
+
+
+def test_too_many_tables() -> None:
+    said = [[f"Holds.a{number}", "1"] for number in range(10_000)]
+    with pytest.raises(BadFrame, match="10000 values of a model's state"):
+        unlike(said, PythonState(Holds(None), settings=False))
+    names = [f"Holds.a{number}" for number in range(4096)]
+    state = PythonState(model := Holds(None), settings=False)
+    with poisoned(state, names) as reached:
+        assert reached and "a4095" in vars(model)
+    assert "a4095" not in vars(model)
