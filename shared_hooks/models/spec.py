@@ -38,7 +38,7 @@ from shared_hooks.models.inputs import (
     tensors_of_bytes,
     to_device,
 )
-from shared_hooks.models.weights import load_weights
+from shared_hooks.models.weights import into_memory, load_weights
 from shared_hooks.showing import short
 
 if TYPE_CHECKING:
@@ -99,7 +99,9 @@ class ModelSpec:
                 raise SpecError(
                     f'{self.origin}: {name} is {one.dtype}, which {device} does not have; dtype = "float32"'
                 )
-        return model.eval().to(device)
+        model = model.eval().to(device)
+        into_memory(model)
+        return model
 
     def load_shard(self, size: int) -> nn.Module:
         """This process's share of the model's weights, which transformers divides among ``size`` processes by the
@@ -122,6 +124,7 @@ class ModelSpec:
         model = self._built(instead=build)
         if not any(hasattr(one, "full_tensor") for one in model.parameters()):
             raise SpecError(f"{where}: {type(model).__name__} has no tp_plan: transformers does not divide its weights")
+        into_memory(model)
         return model.eval()
 
     def _files(self) -> tuple[tuple[Path, ...], Callable[[], object] | None]:

@@ -5,6 +5,7 @@ Files are safetensors, or state dictionaries that `torch.save` wrote, which are 
 
 from __future__ import annotations
 
+import bisect
 import json
 import logging
 import mmap
@@ -21,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from shared_hooks import devices
 from shared_hooks.errors import SpecError, near
@@ -186,6 +187,53 @@ def _some(names: list[str]) -> str:
 
 def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
+
+
+# Models whose factory has mapped files, as `from_pretrained` of transformers does.
+
+
+def into_memory(model: nn.Module) -> None:
+    """Copies what ``model`` has in mapped files into memory of its own; what is tied stays so. Whoever writes to such a
+    file would change the model unseen, and whoever shortens it would end the process. On Linux alone: nothing else says
+    what is mapped.
+    """
+    starts, ends = _mapped()
+    copies: dict[tuple[int, int], torch.UntypedStorage] = {}
+    for tensor in {id(one): one for one in (*model.parameters(), *model.buffers())}.values():
+        for part in _parts(tensor):
+            memory = part.untyped_storage()
+            place = memory.data_ptr(), memory.nbytes()
+            at = bisect.bisect_right(starts, place[0]) - 1
+            if at < 0 or place[0] >= ends[at]:
+                continue
+            if place not in copies:
+                copies[place] = torch.UntypedStorage(place[1]).copy_(memory)
+            whole = torch.empty(0, dtype=part.dtype)
+            part.data = whole.set_(copies[place], part.storage_offset(), part.shape, part.stride())
+
+
+def _parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """The tensors on the CPU that one consists of: itself, a DTensor's share, a quantised one's numbers and scales."""
+    if is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _parts(getattr(tensor, name))
+    elif tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel():
+        yield tensor
+
+
+def _mapped() -> tuple[list[int], list[int]]:
+    """Where files are mapped in this process: first addresses, and those behind the last."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return [], []
+    found = []
+    for line in lines:
+        place, _, _, _, inode, *_ = line.split(maxsplit=5)
+        if inode != "0":
+            start, _, end = place.partition("-")
+            found.append((int(start, 16), int(end, 16)))
+    return [start for start, _ in found], [end for _, end in found]
 
 
 # Parameters that stay in their files until they are needed.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from shared_hooks.errors import SpecError
+from shared_hooks.models import load_spec
 from shared_hooks.models.weights import MappedWeights, load_weights, unfilled
 from shared_hooks.modules import weights_hash
 
@@ -217,3 +220,29 @@ def test_a_pickle_is_refused_as_ever(tmp_path: Path) -> None:
     (tmp_path / "w.pt").write_bytes(b"\x80\x02}q\x00.")
     with pytest.raises(SpecError, match=r"here: .*w\.pt is read whole, only safetensors files can stay on disk"):
         mapped(tmp_path / "w.pt")
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is mapped is read from /proc")
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_file_that_is_written_to_changes_no_model(tmp_path: Path, tied: bool) -> None:
+    """`from_pretrained` leaves the CPU's weights in the mapped file: they are copied."""
+    options = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = LlamaConfig(**options, vocab_size=99, tie_word_embeddings=tied)
+    for seed, name in enumerate(("used", "other")):
+        torch.manual_seed(seed)
+        LlamaForCausalLM(config).save_pretrained(tmp_path / name)
+    used = tmp_path / "used" / "model.safetensors"
+    spec = tmp_path / "llm.toml"
+    spec.write_text(
+        'id = "llm"\nfactory = "transformers:LlamaForCausalLM.from_pretrained"\n'
+        f'[factory_kwargs]\npretrained_model_name_or_path = "{tmp_path / "used"}"\n'
+    )
+    model: Any = load_spec(spec).load_model()
+    assert resident(used) == 0
+    before = weights_hash(model)
+    used.write_bytes((tmp_path / "other" / "model.safetensors").read_bytes())  # in place
+    assert weights_hash(model) == before
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tied
+    assert weights_hash(load_spec(spec).load_model()) != before
+    used.write_bytes(b"")
+    model(torch.tensor([[1, 2, 3]]))
