@@ -1,8 +1,11 @@
-"""Hidden states in fewer bits a number, where a loss is allowed: a codec of `shared_hooks.codecs`, as one uint8 tensor:
+"""What a generation carries that is no output: states, hidden states, and what a model keeps between calls unasked.
 
-    size of the next (2 bytes, little endian), JSON [codec, dtype, shape, its parameters], its bytes
-
-Each token has a step of its own; decoding gives the same numbers on every machine.
+* Which objects are states (`register_state`).
+* Hidden states in fewer bits a number, where a loss is allowed (`encoded`): a codec of `shared_hooks.codecs`, as one
+  uint8 tensor: size of the next (2 bytes, little endian), JSON [codec, dtype, shape, its parameters], its bytes. Each
+  token has a step of its own; decoding gives the same numbers on every machine.
+* Python state that both sides' code may write and read, and only one of them has (`InsideCalls`, `Unchanged`):
+  docs/decisions/0050-two-replays.md.
 """
 
 from __future__ import annotations
@@ -49,10 +52,9 @@ from shared_hooks.state import (
 from shared_hooks.state.python_state import is_plain, left
 from shared_hooks.tensors import class_name, dtype_name, dtype_named
 
-# Which objects hold tensors between the calls of a model: transformers' caches, and what users register.
-#
-# Such an object is taken apart into its attributes and made again without a call of its code. The receiver makes
-# those classes only that it has already, and that are states or parts of states.
+# Which objects hold tensors between the calls of a model: transformers' caches, and what users register. Such an
+# object is taken apart into its attributes and made again without a call of its code. The receiver makes those classes
+# only that it has already, and that are states or parts of states.
 
 
 _registered: list[type] = []
@@ -182,10 +184,9 @@ def _numbers(found: Any, most: int) -> bool:
 
 
 # Whether a model's own code keeps something between calls beside its state objects: in attributes of modules, in
-# globals, in what they reach.
-#
-# Sessions share the model, and the other side has not seen what this one wrote, so such a model is refused by name.
-# What is written once (a table built on first use) is no such thing: only what changes again counts.
+# globals, in what they reach. Sessions share the server's model, and neither side sees what the other one wrote. So
+# what would be read is refused by name; what is written before it is read, and tables that every step makes alike, are
+# no such thing. Runs with poison in their place tell (`shared_hooks.state.walk`).
 
 
 HOOKS = "hooks of a module"

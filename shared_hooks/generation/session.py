@@ -507,21 +507,19 @@ class Step:
         """Whether a step gives the same with poison in place of ``names`` as it begins, and in place of what the edge
         has otherwise when it is at the cut; where the step itself leaves that, with that instead. ``again`` makes it.
         """
-        is_same = False
+        is_unread, self._tail.turns.looked = False, False
         with suppress(Read, Exception), poisoned(before, names, self._same) as reached:
-            is_same = reached and again()
-        if is_same and self._other:
-            is_same, self._spreads = False, True
-            with suppress(Read, Exception), poisoned(before, ()):
-                is_same = again()
-                now = {
-                    name: one.value
-                    for name, one in entries(PythonState(self._tail.model)).items()
-                    if name in self._other
-                }
-                is_same &= all(name in now and agree(one, now[name]) for name, one in self._same.items())
-                self._untouched = {name for name, one in now.items() if remains(one)}
-        return is_same
+            is_unread = reached and again()
+        if not is_unread or not self._other:
+            return is_unread
+        is_unread, self._spreads = False, True
+        with suppress(Read, Exception), poisoned(before, ()):
+            is_same = again()
+            now = entries(PythonState(self._tail.model, settings=False))
+            self._untouched = {name for name in self._other if name in now and remains(now[name].value)}
+            is_left = all(name in now and agree(one, now[name].value) for name, one in self._same.items())
+            is_unread = is_same and is_left
+        return is_unread
 
     def _meet(self, said: Any, before: PythonState) -> None:
         """At the cut: what the edge's model keeps there, beside this side's."""
