@@ -198,25 +198,35 @@ def into_memory(model: nn.Module) -> None:
     what is mapped.
     """
     starts, ends = _mapped()
-    copies: dict[tuple[int, int], torch.UntypedStorage] = {}
+    found: dict[tuple[int, int], list[torch.Tensor]] = {}
     for tensor in {id(one): one for one in (*model.parameters(), *model.buffers())}.values():
         for part in _parts(tensor):
             memory = part.untyped_storage()
-            place = memory.data_ptr(), memory.nbytes()
-            at = bisect.bisect_right(starts, place[0]) - 1
-            if at < 0 or place[0] >= ends[at]:
-                continue
-            if place not in copies:
-                copies[place] = torch.UntypedStorage(place[1]).copy_(memory)
-            whole = torch.empty(0, dtype=part.dtype)
-            part.data = whole.set_(copies[place], part.storage_offset(), part.shape, part.stride())
+            at = bisect.bisect_right(starts, memory.data_ptr()) - 1
+            if at >= 0 and memory.data_ptr() < ends[at]:
+                found.setdefault((memory.data_ptr(), memory.nbytes()), []).append(part)
+    for together in found.values():
+        whole = torch.empty(0, dtype=torch.uint8).set_(together[0].untyped_storage())
+        extents = [_extent(part) for part in together]
+        begin = min(first for first, _ in extents) & -16
+        copy = whole[begin : max(end for _, end in extents)].clone().untyped_storage()
+        for part, (first, _) in zip(together, extents, strict=True):
+            value = torch.empty(0, dtype=part.dtype)
+            part.data = value.set_(copy, (first - begin) // part.itemsize, part.shape, part.stride())
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first byte of its storage that a tensor uses, and the one behind the last."""
+    first = tensor.storage_offset()
+    last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return int(first) * tensor.itemsize, (int(last) + 1) * tensor.itemsize
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
     """The tensors on the CPU that one consists of: itself, a DTensor's share, a quantised one's numbers and scales."""
     if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _parts(getattr(tensor, name))
+        for part in [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]:  # a DTensor's mesh is one, too
+            yield from _parts(part) if isinstance(part, torch.Tensor) else ()
     elif tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel():
         yield tensor
 
