@@ -401,6 +401,10 @@ class InsideCalls:
         """Raises CutRefused for what no other run of the calls can be judged by."""
         if self.outside:
             raise refusal(min(self.outside))
+        self.refuse_given()
+
+    def refuse_given(self) -> None:
+        """As `refuse`, of what calls are given."""
         if self.given:
             raise CutRefused(
                 f"{min(self.given)}, before the cut, changes an object that it is given, which is part of no state: "

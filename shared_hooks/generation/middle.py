@@ -46,7 +46,7 @@ _PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
 @dataclass
 class _Left(StepAnswer):
     """At the second cut. ``inputs``: the tensors of the step that are the model's inputs; ``made`` and ``left``: what
-    calls have changed on the model, as it is said to the next server and to the one before.
+    calls have changed on the model, as it is said to the next server and to the one before; ``changed``: all names.
     """
 
     runner: Middle
@@ -54,6 +54,7 @@ class _Left(StepAnswer):
     changes: Any
     made: list[Any]
     left: list[Any]
+    changed: frozenset[str]
 
 
 class MiddleSession(DecodingSession):
@@ -194,8 +195,8 @@ class MiddleSession(DecodingSession):
                         leaf = ["s", len(tensors) - 1]
                 leaves.append(leaf)
             left = list((dict(answer.left) | dict(header.get("m", []))).items())
-            behind = {str(name) for name, _ in header.get("m", [])} - dict(answer.left).keys()
-            known.behind = frozenset(behind) - known.unread
+            behind = frozenset(str(name) for name, _ in header.get("m", []))
+            known.behind = behind - answer.changed - known.unread
         except MALFORMED as error:
             raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
         reply: Header = {"o": leaves, **{name: header[name] for name in ("r", "rng") if name in header}}
@@ -263,4 +264,4 @@ class _MiddleStep(Step):
         self.needed.end_run()
         inputs = self._tensors[: self._used]
         made = [one for one in self._made if one[0] not in self._untouched]
-        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, made, self._left)
+        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, made, self._left, self._changed)

@@ -63,7 +63,7 @@ from shared_hooks.generation.results import Sampler, Template, digest, said, sho
 from shared_hooks.generation.tail import Learned, NotReported, Tail
 from shared_hooks.modules import attach, fast_path_off, running
 from shared_hooks.purity import Turns
-from shared_hooks.state import Dice, PythonState, Read, agree, entries, poisoned, remains, spread
+from shared_hooks.state import Dice, PythonState, Read, agree, entries, poisoned, spread
 from shared_hooks.tensors import identical, tensors_in, unflatten
 
 # Whether a step draws random numbers on the cloud's side: they would not be those that the edge's generator gives.
@@ -414,6 +414,11 @@ def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None
         raise BadFrame(f"malformed layout of a tensor: {error!s:.120}") from error
 
 
+def _parts(value: Any) -> list[int]:
+    """What tells a value from another, and a list from one to which something was added."""
+    return [*map(id, value)] if type(value) in (list, set) else [id(value)]  # poison cannot be asked
+
+
 class Step:
     """One step under way."""
 
@@ -439,12 +444,16 @@ class Step:
         self._start: Any = None
         self._look: InsideCalls | None = None
         """At what calls change that the next server of a chain does not make."""
+        self._changed: frozenset[str] = frozenset()
+        """Names of what the model's calls have changed on it, which is put back."""
         self._left: list[Any] = []
         """What the model's calls have changed on it, which is put back, as it is said."""
         self._other: dict[str, Any] = {}
         """What the edge's model keeps at the cut and this side's does not."""
         self._same: dict[str, Any] = {}
         """... and has at the step's end."""
+        self._put: dict[str, Any] = {}
+        """What was put there for a run that does not read it."""
         self._untouched: set[str] = set()
         """Names of it that a step would not have written if it had been there."""
         self._at_cut: PythonState | None = None
@@ -477,22 +486,27 @@ class Step:
         output, running_tail = self._output(kwargs, mirror)
         self._meets, first = False, None
 
-        def again() -> bool:
+        def again(look: InsideCalls | None = None) -> bool:
             nonlocal output, running_tail, first
             first = self._copies(output) if first is None else first
             self._mirror = mirror
             self._back()
-            self._look = None
+            self._look = look
             output, running_tail = self._output(kwargs, mirror)
             now = self._copies(output)
             return len(first) == len(now) and all(map(identical, first, now))
 
         if self._look is not None:
-            self._look.refuse()
+            self._look.refuse_given()
+            if self._look.outside:
+                look = InsideCalls(tail.model)
+                again(look)
+                look.refuse()
         before = turns.before
         if before is not None:
             known.unchanged, here, unproven = known.unchanged.check(before, turns, again if alone else None)
             tail.leaves |= bool(here)
+            self._changed = frozenset(here)
             if names := unproven | known.behind | self._other.keys():
                 self._same = alike(self._other, {name: one.now for name, one in here.items() if name not in unproven})
                 if not alone or not self._reads_none(before, names, again):
@@ -516,7 +530,9 @@ class Step:
         with suppress(Read, Exception), poisoned(before, ()):
             is_same = again()
             now = entries(PythonState(self._tail.model, settings=False))
-            self._untouched = {name for name in self._other if name in now and remains(now[name].value)}
+            self._untouched = {
+                name for name, one in self._put.items() if name in now and _parts(now[name].value) == one
+            }
             is_left = all(name in now and agree(one, now[name].value) for name, one in self._same.items())
             is_unread = is_same and is_left
         return is_unread
@@ -526,8 +542,11 @@ class Step:
         if self._meets:
             self._at_cut = self._now(before)
             self._other |= unlike(said, self._at_cut)
-        if self._spreads and not spread(self._now(before), self._other, self._same, classes=False):
-            raise Read
+        if self._spreads:
+            if not spread(self._now(before), self._other, self._same, classes=False):
+                raise Read
+            now = entries(PythonState(self._tail.model, settings=False))
+            self._put = {name: _parts(now[name].value) for name in self._other if name in now}
 
     def _now(self, before: PythonState) -> PythonState:
         return before if before.looks_same else PythonState(self._tail.model, settings=False)

@@ -409,6 +409,8 @@ def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_:
         elif isinstance(place.owner, (list, collections.deque, set)) and wanted(attribute, False):
             values = set(place.values) if isinstance(place.owner, set) else place.values
             found[portable(_content(place))] = Entry(values, attribute, False, object)
+        elif place.set_one is not None and place.kind is not object and wanted(attribute, True):
+            found[portable(place.name)] = Entry(place.values[0], attribute, True, place.kind)
     return found
 
 
@@ -449,8 +451,10 @@ def spread(
             for key in list(vars(place.owner)):
                 if (name := portable(place.name + key)) in left:
                     type.__setattr__(place.owner, key, taken(name))
-        elif classes and (name := portable(place.name)) in left and place.set_one is not None:
-            place.set_one(taken(name))
+        elif (name := portable(place.name)) in left and place.set_one is not None:
+            own = place.kind is not object
+            if classes or own:
+                place.set_one(taken(name))
     return not left
 
 

@@ -393,7 +393,7 @@ class Change:
 class Container:
     """One container. ``view`` always gives what is in it now; ``name`` is for people; ``owner`` restores.
 
-    ``kind``: of the attributes of an object, its class. ``set_one``: of a single value, how to set it.
+    ``kind``: of the attributes of an object, and of a slot, its class. ``set_one``: of a single value, how to set it.
     """
 
     __slots__ = ("keys", "kind", "name", "owner", "put", "set_one", "values", "view")

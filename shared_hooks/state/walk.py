@@ -373,13 +373,14 @@ class Walk:
             for slot, member in vars(base).items():
                 if isinstance(member, types.MemberDescriptorType) and not is_foreign(base):
                     self._several(f"{name}.{slot}", [functools.partial(member.__get__, value)],
-                                  functools.partial(_set_slot, member, value))  # fmt: skip
+                                  functools.partial(_set_slot, member, value)).kind = type(value)  # fmt: skip
         self._class(type(value))
 
-    def _several(self, name: str, fetch: list[Callable[[], Any]], put: Callable[[Any], None]) -> None:
+    def _several(self, name: str, fetch: list[Callable[[], Any]], put: Callable[[Any], None]) -> Container:
         place = self._keep(name, None, Fetched(fetch), lambda place: put(place.values[0]))
         place.set_one = put
         self._add(name, place.values)
+        return place
 
     def _cell(self, name: str, cell: Any) -> None:
         self._several(name, [functools.partial(getattr, cell, "cell_contents")], functools.partial(_set_cell, cell))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from shared_hooks.generation.edge_session import InProcess
 from shared_hooks.generation.middle import MiddleSession
 
 LAYERS = 4
-KINDS = ("attribute", "dictionary", "list")
+KINDS = ("attribute", "dictionary", "list", "deque", "slot", "count")
 HOLDERS = ("itself", "the model", "an object", "the next layer", "the last layer")
 SOURCES = ("largest", "mean", "a number", "a table", "a length")
 
@@ -58,13 +59,25 @@ def made(source: str, x: Tensor) -> Any:
     return torch.arange(1.0, 9.0) if source == "a table" else torch.arange(float(len(x))).sum() + 1
 
 
+class Slots:
+    __slots__ = ("kept",)
+
+    def __init__(self) -> None:
+        self.kept: Any = None
+
+
+def empty(holder: Any) -> Any:
+    """A holder that keeps nothing."""
+    holder.kept, holder.bag, holder.listed, holder.count = None, {}, [], 0
+    holder.last, holder.slots = deque(maxlen=2), Slots()
+    return holder
+
+
 class Layer(nn.Linear):
     def __init__(self, number: int, model: Keeper) -> None:
         super().__init__(8, 8)
         self.number, self.model = number, [model]
-        self.kept: Any = None
-        self.bag: dict[str, Any] = {}
-        self.listed: list[Any] = []
+        empty(self)
 
     def forward(self, x: Tensor) -> Tensor:
         x, model = super().forward(x), self.model[0]
@@ -78,6 +91,12 @@ class Layer(nn.Linear):
                 holder.bag["a"] = made(put.source, x)
             elif put.kind == "list" and not holder.listed:
                 holder.listed.append(made(put.source, x))
+            elif put.kind == "deque":
+                holder.last.append(made(put.source, x))
+            elif put.kind == "slot" and (holder.slots.kept is None or not put.once):
+                holder.slots.kept = made(put.source, x)
+            elif put.kind == "count":
+                holder.count = 0 if put.once else holder.count + 1
         for get in model.habits.gets:
             if get.layer == self.number:
                 x = scaled(x, get, model.holder(get.holder, self))
@@ -89,8 +108,13 @@ def scaled(x: Tensor, get: Get, holder: Any) -> Tensor:
         kept = holder.kept
     elif get.kind == "dictionary":
         kept = holder.bag.get("a")
+    elif get.kind == "slot":
+        kept = holder.slots.kept
+    elif get.kind == "count":
+        kept = holder.count
     else:
-        kept = holder.listed[0] if holder.listed else None
+        listed = holder.listed if get.kind == "list" else holder.last
+        kept = listed[-1] if listed else None
     return x if kept is None else x / 2 + kept / 4
 
 
@@ -98,10 +122,8 @@ class Keeper(nn.Module):
     def __init__(self, habits: Habits) -> None:
         super().__init__()
         torch.manual_seed(3)
-        self.habits, self.kept = habits, None
-        self.bag: dict[str, Any] = {}
-        self.listed: list[Any] = []
-        self.object = SimpleNamespace(kept=None, bag={}, listed=[])
+        empty(self)
+        self.habits, self.object = habits, empty(SimpleNamespace())
         self.layers = nn.ModuleList()
         for number in range(LAYERS):
             self.layers.append(Layer(number, self))
