@@ -137,7 +137,7 @@ class Replay(TorchFunctionMode):
 
     def _new(self, frame: FrameType, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found, line = func(*args, **kwargs), (frame.f_code, frame.f_lineno)
-        if type(found) is not torch.Tensor:
+        if type(found) is not torch.Tensor or torch._C._functorch.is_functorch_wrapped_tensor(found):
             return found
         if line in self._written:
             origin = Part(Derived(partial(func, *args, **kwargs), (), {}), None)

@@ -612,3 +612,22 @@ def test_too_many_tables() -> None:
     with poisoned(state, names) as reached:
         assert reached and "a4095" in vars(model)
     assert "a4095" not in vars(model)
+
+
+class Mapped(nn.Sequential):
+    """Its own forward makes tensors inside `torch.vmap`."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(5)
+        super().__init__(*(nn.Linear(8, 8) for _ in range(3)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + torch.vmap(lambda row: torch.zeros_like(row) + row.sum())(x)
+        return super().forward(x)
+
+
+def test_tensors_that_are_made_inside_of_vmap() -> None:
+    whole, x = Mapped(), torch.randn(2, 8)
+    with torch.no_grad(), SplitForward(edge := Mapped(), "1", InProcess(DecodingTail(Mapped(), "1"))):
+        for _ in range(2):
+            assert torch.equal(edge(x), whole(x))
