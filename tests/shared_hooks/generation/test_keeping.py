@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +18,8 @@ from shared_hooks.errors import IsthmusError
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
 from shared_hooks.generation.middle import MiddleSession
+from shared_hooks.modules import weights_hash
+from shared_hooks.state import PythonState, entries
 
 LAYERS = 4
 KINDS = ("attribute", "dictionary", "list", "deque", "slot", "count")
@@ -238,3 +241,36 @@ def test_a_layer_may_remember_what_it_was_last_given() -> None:
             assert torch.equal(edge(x), whole(x))
             mine: Any = edge[0]
             assert torch.equal(mine.last, whole[0].last), "a user of the edge may look at it"  # type: ignore[arg-type]
+
+
+NAMES = sorted(entries(PythonState(Keeper(Habits()), settings=False)))
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=12,
+)
+NAME = st.sampled_from(NAMES) | st.sampled_from(NAMES).map(lambda name: f"{name}.more") | st.text(max_size=40)
+SAID = st.lists(st.tuples(NAME, JSON).map(list), max_size=12) | JSON
+
+
+class Forged(InProcess):
+    """Says something else of what the edge's model keeps."""
+
+    said: Any = None
+
+    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
+        return super().step(session, number, {**header, "m": self.said}, tensors, fork)
+
+
+@settings(max_examples=150, deadline=None)
+@given(HABITS, SAID)
+def test_whatever_an_edge_says_of_its_model_the_servers_stays_as_it_is(habits: Habits, said: Any) -> None:
+    model = Keeper(habits)
+    before, weights = PythonState(model, settings=False), weights_hash(model)
+    link = Forged(DecodingTail(model, "layers.1"))
+    link.said = said
+    with torch.no_grad(), SplitForward(Keeper(habits), "layers.1", link) as split:
+        for _ in range(2):
+            with suppress(IsthmusError):
+                split.model(torch.randn(3, 8))
+            assert not before.changes() and weights_hash(model) == weights
