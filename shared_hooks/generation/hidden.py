@@ -229,54 +229,128 @@ EVERY: Final = 64
 MOST_KEPT: Final = 4096
 
 
-def kept_by(state: PythonState) -> list[Any]:
-    """What a model keeps that its code may change and read, for a session's first step: [name, summary]. Raises
-    CutRefused where that is too much.
+KEPT: Final = "kept"
+"""What a server asks: how what the other side's model keeps compares with what this one's does (`compared`)."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a model keeps at a cut that its code may change and read. The other side hears names, and values that hold
+    no numbers: what is computed of an input stays here. Of the others it says its own, which are compared here.
     """
-    read, changed = state.reach.names_read(), state.reach.names_set()
-    kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
-    found = [[name, _summary(one.value)] for name, one in kept.items()]
-    if len(found) > MOST_KEPT:
-        raise CutRefused(f"the model's code may change {len(found)} of the values that it keeps; at most {MOST_KEPT}")
-    return found
+
+    summaries: dict[str, Any]
+    """By name; None where nobody knows the value."""
+    clear: frozenset[str] = frozenset()
+    """Names of values without numbers."""
+
+    @staticmethod
+    def of(state: PythonState) -> Kept:
+        """Raises CutRefused where that is too much."""
+        read, changed = state.reach.names_read(), state.reach.names_set()
+        kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
+        if keyed := {name for name in kept if _KEYED.search(name)}:  # keys may be made of an input
+            every = entries(state)
+            for name in keyed:
+                del kept[name]
+                while _KEYED.search(name):
+                    name = name.rpartition("[")[0]
+                kept |= {name: every[name]} if name in every else {}
+        if len(kept) > MOST_KEPT:
+            raise CutRefused(f"the model's code may change {len(kept)} values that it keeps; at most {MOST_KEPT}")
+        clear = frozenset(name for name, one in kept.items() if _is_clear(one.value))
+        return Kept({name: _summary(one.value) for name, one in kept.items()}, clear)
+
+    def with_left(self, behind: dict[str, tuple[Any, Any]]) -> Kept:
+        """What one model would keep that runs on both sides: this, and `left_behind` where that has not changed here
+        since. Of what has, nobody knows.
+        """
+        here = self.summaries
+        there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
+        return Kept(here | there, self.clear - there.keys())
+
+    def without(self, names: set[str]) -> Kept:
+        """This, where nobody knows the values of ``names``."""
+        return Kept(self.summaries | dict.fromkeys(names), self.clear - names)
+
+    def said(self) -> list[list[Any]]:
+        """For a step's header."""
+        return [[name, one] if name in self.clear else [name] for name, one in self.summaries.items()]
+
+    def compared(self, there: Any) -> list[list[Any]]:
+        """What the other side says, and how it compares: names, summaries at the cut as they came, whether this side's
+        is that one, and whether it is as the step leaves it there. ``there``: names, summaries at the cut, and at the
+        step's end. Raises BadFrame.
+        """
+
+        def is_here(name: str, summary: Any) -> int:
+            return int(name in self.summaries and _near(self.summaries[name], summary))
+
+        try:
+            return [[name, at_cut, is_here(name, at_cut), is_here(name, end)] for name, at_cut, end in there]
+        except MALFORMED as error:
+            raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
 
 
-def unlike(said: Any, state: PythonState) -> dict[str, Any]:
-    """Finds what the edge's model keeps at the cut (`kept_by`) and this side's, in ``state``, has not when the same
-    step is there, but may read: summaries by name. Raises BadFrame.
+def heard(said: Any, asked: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
+    """What the edge says (`Kept.compared`) of what it was ``asked``: names of what it does not have at the cut, of what
+    it has as the step leaves it, and of what it does not say for these values. Raises BadFrame.
+    """
+    other, as_left, rest = set(), set(), set(asked)
+    try:
+        for name, at_cut, is_here, is_left in said:
+            if name in rest and _near(at_cut, asked[name]):
+                rest.discard(name)
+                other |= set() if is_here else {name}
+                as_left |= {name} if is_left and not is_here else set()
+    except MALFORMED as error:
+        raise BadFrame(f"malformed comparison of a model's state: {error!s:.120}") from error
+    return other, as_left, rest
+
+
+_KEYED = re.compile(r"\[(?!\d+\][.\[]|'[a-z_]{1,40}'\]|\])")
+"""In a name: a key of a dictionary that is no word, or a number that is no index on the way to an object."""
+
+
+def _is_clear(value: Any, depth: int = 4) -> bool:
+    if value is None or isinstance(value, (bool, str, nn.Module, type, types.FunctionType)):
+        return True
+    if isinstance(value, (list, tuple, set, frozenset, deque)) and depth:
+        return all(_is_clear(one, depth - 1) for one in value)
+    if isinstance(value, dict) and depth:
+        return all(isinstance(key, str) and _is_clear(one, depth - 1) for key, one in value.items())
+    return False
+
+
+def differing(said: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
+    """What the edge's model keeps at the cut (`Kept.said`) beside this side's, in ``state``, when the same step is
+    there, of what code here may read: names of what differs, and this side's summaries of what only the edge can
+    compare. Raises BadFrame.
     """
     here = entries(state)
-    found: dict[str, Any] = {}
+    found: set[str] = set()
+    asked: dict[str, Any] = {}
     try:
         if len(said) > 2 * MOST_KEPT:
             raise BadFrame(f"{len(said)} values of a model's state in one step")
-        for name, summary in said:
+        for name, *summary in said:
             entry = here.get(name)
-            if not _near(summary, _summary(MISSING if entry is None else entry.value)):
-                kind, attribute = (object, attribute_in(name)) if entry is None else (entry.kind, entry.attribute)
-                found |= {name: summary} if is_read(state.reach, attribute, kind) else {}
+            mine = _summary(MISSING if entry is None else entry.value)
+            if summary and _near(summary[0], mine):
+                continue
+            kind, attribute = (object, attribute_in(name)) if entry is None else (entry.kind, entry.attribute)
+            if is_read(state.reach, attribute, kind):
+                found |= {name} if summary else set()
+                asked |= {} if summary else {name: mine}
     except MALFORMED as error:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
-    return found
+    return found, asked
 
 
-def alike(summaries: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that have these summaries."""
-    return {name: one for name, one in values.items() if name in summaries and _near(summaries[name], _summary(one))}
-
-
-def changed_since(state: PythonState) -> list[Any]:
-    """Names and summaries, as of `kept_by`, of what has changed since."""
+def changed_since(state: PythonState) -> dict[str, Any]:
+    """Names and summaries of what has changed since."""
     named = [lasting(change, state.places) for change in left(state)]
-    return [[portable(one.name), _summary(one.now)] for one in named if one.name != HOOKS]
-
-
-def joined(said: Any, made: list[Any]) -> list[Any]:
-    """What was kept at a first cut (`kept_by`), with what calls up to a second one have ``made``. Raises BadFrame."""
-    try:
-        return [[name, summary] for name, summary in (dict(said) | dict(made)).items()]
-    except MALFORMED as error:
-        raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
+    return {portable(one.name): _summary(one.now) for one in named if one.name != HOOKS}
 
 
 def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
@@ -291,17 +365,10 @@ def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
         raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
 
 
-def with_left(kept: list[Any], behind: dict[str, tuple[Any, Any]]) -> list[Any]:
-    """What one model would keep that runs on both sides: as ``kept`` here, and as `left_behind` where that has not
-    changed here since. What has is known to be neither.
-    """
-    here = dict(kept)
-    there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
-    return joined(kept, list(there.items()))
-
-
 def _summary(value: Any, depth: int = 4) -> Any:
     """Enough of a value to tell another one, as JSON; numbers of tensors differ in their last bits between machines."""
+    if type(value) is RemoteTensor:
+        return "on the other side"
     if isinstance(value, torch.Tensor):
         form = [dtype_name(value.dtype), list(value.shape)]
         if value.is_meta or value.layout != torch.strided or not value.numel():
@@ -321,6 +388,14 @@ def _summary(value: Any, depth: int = 4) -> Any:
     if isinstance(value, dict) and depth:
         return [len(value), [[repr(key)[:80], _summary(value[key], depth - 1)] for key in list(value)[:16]]]
     return class_name(type(value))
+
+
+def _is_remote(value: Any, depth: int = 4) -> bool:
+    """Whether a value holds one of the other side, which a replayed call before the cut has left."""
+    if isinstance(value, (list, tuple, set, frozenset, deque, dict)) and depth:
+        held = value.values() if isinstance(value, dict) else value
+        return any(_is_remote(one, depth - 1) for one in held)
+    return type(value) is RemoteTensor
 
 
 def _is_all_plain(value: Any) -> bool:
@@ -509,7 +584,7 @@ class Unchanged:
             turns.looked = turns.nested == 1
             return self, {}, self._missing(())
         named = [lasting(change, before.places) for change in left(before)]
-        changes = {portable(change.name): change for change in named}
+        changes = {portable(change.name): change for change in named if not _is_remote(change.now)}
         found = {name: change.now for name, change in changes.items() if name not in self.rewritten}
         new = found.keys() - self.same.keys()
         others = {name for name in found.keys() - new if not _alike(self.same[name], found[name])}
@@ -539,8 +614,7 @@ class Unchanged:
         """For the answer to a step: names and `_summary` of what it left behind the cut; of what is written again each
         time, none.
         """
-        names = [name for name, one in changes.items() if name != HOOKS and type(one.now) is not RemoteTensor]
-        del names[MOST_KEPT:]
+        names = [name for name in changes if name != HOOKS][:MOST_KEPT]
         return [[name, None if name in self.rewritten else _summary(changes[name].now)] for name in names]
 
 

@@ -20,7 +20,7 @@ from shared_hooks.forward import HookExitException
 from shared_hooks.generation import hidden
 from shared_hooks.generation.cut import Cut, check_order
 from shared_hooks.generation.edge_session import EdgeSession, Link
-from shared_hooks.generation.hidden import InsideCalls
+from shared_hooks.generation.hidden import InsideCalls, Kept
 from shared_hooks.generation.mirror import LastSaid, Mirror, differences
 from shared_hooks.generation.remote_tensor import Origin, RemoteRead, RemoteTensor, kept_here
 from shared_hooks.generation.session import (
@@ -38,6 +38,7 @@ from shared_hooks.generation.session import (
 from shared_hooks.generation.split import HISTORY_BYTES, MOST_TRIES
 from shared_hooks.generation.tail import Middle, Tail
 from shared_hooks.modules import running
+from shared_hooks.state import PythonState
 
 _PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
 """What the next server hears of a step's header as it came."""
@@ -45,14 +46,14 @@ _PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
 
 @dataclass
 class _Left(StepAnswer):
-    """At the second cut. ``inputs``: the tensors of the step that are the model's inputs; ``made`` and ``left``: what
-    calls have changed on the model, as it is said to the next server and to the one before; ``changed``: all names.
+    """At the second cut. ``inputs``: the tensors of the step that are the model's inputs; ``kept``: what the
+    model keeps there; ``left``: what calls have changed on it, as it is said to the one before; ``changed``: all names.
     """
 
     runner: Middle
     inputs: list[torch.Tensor]
     changes: Any
-    made: list[Any]
+    kept: Kept | None
     left: list[Any]
     changed: frozenset[str]
 
@@ -119,8 +120,8 @@ class MiddleSession(DecodingSession):
         up = self._up
         given, head, onward = answer.header, answer.runner.head, self._onward
         header = {name: given[name] for name in _PASSED_ON if name in given}
-        if "m" in given or answer.made:
-            header["m"] = hidden.joined(given.get("m", []), answer.made)
+        if answer.kept is not None:
+            header["m"] = answer.kept.said()
         if answer.mirror is not None:
             said, up = differences(answer.changes, up)
             header["more"] = [*given.get("more", []), said]
@@ -173,6 +174,8 @@ class MiddleSession(DecodingSession):
                 raise NeededBehind(need, why)
             if need == LEAVES and not onward.all_leaves:
                 onward.all_leaves = True
+            elif isinstance(need, list) and need[:1] == [hidden.KEPT] and answer.kept is not None:
+                header["u"] = _compared(answer.kept, need[1], answer.header.get("u", []), why)
             elif isinstance(need, list) and need not in onward.extras:
                 self._extra(answer, need, why)
                 onward.extras.append(need)
@@ -209,13 +212,29 @@ class MiddleSession(DecodingSession):
         return StepAnswer(reply, tensors, answer.mirror)
 
 
+def _compared(kept: Kept, there: Any, said: list[Any], why: object) -> list[Any]:
+    """As `Kept.compared`; of what this part does not know, the edge has ``said`` it. Raises NeededBehind where it has
+    not, and BadFrame.
+    """
+    try:
+        asked = {name: at_cut for name, at_cut, _ in there if kept.summaries.get(name) is None}
+        if rest := hidden.heard(said, asked)[2]:
+            raise NeededBehind([hidden.KEPT, [row for row in there if row[0] in rest]], why)
+        return [
+            *kept.compared([row for row in there if row[0] not in asked]),
+            *[row for row in said if row[0] in asked],
+        ]
+    except MALFORMED as error:
+        raise BadFrame(f"malformed answer to a step: {error!s:.120}") from error
+
+
 class _MiddleStep(Step):
     def __init__(self, second: Cut, *step: Any) -> None:
         super().__init__(*step)
         self._second = second
         self.needed = self._tail.needed_up_to(second)
-        self._made: list[Any] = []
-        """What was changed between the cuts, where the edge says what it keeps."""
+        self._kept: Kept | None = None
+        """What the model keeps at the second cut, where the edge says what its does at the first."""
         if "new" in self._header or "born" in self._header or self._mirror is None:
             self._look = InsideCalls(self._tail.model, self._tail.turns.before)
 
@@ -224,8 +243,8 @@ class _MiddleStep(Step):
 
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
         found = super()._output(kwargs, given)
-        if self._meets and self._at_cut is not None:
-            self._made = hidden.changed_since(self._at_cut)
+        if self._meets and "m" in self._header and self._tail.turns.before is not None:
+            self._kept = Kept.of(PythonState(self._tail.model, settings=False))
         return found
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
@@ -263,5 +282,5 @@ class _MiddleStep(Step):
         self._extents.passed()
         self.needed.end_run()
         inputs = self._tensors[: self._used]
-        made = [one for one in self._made if one[0] not in self._untouched]
-        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, made, self._left, self._changed)
+        kept = self._kept if self._kept is None else self._kept.without(self._other - self._as_left)
+        return _Left(self._header, [], self._mirror, running_tail, inputs, changes, kept, self._left, self._changed)

@@ -9,7 +9,8 @@
     {"q"}           which tensors of the cut's result are coded (`hidden`)
     {"l"}           strides of tensors that lie with gaps, or on themselves, on the edge
     {"c"}           what is around the model, where new (`cut.around`)
-    {"m"}           what the model keeps that its code may change (`hidden.kept_by`)
+    {"m"}           what the model keeps that its code may change (`hidden.Kept.said`)
+    {"u"}           ... and how it compares with what this side's model keeps (`hidden.Kept.compared`)
     {"born"}        the forward makes its state itself             {"still"}  nothing is done: a fork is only to be kept
     {"more"}        what servers between the head and this one changed on the state (`middle`)
     {"keep"}        the step may be taken back: its number, and the first step of which that is still so (`ahead`)
@@ -45,7 +46,7 @@ from shared_hooks.generation.asking import CallReports
 from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
-from shared_hooks.generation.hidden import InsideCalls, Unchanged, alike, is_state, refusal, unlike
+from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state, refusal
 from shared_hooks.generation.inputs import Heard, check_sizes
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
@@ -367,7 +368,7 @@ def _needed(error: BaseException) -> Any:
         return CALLS
     if isinstance(error, _LeafMissing):
         return LEAVES
-    if isinstance(error, NeededBehind):
+    if isinstance(error, (NeededBehind, _Compared)):
         return error.need
     if isinstance(error, RemoteRead) and error.need is not None:
         return [error.need.path, error.need.count, error.need.number]
@@ -380,6 +381,14 @@ class NeededBehind(Exception):
     def __init__(self, need: Any, why: object) -> None:
         super().__init__(f"{why!s:.300}")
         self.need = need
+
+
+class _Compared(Exception):
+    """Only the edge can say how what its model keeps compares with what this side's does."""
+
+    def __init__(self, there: list[Any]) -> None:
+        super().__init__("what the model keeps is to be compared")
+        self.need = [hidden.KEPT, there]
 
 
 class _LeafMissing(Exception):
@@ -450,16 +459,18 @@ class Step:
         """Names of what the model's calls have changed on it, which is put back."""
         self._left: list[Any] = []
         """What the model's calls have changed on it, which is put back, as it is said."""
-        self._other: dict[str, Any] = {}
-        """What the edge's model keeps at the cut and this side's does not."""
-        self._same: dict[str, Any] = {}
+        self._asked: dict[str, Any] = {}
+        """What the edge is asked to compare: this side's summaries at the cut."""
+        self._other: set[str] = set()
+        """Names of what the edge's model keeps at the cut and this side's does not."""
+        self._as_left: set[str] = set()
         """... and has at the step's end."""
+        self._same: dict[str, Any] = {}
+        """What that is."""
         self._put: dict[str, Any] = {}
         """What was put there for a run that does not read it."""
         self._untouched: set[str] = set()
         """Names of it that a step would not have written if it had been there."""
-        self._at_cut: PythonState | None = None
-        """Where the edge says what its model keeps."""
         self._meets, self._spreads = True, False
         """Whether that is to be found out, at the cut; whether there is to be poison in its place."""
         self._apart: list[tuple[torch.Tensor, int]] = []
@@ -487,6 +498,9 @@ class Step:
         alone = turns.nested <= 1
         output, running_tail = self._output(kwargs, mirror)
         self._meets, first = False, None
+        if self._asked and turns.before is not None:
+            end = hidden.changed_since(turns.before)
+            raise _Compared([[name, one, end.get(name, one)] for name, one in self._asked.items()])
 
         def again(look: InsideCalls | None = None) -> bool:
             nonlocal output, running_tail, first
@@ -509,8 +523,8 @@ class Step:
             known.unchanged, here, unproven = known.unchanged.check(before, turns, again if alone else None)
             tail.leaves |= bool(here)
             self._changed = frozenset(here)
-            if names := unproven | known.behind | self._other.keys():
-                self._same = alike(self._other, {name: one.now for name, one in here.items() if name not in unproven})
+            if names := unproven | known.behind | self._other:
+                self._same = {name: one.now for name, one in here.items() if name in self._as_left - unproven}
                 if not alone or not self._reads_none(before, names, again):
                     raise refusal(min(names))
                 known.unchanged = known.unchanged.proven(unproven, here)
@@ -543,8 +557,12 @@ class Step:
     def _meet(self, said: Any, before: PythonState) -> None:
         """At the cut: what the edge's model keeps there, beside this side's."""
         if self._meets:
-            self._at_cut = self._now(before)
-            self._other |= unlike(said, self._at_cut)
+            found, asked = hidden.differing(said, self._now(before))
+            self._other |= found
+            other, as_left, rest = hidden.heard(self._header.get("u", ()), asked)
+            self._other |= other
+            self._as_left |= as_left
+            self._asked = {name: asked[name] for name in rest}
         if self._spreads:
             if not spread(self._now(before), self._other, self._same, classes=False):
                 raise Read

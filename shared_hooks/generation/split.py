@@ -248,7 +248,7 @@ class SplitForward:
         direct = self._heads is None or opening is not None or handle.mirror is None or self._is_unproven
         wanted = direct and (InsideCalls.wanted(session.number) or self._is_unproven)
         look = InsideCalls(self.model, self._settled.state) if wanted else None
-        dice = None if look is None else Dice()
+        dice, kept = None if look is None else Dice(), None
         head = self._head(seek=handle.mirror is None, look=look) if foreseen is None else foreseen.head
         try:
             handle.busy = True
@@ -271,9 +271,10 @@ class SplitForward:
             headed = time.perf_counter_ns()
             if foreseen is None:
                 message = self._message(head, kwargs, handle, opening, born=head.born is not None)
-                look_at_all = look is not None and (session.number == 0 or bool(look.changed()))
-                if look is not None and look_at_all and (kept := hidden.kept_by(look.state())):
-                    message[0]["m"] = hidden.with_left(kept, self._behind)
+                if look is not None and (session.number == 0 or look.changed()):
+                    kept = hidden.Kept.of(look.state()).with_left(self._behind)
+                    if kept.summaries:
+                        message[0]["m"] = kept.said()
                 if session.takes_back:
                     message[0]["back"], session.takes_back = session.number, False
             else:
@@ -283,7 +284,7 @@ class SplitForward:
                     pending, unheard = session.begin(*message), True
                 self._look_ahead(handle, sight, pending)
             unheard = False
-            reply, up, down = self._sent(session, head, *message, pending=pending)
+            reply, up, down = self._sent(session, head, *message, pending=pending, kept=kept)
             up, session.bytes_in_vain = up + session.bytes_in_vain, 0
             if foreseen is not None and "keep" not in message[0]:
                 handle.misjudged += 1
@@ -657,6 +658,7 @@ class SplitForward:
         header: dict[str, Any],
         tensors: list[torch.Tensor],
         pending: Pending | None = None,
+        kept: hidden.Kept | None = None,
     ) -> tuple[StepReply, int, int]:
         """The answer, and all bytes up and down. What the other side misses is sent with the same step again.
         ``pending``: the step is under way.
@@ -674,6 +676,8 @@ class SplitForward:
                 header["t"] = head.reports()
             elif need == LEAVES and not session.all_leaves:
                 session.all_leaves = True
+            elif isinstance(need, list) and need[:1] == [hidden.KEPT] and kept is not None:
+                header["u"] = [*header.get("u", ()), *kept.compared(need[1])]
             elif isinstance(need, list) and need not in session.extras:
                 session.extras.append(need)
             else:

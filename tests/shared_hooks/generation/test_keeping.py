@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -250,7 +251,8 @@ JSON = st.recursive(
     max_leaves=12,
 )
 NAME = st.sampled_from(NAMES) | st.sampled_from(NAMES).map(lambda name: f"{name}.more") | st.text(max_size=40)
-SAID = st.lists(st.tuples(NAME, JSON).map(list), max_size=12) | JSON
+SAID = st.lists(st.tuples(NAME).map(list) | st.tuples(NAME, JSON).map(list), max_size=12) | JSON
+SAID_AT_ALL = st.fixed_dictionaries({"m": SAID}, optional={"u": SAID})
 
 
 class Forged(InProcess):
@@ -259,11 +261,11 @@ class Forged(InProcess):
     said: Any = None
 
     def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
-        return super().step(session, number, {**header, "m": self.said}, tensors, fork)
+        return super().step(session, number, {**header, **self.said}, tensors, fork)
 
 
 @settings(max_examples=150, deadline=None)
-@given(HABITS, SAID)
+@given(HABITS, SAID_AT_ALL)
 def test_whatever_an_edge_says_of_its_model_the_servers_stays_as_it_is(habits: Habits, said: Any) -> None:
     model = Keeper(habits)
     before, weights = PythonState(model, settings=False), weights_hash(model)
@@ -274,3 +276,42 @@ def test_whatever_an_edge_says_of_its_model_the_servers_stays_as_it_is(habits: H
             with suppress(IsthmusError):
                 split.model(torch.randn(3, 8))
             assert not before.changes() and weights_hash(model) == weights
+
+
+class Listens(InProcess):
+    """Keeps what the edge says of its model."""
+
+    heard: str = ""
+
+    def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
+        self.heard += json.dumps([header.get("m"), header.get("u")])
+        return super().step(session, number, header, tensors, fork)
+
+
+def test_numbers_that_an_edge_keeps_do_not_cross() -> None:
+    """They may be made of an input, and so may keys."""
+
+    class Remembers(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(8, 8)
+            self.last: Any = None
+            self.total, self.seen = 0.0, {}  # type: ignore[var-annotated]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last, self.total = super().forward(x), 0.25
+            self.seen = {(71, 72, 73): 1}
+            made: Tensor = self.last.relu()
+            return made
+
+    def made() -> nn.Sequential:
+        torch.manual_seed(3)
+        return nn.Sequential(*(Remembers() for _ in range(4)))
+
+    whole, edge, link = made(), made(), Listens(DecodingTail(made(), "1"))
+    with torch.no_grad(), SplitForward(edge, "1", link, private=frozenset({"input"})):
+        for _ in range(3):
+            x = torch.randn(3, 8)
+            assert torch.equal(edge(x), whole(x))
+            mine: Any = edge[0]
+            assert not any(f"{number:.6f}"[:-1] in link.heard for number in mine.last.flatten().tolist())
+    assert "0.last" in link.heard and "0.25" not in link.heard and "72" not in link.heard
