@@ -158,7 +158,9 @@ HABITS = st.builds(
 )
 
 
-def answers(habits: Habits, cut: int, second: int | None, *, ran: bool, lengths: list[int]) -> int:
+def answers(
+    habits: Habits, cut: int, second: int | None, *, ran: bool, lengths: list[int], private: bool = False
+) -> int:
     """How many steps were answered before one was refused: each as the whole model answers it."""
     whole, edge, dice = Keeper(habits), Keeper(habits), torch.Generator().manual_seed(5)
     found = 0
@@ -172,7 +174,7 @@ def answers(habits: Habits, cut: int, second: int | None, *, ran: bool, lengths:
             if second is not None:
                 last = InProcess(DecodingTail(Keeper(habits), f"layers.{second}"))
                 link = InProcess(tail, None, lambda: MiddleSession(tail, f"layers.{second}", last))
-            with SplitForward(edge, f"layers.{cut}", link):
+            with SplitForward(edge, f"layers.{cut}", link, private=frozenset({"x"}) if private else None):
                 for number, length in enumerate(lengths):
                     x = (number + 1) * torch.randn(length, 8, generator=dice)
                     wanted = whole(x)
@@ -184,10 +186,16 @@ def answers(habits: Habits, cut: int, second: int | None, *, ran: bool, lengths:
 
 
 @settings(max_examples=300, deadline=None)
-@given(HABITS, st.integers(0, LAYERS - 2), st.integers(0, LAYERS - 2), st.booleans(), st.sampled_from(("same", "grow")))
+@given(
+    HABITS,
+    st.integers(0, LAYERS - 2),
+    st.integers(0, LAYERS - 2),
+    st.booleans(),
+    st.sampled_from(("same", "grow", "same, private", "grow, private")),
+)
 def test_what_a_model_keeps_is_right_or_refused(habits: Habits, cut: int, second: int, ran: bool, sizes: str) -> None:
-    lengths = [3, 3, 3, 3] if sizes == "same" else [2, 3, 4, 5]
-    answers(habits, cut, second if second > cut else None, ran=ran, lengths=lengths)
+    lengths = [3, 3, 3, 3] if "same" in sizes else [2, 3, 4, 5]
+    answers(habits, cut, second if second > cut else None, ran=ran, lengths=lengths, private="private" in sizes)
 
 
 @pytest.mark.parametrize("ran", [False, True])
