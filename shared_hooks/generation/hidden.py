@@ -225,12 +225,12 @@ LOOKS: Final = 2
 """Steps at a session's beginning in which `InsideCalls` looks, and of the later ones every so many."""
 EVERY: Final = 64
 
-
 MOST_KEPT: Final = 4096
-
-
+"""Values that a model keeps and its code may change."""
 KEPT: Final = "kept"
-"""What a server asks: how what the other side's model keeps compares with what this one's does (`compared`)."""
+"""What a server asks: how what the other side's model keeps compares with what this one's does (`Kept.compared`)."""
+MOST_COMPARED: Final = 8
+"""Times that it may ask in one step: more would be guesses at values that do not cross."""
 
 
 @dataclass(frozen=True)
@@ -280,14 +280,15 @@ class Kept:
     def compared(self, there: Any) -> list[list[Any]]:
         """What the other side says, and how it compares: names, summaries at the cut as they came, whether this side's
         is that one, and whether it is as the step leaves it there. ``there``: names, summaries at the cut, and at the
-        step's end. Raises BadFrame.
+        step's end; of one name once. Raises BadFrame.
         """
 
         def is_here(name: str, summary: Any) -> int:
             return int(name in self.summaries and _near(self.summaries[name], summary))
 
         try:
-            return [[name, at_cut, is_here(name, at_cut), is_here(name, end)] for name, at_cut, end in there]
+            once = {name: (at_cut, end) for name, at_cut, end in there}
+            return [[name, at_cut, is_here(name, at_cut), is_here(name, end)] for name, (at_cut, end) in once.items()]
         except MALFORMED as error:
             raise BadFrame(f"malformed state of a model: {error!s:.120}") from error
 

@@ -661,9 +661,9 @@ class SplitForward:
         kept: hidden.Kept | None = None,
     ) -> tuple[StepReply, int, int]:
         """The answer, and all bytes up and down. What the other side misses is sent with the same step again.
-        ``pending``: the step is under way.
+        ``pending``: the step is under way. ``kept``: what the model here keeps.
         """
-        up = down = 0
+        up = down = compared = 0
         for _ in range(MOST_TRIES):
             reply, pending = session.send(header, tensors, pending), None
             up, down = up + reply.bytes_up, down + reply.bytes_down
@@ -676,8 +676,12 @@ class SplitForward:
                 header["t"] = head.reports()
             elif need == LEAVES and not session.all_leaves:
                 session.all_leaves = True
-            elif isinstance(need, list) and need[:1] == [hidden.KEPT] and kept is not None:
-                header["u"] = [*header.get("u", ()), *kept.compared(need[1])]
+            elif isinstance(need, list) and need[:1] == [hidden.KEPT]:
+                compared += 1
+                if kept is None or compared > hidden.MOST_COMPARED:
+                    break
+                with _reading():
+                    header["u"] = [*header.get("u", ()), *kept.compared(need[1])]
             elif isinstance(need, list) and need not in session.extras:
                 session.extras.append(need)
             else:

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from shared_hooks.errors import IsthmusError
+from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.generation import DecodingTail, SplitForward
-from shared_hooks.generation.edge_session import InProcess
+from shared_hooks.generation.edge_session import InProcess, StepReply
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.modules import weights_hash
 from shared_hooks.state import PythonState, entries
@@ -323,3 +323,21 @@ def test_numbers_that_an_edge_keeps_do_not_cross() -> None:
             mine: Any = edge[0]
             assert not any(f"{number:.6f}"[:-1] in link.heard for number in mine.last.flatten().tolist())
     assert "0.last" in link.heard and "0.25" not in link.heard and "72" not in link.heard
+
+
+def test_a_server_that_guesses_at_what_an_edge_keeps_is_left() -> None:
+    """It may compare a value a few times, once in each answer."""
+
+    class Guesses(InProcess):
+        asked = 0
+
+        def step(self, session: int, number: int, header: Any, tensors: Any, fork: Any) -> Any:
+            self.asked += 1
+            rows = [["Keeper.kept", str(self.asked), "0"], ["Keeper.kept", "3", "0"]]
+            return StepReply({"need": ["kept", rows], "why": "guesses"}, [], 0, 0)
+
+    habits = Habits((Put(0, "the model", "attribute", "mean", False),), ())
+    link = Guesses(DecodingTail(Keeper(habits), "layers.1"))
+    with torch.no_grad(), SplitForward(Keeper(habits), "layers.1", link) as split, pytest.raises(CutRefused):
+        split.model(torch.randn(3, 8))
+    assert link.asked == 9
