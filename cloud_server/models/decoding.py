@@ -23,7 +23,6 @@ from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible
 from shared_hooks.generation import DecodingTail as OwnTail
-from shared_hooks.generation.hidden import LOOKS
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.generation.remote_tensor import STEP_BYTES
 from shared_hooks.generation.session import Said
@@ -125,9 +124,8 @@ class DecodingTails:
             if self._together is None:
                 self._together = Together(self.wrapped.model)
         try:
-            own = [tail for tail in self._tails.values() if isinstance(tail, OwnTail)]
-            if len(calls) == 1 or any(tail.leaves or tail.looked < LOOKS for tail in own):
-                # what each builds for itself they would build for each other, and whether they do is not known at first
+            if len(calls) == 1 or any(tail.leaves for tail in self._tails.values() if isinstance(tail, OwnTail)):
+                # what each builds for itself they would build for each other
                 alone = [self._together.run([call], partial(_renumbered, ended, n))[0] for n, call in enumerate(calls)]
                 self.synchronize()
                 return alone

@@ -229,6 +229,8 @@ MOST_KEPT: Final = 4096
 """Values that a model keeps and its code may change."""
 KEPT: Final = "kept"
 """What a server asks: how what the other side's model keeps compares with what this one's does (`Kept.compared`)."""
+MOST_UNREAD: Final = 64
+"""Ways of leaving things out that are remembered of a session's steps; beyond them all are tried again."""
 MOST_COMPARED: Final = 8
 """Times that it may ask in one step: more would be guesses at values that do not cross."""
 
@@ -240,7 +242,7 @@ class Kept:
     """
 
     summaries: dict[str, Any]
-    """By name; None where nobody knows the value."""
+    """By name; None: unknown."""
     clear: frozenset[str] = frozenset()
     """Names of values without numbers."""
 
@@ -263,14 +265,14 @@ class Kept:
 
     def with_left(self, behind: dict[str, tuple[Any, Any]]) -> Kept:
         """What one model would keep that runs on both sides: this, and `left_behind` where that has not changed here
-        since. Of what has, nobody knows.
+        since. What has is unknown.
         """
         here = self.summaries
         there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
         return Kept(here | there, self.clear - there.keys())
 
     def without(self, names: set[str]) -> Kept:
-        """This, where nobody knows the values of ``names``."""
+        """This, with unknown values of ``names``."""
         return Kept(self.summaries | dict.fromkeys(names), self.clear - names)
 
     def said(self) -> list[list[Any]]:
@@ -609,7 +611,8 @@ class Unchanged:
         """This, now that a step has not read ``unproven`` before it wrote it (`check`)."""
         missing = frozenset(unproven - changes.keys())
         same = {name: one for name, one in self.same.items() if name not in unproven or name in missing}
-        return Unchanged(same, self.rewritten | (unproven & changes.keys()), self.unread | {missing})
+        unread = self.unread if len(self.unread) < MOST_UNREAD else frozenset()
+        return Unchanged(same, self.rewritten | (unproven & changes.keys()), unread | {missing})
 
     def said(self, changes: dict[str, Change]) -> list[Any]:
         """For the answer to a step: names and `_summary` of what it left behind the cut; of what is written again each

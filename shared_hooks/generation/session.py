@@ -148,8 +148,6 @@ class DecodingTail:
         self.turns = turns or Turns(model)
         self.leaves = False
         """Whether any step has left anything on the model, which was put back."""
-        self.looked = 0
-        """How many steps have run alone: what they leave can be judged."""
         self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
         self._needed: dict[str, attach.Needed] = {}
@@ -215,7 +213,17 @@ class Known:
         for one in kept:
             tensors += one.tensors()
         real = [one.untyped_storage() for one in tensors if type(one) is not RemoteTensor]
-        reported = (self.crossing, self.coded, self.around, self.structure, self.wanted, self.up, self.down, self.ups)
+        reported = (
+            self.crossing,
+            self.coded,
+            self.around,
+            self.structure,
+            self.wanted,
+            self.up,
+            self.down,
+            self.ups,
+            self.left,
+        )
         return int(
             sum({one._cdata: one.nbytes() for one in real}.values())
             + self.inputs.nbytes
@@ -531,7 +539,6 @@ class Step:
                 known.unread |= known.behind
                 known.behind = frozenset()
             self._left = [one for one in known.unchanged.said(here) if one[0] not in self._untouched]
-        tail.looked += alone
         return self._answer(output, running_tail)
 
     def _reads_none(self, before: PythonState, names: set[str], again: Callable[[], bool]) -> bool:

@@ -702,6 +702,8 @@ class SplitForward:
         if "m" in reply.header and reply.header["m"] != self._left_there:
             self._left_there = reply.header["m"]
             self._behind |= hidden.left_behind(self._left_there, self.model)
+            if len(self._behind) > hidden.MOST_KEPT:
+                raise CutRefused(f"steps leave {len(self._behind)} values on the server's model")
             if self._is_unproven:
                 drop(session)
         if "nb" in reply.header:

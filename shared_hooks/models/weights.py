@@ -227,7 +227,7 @@ def _parts(tensor: Any) -> Iterator[torch.Tensor]:
     if is_traceable_wrapper_subclass(tensor):
         for part in [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]:  # a DTensor's mesh is one, too
             yield from _parts(part) if isinstance(part, torch.Tensor) else ()
-    elif tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel():
+    elif tensor.device.type == "cpu" and tensor.layout == torch.strided and tensor.numel() and not tensor.is_quantized:
         yield tensor
 
 

@@ -211,8 +211,8 @@ def probe_of(value: Any) -> Probe | None:
     return None
 
 
-# Is state that a model leaves behind ever read again? Asked of the model itself, by a run that finds poison there: an
-# object that nobody can look at without an error. If the run gives the same bits, that path hangs on none of it.
+# Is state that a model leaves behind ever read again? A run of the model tells, with poison in its place: an object
+# that raises on any access. If the run gives the same bits, its path does not depend on that state.
 
 
 class Read(BaseException):
