@@ -38,6 +38,7 @@ ROWS = {
     "sessions": ("sessions", "sessions of one server together"),
     "batching": ("batching", "requests of several clients as a batch"),
     "compiled": ("compiled", "compiled tails"),
+    "captured": ("captured", "a decode step as a graph, and compiled"),
     "drafting": ("drafting", "drafts over 40 ms"),
     "plan": ("plan_cost", "time and memory of planning"),
     "naive": ("naive", "baseline: naive resume"),
