@@ -44,6 +44,7 @@ from shared_hooks.state import (
     agree,
     attribute_in,
     entries,
+    held_by_code,
     is_read,
     lasting,
     lasting_name,
@@ -342,7 +343,7 @@ def differing(said: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
             if summary and _near(summary[0], mine):
                 continue
             kind, attribute = (object, attribute_in(name)) if entry is None else (entry.kind, entry.attribute)
-            if is_read(state.reach, attribute, kind):
+            if held_by_code(name) or is_read(state.reach, attribute, kind):
                 found |= {name} if summary else set()
                 asked |= {} if summary else {name: mine}
     except MALFORMED as error:

@@ -25,7 +25,7 @@ from shared_hooks.state.python_state import (
     remains,
     spread,
 )
-from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach, attribute_in
+from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach, attribute_in, held_by_code
 from shared_hooks.state.walk import Read
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "attribute_in",
     "entries",
     "first_few",
+    "held_by_code",
     "is_read",
     "lasting",
     "lasting_name",

@@ -14,6 +14,7 @@ import operator
 import re
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -24,7 +25,17 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from shared_hooks import devices
-from shared_hooks.state.reach import MISSING, Change, ClassEntries, Container, Fetched, Reach, attribute_in, fetched_all
+from shared_hooks.state.reach import (
+    MISSING,
+    Change,
+    ClassEntries,
+    Container,
+    Fetched,
+    Reach,
+    attribute_in,
+    fetched_all,
+    held_by_code,
+)
 from shared_hooks.state.walk import Poison, Walk
 from shared_hooks.tensors import identical
 
@@ -394,23 +405,34 @@ class Entry:
     kind: type
 
 
+_OF_CLASSES = (
+    types.FunctionType, staticmethod, classmethod, property, types.MemberDescriptorType, types.GetSetDescriptorType,
+)  # fmt: skip
+
+
 def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_: True) -> dict[str, Entry]:
     """What was where, by `portable` names as of `lasting_name`; where ``wanted`` is true of an `Entry`'s attribute, and
-    whether it is one.
+    whether it is one. Containers that functions hold (`held_by_code`) are always among it, and the globals and
+    variables around them that they may set.
     """
     found = {}
+    rebound = state.reach.names_rebound()
     for place in state.places:
-        attribute = "" if place.is_attributes else attribute_in(place.name)
-        if place.keys is not None and (place.is_attributes or wanted(attribute, False)):
+        attribute, code = "" if place.is_attributes else attribute_in(place.name), held_by_code(place.name)
+        if place.keys is not None and (place.is_attributes or code or wanted(attribute, False)):
             for key, value in zip(place.keys, place.values, strict=True):
                 if not place.is_attributes or wanted(str(key), True):
                     one = Entry(value, attribute or str(key), place.is_attributes, place.kind)
                     found[portable(place.entry(key))] = one
-        elif isinstance(place.owner, (list, collections.deque, set)) and wanted(attribute, False):
+        elif isinstance(place.owner, (list, collections.deque, set)) and (code or wanted(attribute, False)):
             values = set(place.values) if isinstance(place.owner, set) else place.values
             found[portable(_content(place))] = Entry(values, attribute, False, object)
-        elif place.set_one is not None and place.kind is not object and wanted(attribute, True):
-            found[portable(place.name)] = Entry(place.values[0], attribute, True, place.kind)
+        elif place.set_one is not None and (code in rebound if place.kind is object else wanted(attribute, True)):
+            found[portable(place.name)] = Entry(place.values[0], attribute, place.kind is not object, place.kind)
+        elif isinstance(place.view, ClassEntries):
+            for key, value in zip(place.view.names, place.values, strict=True):
+                if wanted(key, True) and not isinstance(value, _OF_CLASSES):
+                    found[portable(place.name + key)] = Entry(value, key, True, place.owner)
     return found
 
 
@@ -418,8 +440,8 @@ def spread(
     state: PythonState, names: Iterable[str], values: Mapping[str, Any] = MappingProxyType({}), *, classes: bool = True
 ) -> bool:
     """Put poison where ``names`` say, also where there was nothing; whether all of them could be reached. What was
-    there is in ``state``. ``values``: by name, what is put there instead. ``classes``: where other objects would find
-    it, too.
+    there is in ``state``. ``values``: by name, what is put there instead. ``classes``: poison also where other objects
+    would find it, in classes and globals.
     """
     left = _outermost(set(map(portable, names)))
     inside: dict[str, list[str]] = {}
@@ -447,13 +469,13 @@ def spread(
                 content = list(one) if name in values else [one] * (len(place.values) + 1)
                 place.owner.clear()
                 place.owner.extend(content)
-        elif classes and isinstance(place.owner, type):
+        elif isinstance(place.owner, type):
             for key in list(vars(place.owner)):
-                if (name := portable(place.name + key)) in left:
+                if (name := portable(place.name + key)) in left and (classes or name in values):
                     type.__setattr__(place.owner, key, taken(name))
         elif (name := portable(place.name)) in left and place.set_one is not None:
             own = place.kind is not object
-            if classes or own:
+            if classes or own or name in values:
                 place.set_one(taken(name))
     return not left
 

@@ -15,6 +15,7 @@ import importlib
 import itertools
 import os
 import random
+import re
 import sys
 import sysconfig
 import types
@@ -181,6 +182,16 @@ class _Same:
         return isinstance(other, _Same) and self.code is other.code
 
 
+@functools.lru_cache(maxsize=1 << 14)
+def _rebinds(code: _Same) -> frozenset[str]:
+    found = {str(step.argval) for step in dis.get_instructions(code.code) if step.opname in _REBINDS}
+    inner = [_rebinds(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)]
+    return frozenset(found.union(*inner))
+
+
+_REBINDS = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
+
+
 def names_in(function: types.FunctionType) -> frozenset[str]:
     """Globals and attributes that a function mentions, and the functions written inside it."""
     return _names(_Same(function.__code__))
@@ -338,6 +349,10 @@ class Reach:
             if not self._constructs(function, name)
         }
 
+    def names_rebound(self) -> set[str]:
+        """Names of globals, and of variables of functions around them, that any of the functions may set."""
+        return set().union(*(_rebinds(_Same(function.__code__)) for function in self.functions.values()))
+
     def writes(self, attribute: str) -> bool:
         """Whether any of the functions sets an attribute of this name, but of an object that it has just made."""
         return bool(self.writers(attribute))
@@ -359,6 +374,19 @@ class Reach:
 # back.
 #
 # What is remembered of each is a shallow copy, so "the same" means the same objects: an equal one is a change.
+
+
+_BY_CODE = re.compile(
+    r"global [^.\[]+\.([^.\[]+)(?:\[.*)?|([^.\[]+) of [^\[]+(?:\[.*)?|[^\[]+'s defaults(?:\[.*)?", re.DOTALL
+)
+
+
+def held_by_code(name: str) -> str:
+    """The global, or the variable of a function around it, that a function holds what `Container.entry` names by;
+    "defaults" for those of its arguments, "" for what an object holds.
+    """
+    found = _BY_CODE.fullmatch(name)
+    return "" if found is None else found[1] or found[2] or "defaults"
 
 
 def attribute_in(name: str) -> str:
