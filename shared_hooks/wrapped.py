@@ -298,6 +298,10 @@ class WrappedModel(Runs):
         with nullcontext() if self._loads is None else self._loads.reading():
             return tables.weights_hash(self.model)
 
+    def weight_marks(self) -> tables.WeightMarks:
+        """See there."""
+        return tables.WeightMarks(self.model)
+
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
         code.

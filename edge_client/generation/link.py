@@ -57,6 +57,7 @@ class SessionLink:
         """The ``number``-th step of a session of the caller's numbering, from 0; the first one opens it. ``header`` is
         JSON-able. ``fork``: the session begins as a copy of that one, which has done so many steps.
         """
+        self._client.check_weights()
         of, steps = fork or (0, 0)
         together = 0 if self.exact else self.at_once
         decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=together)

@@ -27,7 +27,16 @@ from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.codecs.learned import Learned
 from shared_hooks.codecs.plugins import Guarded
-from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, ModelFailed, SpecError, UnknownLayer, near
+from shared_hooks.errors import (
+    CutRefused,
+    Disagreement,
+    InputMismatch,
+    IsthmusError,
+    ModelFailed,
+    SpecError,
+    UnknownLayer,
+    near,
+)
 from shared_hooks.head import listening
 from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.metrics import ForwardMetrics
@@ -36,6 +45,7 @@ from shared_hooks.models.images import check_suffix
 from shared_hooks.models.inputs import inputs_of_text, to_device
 from shared_hooks.modules import holder_modules
 from shared_hooks.modules.manifest import encode
+from shared_hooks.modules.tables import WeightMarks
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
@@ -157,6 +167,8 @@ class EdgeModel:
         self.example = example
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
+        self._greeted: tuple[str, WeightMarks] | None = None
+        """Hash of the weights that the server has agreed on, and what tells when they were written since."""
 
     def observe(self, names: Iterable[str]) -> None:
         """Observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises SpecError."""
@@ -198,6 +210,8 @@ class EdgeModel:
             self._learnt.check(weights_hash, structure_digest)
         if isinstance(own := codecs.CODECS[self.codec], Learned):
             own.check_model(weights_hash)
+        if self.only_head is None:
+            self._greeted = weights_hash, self.wrapped.weight_marks()
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
@@ -207,6 +221,18 @@ class EdgeModel:
             environment=self.wrapped.environment(),
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
         )
+
+    def check_weights(self) -> None:
+        """Raises Disagreement where they were written since the greeting: the server's are not these any more."""
+        if self._greeted is None or self._greeted[1].are_same:
+            return
+        agreed, marks = self._greeted[0], self.wrapped.weight_marks()
+        if self.wrapped.weights_hash() != agreed:
+            raise Disagreement(
+                f'the weights of "{self.model_id}" have changed here since the server agreed on them: give it the '
+                "same, and connect again"
+            )
+        self._greeted = agreed, marks
 
     def manifest(self) -> bytes | None:
         """What the greeting's digests are made of; None where that is too much for the wire."""
@@ -272,6 +298,7 @@ class EdgeModel:
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
+        self.check_weights()
         early: EarlyOutput
         try:
             with listening(ahead):
