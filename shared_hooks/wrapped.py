@@ -24,6 +24,7 @@ from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
+from shared_hooks.state.reach import file_of, is_installed
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
@@ -297,6 +298,20 @@ class WrappedModel(Runs):
         """Hexadecimal; see `tables.weights_hash`."""
         with nullcontext() if self._loads is None else self._loads.reading():
             return tables.weights_hash(self.model)
+
+    def other_attributes(self, model: nn.Module) -> list[str]:
+        """Numbers in modules of ``model``, a model with the same layers, that are not what they were here when this was
+        made, and that no code of the model sets. Modules of libraries are left out: they set many by themselves.
+        """
+        own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
+        changed = [
+            (path, name)
+            for path, each in tables.attributes(model).items()
+            for name in each.keys() | self._attributes.get(path, {}).keys()
+            if path in own and each.get(name) != self._attributes.get(path, {}).get(name)
+        ]
+        set_by_code = PythonState(model, settings=False).reach.names_set() if changed else set()
+        return sorted(f"{path}.{name}" for path, name in changed if name not in set_by_code)
 
     def weight_marks(self) -> tables.WeightMarks:
         """See there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import contextlib
 import csv
 import dis
 import functools
@@ -143,10 +144,29 @@ def file_of(kind: type) -> str:
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+
+
+def _cells(function: types.FunctionType) -> Iterator[Any]:
+    """What variables around a function hold."""
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # nothing yet
+            yield cell.cell_contents
+
+
 def unwrapped(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions in what a class or a module holds under a name."""
+    """The Python functions in what a class or a module holds under a name; what torch's decorators stand before
+    (`torch.no_grad`), and other libraries' where that is not their own, too.
+    """
     if isinstance(value, types.FunctionType):
         yield value
+        file = value.__code__.co_filename
+        if is_installed(file):
+            held = [value.__dict__.get("__wrapped__"), *_cells(value)]
+            inner = {id(one): one for one in held if isinstance(one, types.FunctionType) and one is not value}
+            for one in inner.values():
+                if file.startswith(_TORCH) or not is_installed(one.__code__.co_filename):
+                    yield from unwrapped(one)
     elif isinstance(value, (staticmethod, classmethod, types.MethodType)):
         yield from unwrapped(value.__func__)
     elif isinstance(value, property):

@@ -441,3 +441,28 @@ def test_what_may_change_last_bits_is_a_reason_why_they_are_not_promised(caplog:
         assert client.notes == tuple(reported["notes"]) and client.unlike == tuple(reported["rounding"])
     assert "without any effect on results: norm: groups" in caplog.text
     assert "without an effect but on last bits: rope: the table freq" in caplog.text
+
+
+@pytest.mark.parametrize("how", ["in place", "a state dictionary", "another parameter", "another layer"])
+def test_weights_that_change_after_the_server_agreed_are_refused(how: str) -> None:
+    other = built(small_models.Residual)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    with pair(small_models.Residual, "relu") as (client, _):
+        model = client.wrapped.model
+        client.infer(image())
+        model.load_state_dict(model.state_dict())  # the same
+        client.infer(image())
+        path, linear = next((path, one) for path, one in model.named_modules() if isinstance(one, nn.Conv2d))
+        with torch.no_grad():
+            if how == "in place":
+                linear.weight.add_(1)
+            elif how == "a state dictionary":
+                model.load_state_dict(other.state_dict())
+            elif how == "another parameter":
+                linear.weight = nn.Parameter(linear.weight + 1)
+            else:
+                model.set_submodule(path, other.get_submodule(path))
+        with pytest.raises(Disagreement, match="weights"):
+            client.infer(image())

@@ -16,7 +16,7 @@ from shared_hooks.errors import CutRefused
 from shared_hooks.generation import DecodingTail, SplitForward
 from shared_hooks.generation.edge_session import InProcess
 
-SOURCE = '''
+SOURCE = """
 import torch
 from torch import nn
 
@@ -80,7 +80,7 @@ class Last(nn.Linear):
 def model(kind, of_data):
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Last(kind, of_data)).eval()
-'''
+"""
 KINDS = ("dictionary", "list", "global", "class", "function", "default", "variable", "around")
 
 
