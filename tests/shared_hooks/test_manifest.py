@@ -511,3 +511,28 @@ def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None
     one, other = (tables._function(layer.activation) for layer in held)
     assert one == other
     assert tables._function(functools.partial(slope(2), k=2)) != tables._function(functools.partial(slope(2), k=3))
+
+
+class Scaled(nn.Linear):
+    """Sets one number itself."""
+
+    scale, calls = 1.0, 0
+
+    def __init__(self) -> None:
+        super().__init__(8, 8)
+        self.scale, self.calls = 1.0, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * self.scale
+
+
+def test_numbers_that_somebody_set_later_are_named_and_those_of_the_models_code_are_not() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), Scaled()).eval()
+    with WrappedModel(model) as wrapped:
+        model[1].calls = 3
+        assert wrapped.other_attributes(model) == []
+        model[1].scale = 2.0
+        assert wrapped.other_attributes(model) == ["1.scale"]
+        model[1].scale = 1.0
+        assert wrapped.other_attributes(model) == []
