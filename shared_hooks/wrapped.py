@@ -301,17 +301,21 @@ class WrappedModel(Runs):
 
     def other_attributes(self, model: nn.Module) -> list[str]:
         """Numbers in modules of ``model``, a model with the same layers, that are not what they were here when this was
-        made, and that no code of the model sets. Modules of libraries are left out: they set many by themselves.
+        made, and that the code of its forward reads and does not set. Modules of libraries are left out: they set many
+        by themselves.
         """
         own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
         changed = [
             (path, name)
             for path, each in tables.attributes(model).items()
             for name in each.keys() | self._attributes.get(path, {}).keys()
-            if path in own and each.get(name) != self._attributes.get(path, {}).get(name)
+            if path in own and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
         ]
-        set_by_code = PythonState(model, settings=False).reach.names_set() if changed else set()
-        return sorted(f"{path}.{name}" for path, name in changed if name not in set_by_code)
+        if not changed:
+            return []
+        reach = PythonState(model, settings=False).reach
+        matters = reach.names_read() - reach.names_set()
+        return sorted(f"{path}.{name}" for path, name in changed if name in matters)
 
     def weight_marks(self) -> tables.WeightMarks:
         """See there."""

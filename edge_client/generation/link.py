@@ -76,6 +76,7 @@ class SessionLink:
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
     ) -> Pending:
         """As `step`, without waiting for the answer: see `shared_hooks.generation.edge_session.Beginning`."""
+        self._client.check_weights()
         decoding = split_pb2.Decoding(cut=self.cut, branch=branch)
         step = self._client.requests.begin_step(
             *self._packed(session, number, decoding, header, tensors, self.deadline)

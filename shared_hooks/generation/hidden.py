@@ -20,7 +20,7 @@ import re
 import sys
 import threading
 import types
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -228,6 +228,8 @@ EVERY: Final = 64
 
 MOST_KEPT: Final = 4096
 """Values that a model keeps and its code may change."""
+MOST_KEYS: Final = 256
+"""Keys of a table that functions hold which are looked at one by one."""
 KEPT: Final = "kept"
 """What a server asks: how what the other side's model keeps compares with what this one's does (`Kept.compared`)."""
 MOST_UNREAD: Final = 64
@@ -252,10 +254,13 @@ class Kept:
         """Raises CutRefused where that is too much."""
         read, changed = state.reach.names_read(), state.reach.names_set()
         kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
-        if keyed := {name for name in kept if _KEYED.search(name)}:  # keys may be made of an input
+        large = Counter(name.rpartition("[")[0] for name in kept if held_by_code(name))
+        keyed = {name for name in kept if _KEYED.search(name) or large[name.rpartition("[")[0]] > MOST_KEYS}
+        if keyed:  # keys may be made of an input, and those of a large table are one value
             every = entries(state)
             for name in keyed:
                 del kept[name]
+                name = name.rpartition("[")[0]
                 while _KEYED.search(name):
                     name = name.rpartition("[")[0]
                 kept |= {name: every[name]} if name in every else {}

@@ -262,7 +262,7 @@ class WeightMarks:
         held: list[dict[str, Any]] = [module._modules for module in every]
         held += [module._parameters for module in every]
         held += [module._buffers for module in every if not module._non_persistent_buffers_set]
-        self._views = [one.values() for one in held if one]
+        self._views = [one.values() for one in held]
         self._values = list(itertools.chain.from_iterable(self._views))
         self._tensors = [
             one

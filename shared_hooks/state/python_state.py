@@ -419,6 +419,10 @@ def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_:
     rebound = state.reach.names_rebound()
     for place in state.places:
         attribute, code = "" if place.is_attributes else attribute_in(place.name), held_by_code(place.name)
+        if code and place.keys is not None and wanted("", False):  # as one value, too
+            found[portable(place.name)] = Entry(
+                dict(zip(place.keys, place.values, strict=True)), attribute, False, object
+            )
         if place.keys is not None and (place.is_attributes or code or wanted(attribute, False)):
             for key, value in zip(place.keys, place.values, strict=True):
                 if not place.is_attributes or wanted(str(key), True):

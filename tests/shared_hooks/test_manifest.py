@@ -514,23 +514,21 @@ def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None
 
 
 class Scaled(nn.Linear):
-    """Sets one number itself."""
-
-    scale, calls = 1.0, 0
+    """Sets one number itself, and reads two others."""
 
     def __init__(self) -> None:
         super().__init__(8, 8)
-        self.scale, self.calls = 1.0, 0
+        self.scale, self.calls, self.unread, self.nothing = 1.0, 0, 0, float("nan")
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return super().forward(x) * self.scale
+        return super().forward(x) * self.scale if self.nothing else x
 
 
 def test_numbers_that_somebody_set_later_are_named_and_those_of_the_models_code_are_not() -> None:
     model = nn.Sequential(nn.Linear(8, 8), Scaled()).eval()
     with WrappedModel(model) as wrapped:
-        model[1].calls = 3
+        model[1].calls, model[1].unread = 3, 4
         assert wrapped.other_attributes(model) == []
         model[1].scale = 2.0
         assert wrapped.other_attributes(model) == ["1.scale"]
