@@ -1,9 +1,8 @@
 """Who calls, and what one may.
 
-register       who is let in, now
-identities     tokens and certificates, who they belong to, and what each may do
-tls            the server's certificate and key, read again when they change
-token_command  ``cloud-server token``
+register    who is let in, now
+identities  tokens and certificates, who they belong to, and what each may do; ``cloud-server token``
+tls         the server's certificate and key, read again when they change
 
 May import nothing of the server but limits.
 """

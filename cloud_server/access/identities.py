@@ -27,11 +27,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from datetime import date, datetime, time, timezone
+from datetime import date, datetime, time, timedelta, timezone
 from functools import cached_property, lru_cache
 from ipaddress import AddressValueError, IPv6Address, IPv6Network
 from pathlib import Path
@@ -358,3 +360,41 @@ def _nobody(names: tuple[str, ...]) -> str:
         return "no token came, and no certificate with a name: this server wants one (authorization: Bearer TOKEN)"
     shown = ", ".join(f'"{name[:128]}"' for name in names[:4])
     return f"the certificate of {shown} is of no identity here, and no token came"
+
+
+def token_command(argv: Sequence[str]) -> int:
+    """``cloud-server token NAME``: a new token in a file for the edge; prints its hash for the file of identities.
+    Returns the exit status.
+    """
+    from cloud_server.arguments import token as token_parser
+
+    parser = token_parser()
+    options = parser.parse_args(argv)
+    if not NAME.fullmatch(options.identity):
+        parser.error(f"an identity's name has 1 to 128 letters, digits and ._:/@+*-, found {options.identity!r}")
+    if options.days is not None and not 0 < options.days <= 36500:
+        parser.error(f"--days {options.days:g}: expected more than 0, and at most 36500")
+    out: Path = options.output or Path(f"{options.identity.replace('/', '_')}.token")
+    token = new_token()
+    try:
+        descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        print(f"cloud-server token: {out} is there already: remove it, or give --output another name", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"cloud-server token: {out}: {error.strerror}", file=sys.stderr)
+        return 1
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(f"{token}\n")
+    print(entry(options.identity, hash_of(token), options.days))
+    print(f"cloud-server token: the token of {options.identity} is in {out}", file=sys.stderr)
+    return 0
+
+
+def entry(identity: str, sha256: bytes, days: float | None) -> str:
+    """The lines for the file of identities."""
+    lines = ["", "[[tokens]]", f'identity = "{identity}"', f'sha256 = "{sha256.hex()}"']
+    if days is not None:
+        when = datetime.now(timezone.utc) + timedelta(days)
+        lines.append(f"expires = {when.strftime('%Y-%m-%dT%H:%M:%SZ')}")
+    return "\n".join(lines)

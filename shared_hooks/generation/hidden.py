@@ -222,6 +222,12 @@ def _changed(state: PythonState) -> set[str]:
     return {portable(lasting_name(change, state.places)) for change in state.changes()}
 
 
+def check_cached(state: PythonState) -> None:
+    """Raises CutRefused where a function with `functools.lru_cache` has kept what it does not give any more."""
+    if name := state.unrepeatable_result():
+        raise refusal(f"what functools.lru_cache has of {name}()")
+
+
 LOOKS: Final = 2
 """Steps at a session's beginning in which `InsideCalls` looks, and of the later ones every so many."""
 EVERY: Final = 64
@@ -474,7 +480,10 @@ class InsideCalls:
             self.outside.add("a threading.local")
 
     def changed(self) -> set[str]:
-        """Names, as `entries` gives them, of what has changed on the model since this was made."""
+        """Names, as `entries` gives them, of what has changed on the model since this was made. Raises CutRefused for
+        what `functools.lru_cache` keeps that is no result.
+        """
+        check_cached(self.state())
         return set() if self._before.looks_same else _changed(self._before)
 
     def state(self) -> PythonState:
@@ -589,6 +598,7 @@ class Unchanged:
         no step may read before it writes it. ``again`` makes it once more from there, and says whether it gave the
         same; None where others run between its lines. Raises CutRefused.
         """
+        check_cached(before)
         if before.looks_same:
             turns.looked = turns.nested == 1
             return self, {}, self._missing(())

@@ -383,7 +383,7 @@ class _Trial:
         first = self._settled() if settle else None
         built = self.before.changes()
         self._rewritten |= self._memory.changed() if built else set()
-        state = PythonState(self._model) if built else self.before
+        state = self.before if self.before.is_same else PythonState(self._model)
         trace, second, judge = self._recorded(state, settle=settle)
         self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
         changes = judge.changes()

@@ -2,6 +2,7 @@
 
 python_state  what a model's code can reach, as it is at one moment
 walk          ... how it is found
+probes        what objects written in C keep, and functools.lru_cache
 reach         which code a forward may run; generators of random numbers
 
 May import modules, errors.

@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from shared_hooks import devices
+from shared_hooks.state.probes import counts, is_repeatable
 from shared_hooks.state.reach import (
     MISSING,
     Change,
@@ -195,6 +196,8 @@ class PythonState:
         walk = Walk(model)
         self.places, self.probes, self.reach, self.overflow = walk.places, walk.probes, walk.reach, walk.overflow
         self.settings = Settings() if settings else None
+        self._caches = walk.caches
+        self._counts = list(map(counts, walk.caches))
         self._hooks = walk.hooks
         self._seen = walk.seen
         several = [place for place in self.places if isinstance(place.view, Fetched)]
@@ -235,7 +238,10 @@ class PythonState:
                 return False
         except RuntimeError:  # another thread changes it just now
             return False
-        if any(probe.now() != kept for _, probe, kept in self.probes):
+        if (
+            any(probe.now() != kept for _, probe, kept in self.probes)
+            or list(map(counts, self._caches)) != self._counts
+        ):
             return False
         return self.settings is None or not self.settings.changed()
 
@@ -254,7 +260,12 @@ class PythonState:
                 return False
         except Exception:  # two tensors, or another thread changes it just now
             return False
-        return all(probe.now() == kept for _, probe, kept in self.probes)
+        return self._asked_are_same
+
+    @property
+    def _asked_are_same(self) -> bool:
+        same = all(probe.now() == kept for _, probe, kept in self.probes)
+        return same and list(map(counts, self._caches)) == self._counts
 
     def changes(self) -> list[Change]:
         """What differs now."""
@@ -288,6 +299,10 @@ class PythonState:
     def unrepeatable(self) -> list[str]:
         """Names of generators and iterators: they only go on."""
         return [name for name, probe, _ in self.probes if probe.only_goes_on]
+
+    def unrepeatable_result(self) -> str:
+        """The function of which `functools.lru_cache` has kept another result than it gives now; "" if none."""
+        return next((one.__qualname__ for one in self._caches if not is_repeatable(one)), "")
 
     def of_threads(self) -> list[threading.local]:
         """What was found that each thread has for itself."""

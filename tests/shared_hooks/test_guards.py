@@ -20,9 +20,9 @@ from shared_hooks.metrics.measurement import NO_TIME, _energy
 from shared_hooks.metrics.records import Reading
 from shared_hooks.purity import is_pure
 from shared_hooks.state import Settings, agree, first_few
+from shared_hooks.state.probes import probe_of
 from shared_hooks.state.python_state import Poison, remains
 from shared_hooks.state.reach import MISSING, Container
-from shared_hooks.state.walk import probe_of
 
 
 def test_bytes_of_a_form_are_elements_times_their_size() -> None:

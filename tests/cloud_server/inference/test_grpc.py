@@ -10,8 +10,8 @@ import grpc
 import pytest
 import torch
 
+from cloud_server.access.identities import entry as identity
 from cloud_server.access.identities import hash_of, new_token
-from cloud_server.access.token_command import entry as identity
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer, inference_servicer
 from protos.inference import inference_pb2 as pb

@@ -19,8 +19,7 @@ from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, Trail
 
 from cloud_server import access
 from cloud_server.access import Register, Tls
-from cloud_server.access.identities import hash_of, new_token
-from cloud_server.access.token_command import entry
+from cloud_server.access.identities import entry, hash_of, new_token
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
 from cloud_server.transport.authentication import AuthInterceptor

@@ -1,0 +1,291 @@
+"""State that objects written in C keep out of sight: asked for, compared by value, put back where that can be done."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import contextvars
+import functools
+import gc
+import random
+import sys
+import threading
+import types
+import weakref
+from typing import Any
+
+import torch
+
+from shared_hooks.state.reach import MISSING, Dice
+from shared_hooks.tensors import identical, tensors_in
+
+MAX_BYTES = 1 << 22
+_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+
+
+class Probe:
+    """Asks one object."""
+
+    can_be_undone = True
+    only_goes_on = False
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def now(self) -> Any:
+        """What compares equal as long as nothing changed."""
+        raise NotImplementedError
+
+    def restore(self, kept: Any) -> None:
+        """Put it back, if that can be done."""
+
+
+class _Lock(Probe):
+    can_be_undone = False
+
+    def now(self) -> Any:
+        return self.value.locked() if hasattr(self.value, "locked") else "owner=0 " not in repr(self.value)
+
+    def restore(self, kept: Any) -> None:
+        """A run that ended half way holds it still."""
+        if not kept:
+            with contextlib.suppress(RuntimeError):  # another thread's
+                self.value.release()
+
+
+class _Random(Probe):
+    def now(self) -> Any:
+        return self.value.getstate()
+
+    def restore(self, kept: Any) -> None:
+        self.value.setstate(kept)
+
+
+class _TorchGenerator(Probe):
+    def now(self) -> Any:
+        return bytes(self.value.get_state().numpy())
+
+    def restore(self, kept: Any) -> None:
+        self.value.set_state(torch.frombuffer(bytearray(kept), dtype=torch.uint8))
+
+
+class _NumpyGenerator(Probe):
+    def now(self) -> Any:
+        return repr(self._bits.state)
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self._bits = getattr(value, "bit_generator", None) or value._bit_generator
+        self._state = self._bits.state
+
+    def restore(self, kept: Any) -> None:
+        self._bits.state = self._state
+
+
+class _Held:
+    """Equal to what holds the same object: tensors do not compare to a yes or no."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Held) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _Variable(Probe):
+    """A context variable. Taking a value away again wants the token of whoever set it, so one that had none gets its
+    default; planning takes place in a context of its own, of which nothing stays.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value)
+        self.can_be_undone = bool(self.now())
+
+    def now(self) -> Any:
+        try:
+            return [_Held(self.value.get())]
+        except LookupError:  # it has neither a value nor a default
+            return []
+
+    def restore(self, kept: Any) -> None:
+        if kept:
+            self.value.set(kept[0].value)
+
+
+class _Bytes(Probe):
+    """Bytearrays and NumPy arrays, by their bytes."""
+
+    def now(self) -> Any:
+        return bytes(self.value) if isinstance(self.value, bytearray) else self.value.tobytes()
+
+    def restore(self, kept: Any) -> None:
+        if isinstance(self.value, bytearray):
+            self.value[:] = kept
+        else:
+            numpy = sys.modules["numpy"]
+            with contextlib.suppress(ValueError):  # read-only, and changed by somebody else
+                self.value[...] = numpy.frombuffer(kept, dtype=self.value.dtype).reshape(self.value.shape)
+
+
+class _Generator(Probe):
+    """Something that runs in steps, and cannot be wound back."""
+
+    only_goes_on = True
+    can_be_undone = False
+
+    def now(self) -> Any:
+        frame = getattr(self.value, "gi_frame", None)
+        return None if frame is None else frame.f_lasti
+
+
+class _Iterator(Probe):
+    only_goes_on = True
+    can_be_undone = False
+
+    def now(self) -> Any:
+        with contextlib.suppress(Exception):
+            return repr(self.value.__reduce__())
+        return repr(self.value)
+
+
+def probe_of(value: Any) -> Probe | None:
+    """How to ask this object, or None if there is nothing to ask."""
+    kind = type(value)
+    if isinstance(value, _LOCKS):
+        return _Lock(value)
+    if isinstance(value, random.Random):
+        return _Random(value)
+    if isinstance(value, torch.Generator):
+        return _TorchGenerator(value)
+    if isinstance(value, contextvars.ContextVar):
+        return _Variable(value)
+    if isinstance(value, types.GeneratorType):
+        return _Generator(value)
+    if isinstance(value, bytearray):
+        return _Bytes(value)
+    if kind.__module__ == "itertools" or kind.__name__.endswith("_iterator"):
+        return _Iterator(value)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
+            return _NumpyGenerator(value)
+        if kind is numpy.ndarray and value.nbytes <= MAX_BYTES and value.dtype != object:
+            return _Bytes(value)
+    return None
+
+
+# What `functools.lru_cache` keeps for functions that a model's code may run: results, or state in disguise. A result
+# that the function would give now, too, is no state: a process that lacks it makes it again. One that differs is: it
+# was written to since, was drawn, or was made when something else was there.
+
+_Cached = functools._lru_cache_wrapper
+_Slot = types.MemberDescriptorType
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleType, torch.dtype, torch.device)
+_DEPTH = 6
+
+
+def results_in(cached: _Cached[Any]) -> list[tuple[Any, Any]]:
+    """Keys and results. Nothing says them but the garbage collector, which must know them."""
+    held = gc.get_referents(cached)
+    if cached.cache_parameters()["maxsize"] is None:
+        return next((list(one.items()) for one in held if type(one) is dict), [])
+    links = [at for at, one in enumerate(held) if isinstance(one, type) and one.__name__ == "_lru_list_elem"]
+    return [(held[at - 2], held[at - 1]) for at in links[: cached.cache_info().currsize]]
+
+
+def _arguments(key: Any, typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Of the call that a key was made of: positional ones, a mark and keywords with their values, and types."""
+    if type(key) is not tuple:
+        return (key,), {}
+    mark = next((at for at, one in enumerate(key) if type(one) is object), None)
+    if mark is None:
+        return key[: len(key) // 2] if typed else key, {}
+    end = (2 * len(key) + 1 - mark) // 3 if typed else len(key)  # types: one of each value
+    named = key[mark + 1 : end]
+    return key[:mark], dict(zip(named[::2], named[1::2], strict=True))
+
+
+_verified: weakref.WeakKeyDictionary[_Cached[Any], dict[int, tuple[Any, list[int]]]] = weakref.WeakKeyDictionary()
+"""By identity: results that were compared, which only a write to a tensor can change, and their tensors' versions."""
+
+
+def counts(cached: _Cached[Any]) -> tuple[int, int]:
+    """How often it ran, and how many results it keeps."""
+    info = cached.cache_info()
+    return info.misses, info.currsize
+
+
+def is_repeatable(cached: _Cached[Any]) -> bool:
+    """Whether the function would give now what it has kept. It runs for that, where a result may have changed."""
+    typed, before, known = cached.cache_parameters()["typed"], _verified.get(cached, {}), dict[int, Any]()
+    for key, result in results_in(cached):
+        versions = [one._version for one in tensors_in(result) if not one.is_inference()]
+        if before.get(id(result), (MISSING, MISSING))[1] != versions and not _gives(cached, key, typed, result):
+            return False
+        if _is_fixed(result):
+            known[id(result)] = result, versions
+    _verified[cached] = known
+    return True
+
+
+def _gives(cached: _Cached[Any], key: Any, typed: bool, result: Any) -> bool:
+    args, kwargs = _arguments(key, typed)
+    dice = Dice()
+    try:
+        return _alike(result, cached.__wrapped__(*args, **kwargs))
+    except Exception:
+        return False
+    finally:
+        dice.restore()
+
+
+def _is_fixed(value: Any) -> bool:
+    """Whether only a write to its tensors can change it."""
+    if isinstance(value, (tuple, frozenset)):
+        return all(map(_is_fixed, value))
+    return isinstance(value, _PLAIN) or (type(value) is torch.Tensor and not value.is_inference())
+
+
+def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
+    """Whether two results are the same to code that reads them; what cannot be compared is, if of one class."""
+    if one is other:
+        return True
+    if type(one) is not type(other) or not depth:
+        return False
+    if isinstance(one, torch.Tensor):
+        return identical(one, other)
+    if isinstance(one, _PLAIN):
+        return repr(one) == repr(other)
+    if isinstance(one, (list, tuple, collections.deque)):
+        return len(one) == len(other) and all(_alike(a, b, depth - 1) for a, b in zip(one, other, strict=True))
+    if isinstance(one, (set, frozenset)):
+        return bool(one == other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_alike(one[key], other[key], depth - 1) for key in one)
+    if isinstance(one, types.FunctionType) and isinstance(other, types.FunctionType):
+        parts = [(each.__code__, *map(_held, each.__closure__ or ()), each.__defaults__) for each in (one, other)]
+        return parts[0][0] is parts[1][0] and _alike(parts[0][1:], parts[1][1:], depth - 1)
+    if isinstance(one, functools.partial):
+        return _alike((one.func, one.args, one.keywords), (other.func, other.args, other.keywords), depth - 1)
+    if (probe := probe_of(one)) is not None:
+        return bool(probe.now() == probe_of(other).now())  # type: ignore[union-attr]
+    return _alike(_attributes(one), _attributes(other), depth - 1)
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    own = getattr(value, "__dict__", None)
+    found = dict(own) if type(own) is dict else {}
+    slots = [one for kind in type(value).__mro__ for one in vars(kind).values() if type(one) is _Slot]
+    for slot in slots:
+        with contextlib.suppress(AttributeError):
+            found[slot.__name__] = slot.__get__(value)
+    return found
+
+
+def _held(cell: types.CellType) -> Any:
+    with contextlib.suppress(ValueError):
+        return cell.cell_contents
+    return MISSING
