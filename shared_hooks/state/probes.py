@@ -197,7 +197,7 @@ def results_in(cached: _Cached[Any]) -> list[tuple[Any, Any]]:
 
 
 def _arguments(key: Any, typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Of the call that a key was made of: positional ones, a mark and keywords with their values, and types."""
+    """The call that a key was made of, from positional ones, a mark, keywords with their values, and types."""
     if type(key) is not tuple:
         return (key,), {}
     mark = next((at for at, one in enumerate(key) if type(one) is object), None)
