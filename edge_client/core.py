@@ -123,9 +123,9 @@ class ClientCore:
             self._connect()
         return self
 
-    def check_weights(self) -> None:
-        """Raises Disagreement where the model's weights were written since the server agreed on them."""
-        self._edge_model.check_weights()
+    def check_unchanged(self) -> None:
+        """Raises Disagreement where the model's weights or numbers changed since the server agreed on them."""
+        self._edge_model.check_unchanged()
 
     def connect(self, seconds: float | None = None) -> None:
         """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.

@@ -24,7 +24,7 @@ from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
-from shared_hooks.state.reach import file_of, is_installed
+from shared_hooks.state.reach import file_of, is_installed, only_read
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
@@ -300,26 +300,29 @@ class WrappedModel(Runs):
             return tables.weights_hash(self.model)
 
     def other_attributes(self, model: nn.Module) -> list[str]:
-        """Numbers in modules of ``model``, a model with the same layers, that are not what they were here when this was
-        made, and that the code of its forward reads and does not set. Modules of libraries are left out: they set many
-        by themselves.
+        """Numbers in modules of ``model``, a model with the same layers, and in objects that they hold, that are not
+        what they were here when this was made, and that the code of its forward reads and does not set. Modules of
+        libraries are left out: they set many by themselves.
         """
         own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
         changed = [
             (path, name)
             for path, each in tables.attributes(model).items()
             for name in each.keys() | self._attributes.get(path, {}).keys()
-            if path in own and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
+            if (path in own or "." in name) and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
         ]
         if not changed:
             return []
-        reach = PythonState(model, settings=False).reach
-        matters = reach.names_read() - reach.names_set()
-        return sorted(f"{path}.{name}" for path, name in changed if name in matters)
+        matters = self._read_numbers(model)
+        return sorted(f"{path}.{name}".lstrip(".") for path, name in changed if matters.issuperset(name.split(".")))
 
-    def weight_marks(self) -> tables.WeightMarks:
-        """See there."""
-        return tables.WeightMarks(self.model)
+    @staticmethod
+    def _read_numbers(model: nn.Module) -> frozenset[str]:
+        return only_read(model) - PythonState(model, settings=False).reach.names_set()
+
+    def marks(self) -> tables.Marks:
+        """Of the weights, and of numbers that the forward's code reads and does not set."""
+        return tables.Marks(self.model, self._read_numbers(self.model))
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
@@ -337,7 +340,8 @@ class WrappedModel(Runs):
         """
         with nullcontext() if self._loads is None else self._loads.reading():
             operations = plan.names if plan is not None else ()
-            return manifest(self.model, self._attributes, self.depth, operations, self._tables)
+            read = only_read(self.model).__contains__
+            return manifest(self.model, self._attributes, self.depth, operations, self._tables, read)
 
     # -- verification -------------------------------------------------------------------------------------------
 

@@ -57,7 +57,7 @@ class SessionLink:
         """The ``number``-th step of a session of the caller's numbering, from 0; the first one opens it. ``header`` is
         JSON-able. ``fork``: the session begins as a copy of that one, which has done so many steps.
         """
-        self._client.check_weights()
+        self._client.check_unchanged()
         of, steps = fork or (0, 0)
         together = 0 if self.exact else self.at_once
         decoding = split_pb2.Decoding(cut=self.cut, fork_of=of, fork_step=steps, together=together)
@@ -76,7 +76,7 @@ class SessionLink:
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
     ) -> Pending:
         """As `step`, without waiting for the answer: see `shared_hooks.generation.edge_session.Beginning`."""
-        self._client.check_weights()
+        self._client.check_unchanged()
         decoding = split_pb2.Decoding(cut=self.cut, branch=branch)
         step = self._client.requests.begin_step(
             *self._packed(session, number, decoding, header, tensors, self.deadline)

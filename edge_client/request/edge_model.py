@@ -45,7 +45,7 @@ from shared_hooks.models.images import check_suffix
 from shared_hooks.models.inputs import inputs_of_text, to_device
 from shared_hooks.modules import holder_modules
 from shared_hooks.modules.manifest import encode
-from shared_hooks.modules.tables import WeightMarks
+from shared_hooks.modules.tables import Marks
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
@@ -167,7 +167,7 @@ class EdgeModel:
         self.example = example
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
-        self._greeted: tuple[str, WeightMarks] | None = None
+        self._greeted: tuple[str, Marks] | None = None
         """Hash of the weights that the server has agreed on, and what tells when they were written since."""
 
     def observe(self, names: Iterable[str]) -> None:
@@ -211,7 +211,7 @@ class EdgeModel:
         if isinstance(own := codecs.CODECS[self.codec], Learned):
             own.check_model(weights_hash)
         if self.only_head is None:
-            self._greeted = weights_hash, self.wrapped.weight_marks()
+            self._greeted = weights_hash, self.wrapped.marks()
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
@@ -222,15 +222,18 @@ class EdgeModel:
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
         )
 
-    def check_weights(self) -> None:
-        """Raises Disagreement where they were written since the greeting: the server's are not these any more."""
-        if self._greeted is None or self._greeted[1].are_same:
+    def check_unchanged(self) -> None:
+        """Raises Disagreement where weights or numbers changed since the greeting: the server has others."""
+        if self._greeted is None or (self._greeted[1].weights_are_same and self._greeted[1].numbers_are_same):
             return
-        agreed, marks = self._greeted[0], self.wrapped.weight_marks()
-        if self.wrapped.weights_hash() != agreed:
+        (agreed, before), marks = self._greeted, self.wrapped.marks()
+        changed = "" if before.weights_are_same or self.wrapped.weights_hash() == agreed else "the weights"
+        for name in self.wrapped.other_attributes(self.wrapped.model)[:1]:
+            changed = name
+        if changed:
             raise Disagreement(
-                f'the weights of "{self.model_id}" have changed here since the server agreed on them: give it the '
-                "same, and connect again"
+                f'{changed} of "{self.model_id}" changed here since the server agreed: give it the same, and connect '
+                "again"
             )
         self._greeted = agreed, marks
 
@@ -298,7 +301,7 @@ class EdgeModel:
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
-        self.check_weights()
+        self.check_unchanged()
         early: EarlyOutput
         try:
             with listening(ahead):

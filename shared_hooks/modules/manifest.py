@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,10 +43,12 @@ Fact = tuple[str, str, str]
 """Kind, path of the module (of ``code``: the class; of ``operation``: its number), name."""
 Manifest = Mapping[Fact, str]
 
-SET, USUAL = "set", "usual"
-"""Attributes: with a value of their own; kept by torch's own code, with its constructor's default."""
+SET, USUAL, UNREAD = "set", "usual", "unread"
+"""Attributes: with a value of their own; kept by torch's own code, with its constructor's default; of an object that a
+module holds, where no code of the model's reads it.
+"""
 KIND, TENSOR, TABLE, CODE, OPERATION = "class", "tensor", "table", "code", "operation"
-_KINDS: Final = frozenset({SET, USUAL, KIND, TENSOR, TABLE, CODE, OPERATION})
+_KINDS: Final = frozenset({SET, USUAL, UNREAD, KIND, TENSOR, TABLE, CODE, OPERATION})
 _ATTRIBUTE: Final = "attribute"
 _FIELD, _ENTRY = "\x1f", "\x1e"
 
@@ -57,10 +59,11 @@ def manifest(
     depth: int | None = None,
     operations: Iterable[str] = (),
     tables: Tables | None = None,
+    is_read: Callable[[str], bool] = lambda name: True,
 ) -> dict[Fact, str]:
     """All that both sides must agree on. ``attributes``: by path, from before the first forward
     (`tables.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
-    on the example.
+    on the example; ``is_read``: whether the model's code may look at an attribute of this name.
     """
     found: dict[Fact, str] = {(SET, "", "depth of layers"): repr(depth)}
     for path, module in model.named_modules():
@@ -69,7 +72,10 @@ def manifest(
         found[CODE, kind.__qualname__, ""] = source_digest(kind)
         usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
-            found[USUAL if name in usual and _same(usual[name], value) else SET, path, name] = repr(value)
+            sort = USUAL if name in usual and _same(usual[name], value) else SET
+            if "." in name and not all(map(is_read, name.split("."))):
+                sort = UNREAD
+            found[sort, path, name] = repr(value)
     for name, value in state_of(model):
         path, _, last = name.rpartition(".")
         found[TENSOR, path, last] = " ".join(map(str, (*form_of(value), tensor_hash(value))))
@@ -133,8 +139,8 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
             if len(lines) <= MAX_NOTES:
                 lines.append(_told(place, (TABLE, found.client), (TABLE, found.server)))
             continue
-        one_sided = here if there is None else there if here is None else None
-        if one_sided is None or one_sided[0] != USUAL:
+        sorts = {side[0] for side in (here, there) if side is not None}
+        if sorts != {UNREAD} and (sorts != {USUAL} or (here and there)):
             differences.append(_told(place, there, here))
             if place[0] == OPERATION:
                 break  # those after it are shifted
@@ -190,7 +196,7 @@ def _by_place(facts: Manifest) -> dict[Fact, Value]:
     """What sort of attribute it is may differ: another release has another default."""
     found = {}
     for (kind, path, name), value in facts.items():
-        place = _ATTRIBUTE if kind in (SET, USUAL) else kind
+        place = _ATTRIBUTE if kind in (SET, USUAL, UNREAD) else kind
         found[place, path, name] = kind, value
     return found
 

@@ -22,7 +22,7 @@ import re
 import sys
 import tokenize
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -71,12 +71,61 @@ def form_of(value: Any) -> list[Any]:
 
 
 def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """By path, what each module holds that is a number, or a tuple of numbers. Ask before the first forward.
+    """By path, what each module holds that is a number, or a tuple of numbers; and by the way to it ("config.eps"),
+    what plain objects and dictionaries do that it holds, each of these once. Ask before the first forward.
 
     Of torch's own modules also text and functions (a mode, an activation); the text of others is left out, for it may
     hold paths, which differ between machines. So is what torch keeps on every module, which differs between releases.
     """
-    return {path: dict(sorted(_attributes(module))) for path, module in model.named_modules()}
+    found = {path: list(_attributes(module)) for path, module in model.named_modules()}
+    for path, way, held in _objects(model):
+        found[path] += [(f"{way}{name}", _fixed(value)) for name, value in _numbers(held)]
+    return {path: dict(sorted(each)) for path, each in found.items()}
+
+
+MOST_KEYS: Final = 64
+"""Of a dictionary that is looked into: larger ones are tables."""
+_DEPTH: Final = 4
+
+
+def _objects(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Plain objects that modules hold, and those in them, each once: the module's path, the way, and what is in it."""
+    seen: set[int] = set()
+
+    def within(path: str, way: str, held: dict[str, Any], depth: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        for name, value in list(held.items()):
+            if type(name) is str and _is_plain_object(value) and id(value) not in seen:
+                seen.add(id(value))
+                inner = value if isinstance(value, dict) else vars(value)
+                yield path, f"{way}{name}.", inner
+                if depth:
+                    yield from within(path, f"{way}{name}.", inner, depth - 1)
+
+    for path, module in model.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+        yield from within(path, "", own, _DEPTH)
+
+
+def _numbers(held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return (
+        (name, one)
+        for name, one in list(held.items())
+        if type(name) is str and _is_number(one) and not name.startswith("__")
+    )
+
+
+def _fixed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, (list, tuple)) else value
+
+
+def _is_plain_object(value: Any) -> bool:
+    if isinstance(value, dict):
+        return len(value) <= MOST_KEYS
+    kind = type(value)
+    if isinstance(value, (nn.Module, type, torch.Tensor, types.ModuleType)) or callable(value):
+        return False
+    known = kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__", "types", "argparse"}
+    return not known and kind.__module__.partition(".")[0] not in ("torch", "numpy") and hasattr(value, "__dict__")
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -87,7 +136,7 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         if name in _LEFT_BY_LOADING and not value:
             continue
         if _is_number(value) or (torchs and type(value) is str):
-            yield name, tuple(value) if isinstance(value, (list, tuple)) else value
+            yield name, _fixed(value)
         elif torchs and callable(value) and not isinstance(value, nn.Module) and (text := _function(value)):
             yield name, Named(text)
 
@@ -252,12 +301,21 @@ def weights_hash(model: nn.Module) -> str:
     return digest.hexdigest()
 
 
-class WeightMarks:
-    """What parameters and persistent buffers a model has now, to see whether they were written or replaced since; a
-    write through ``data`` is not seen. Looking takes some tens of microseconds, whatever their size.
+class Marks:
+    """What parameters, persistent buffers, and numbers under ``names`` a model has, to see whether they were written
+    or replaced since; a write through ``data`` is not seen. Looking takes some tens of microseconds.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, names: Collection[str] = ()) -> None:
+        modules = ((vars(module), vars(module)) for module in model.modules())
+        objects = ((held, dict(_numbers(held))) for _, _, held in _objects(model))
+        found = [
+            (held, [name for name in now if name in names and _is_number(now[name])])
+            for held, now in (*modules, *objects)
+        ]
+        # of one name alone the getter would not give a tuple
+        self._get = [(operator.itemgetter(*keys, keys[0]), held) for held, keys in found if keys]
+        self._numbers = self._now()
         every = list(model.modules())
         held: list[dict[str, Any]] = [module._modules for module in every]
         held += [module._parameters for module in every]
@@ -272,8 +330,19 @@ class WeightMarks:
         ]
         self._versions = [one._version for one in self._tensors]
 
+    def _now(self) -> list[Any]:
+        return list(itertools.chain.from_iterable([get(held) for get, held in self._get]))
+
     @property
-    def are_same(self) -> bool:
+    def numbers_are_same(self) -> bool:
+        """Whether none was set, be it to the same."""
+        try:
+            return all(map(operator.is_, self._now(), self._numbers))
+        except KeyError:
+            return False
+
+    @property
+    def weights_are_same(self) -> bool:
         """Whether none was written or replaced."""
         now = list(itertools.chain.from_iterable(self._views))
         same = len(now) == len(self._values) and all(map(operator.is_, now, self._values))

@@ -390,6 +390,50 @@ class Reach:
         return new and attribute in _set_on_self(_Same(function.__code__))
 
 
+def only_read(model: nn.Module) -> frozenset[str]:
+    """Names of attributes that a forward may look at and does not set, with those that only installed libraries look at
+    on its way: in functions that its code calls by name, and behind their decorators, which `Reach` leaves out. What is
+    read for a warning alone does not count.
+    """
+    names, known, waiting = {"forward"}, dict[int, types.FunctionType](), list[types.FunctionType]()
+    methods: dict[str, list[Any]] = {}
+    for kind in {base for module in model.modules() for base in type(module).__mro__ if not is_foreign(base)}:
+        for name, value in list(vars(kind).items()):
+            methods.setdefault(name, []).append(value)
+    fresh = {*names}
+    while fresh or waiting:
+        for name in fresh:
+            waiting += [one for value in methods.pop(name, ()) for one in _inner(value)]
+        fresh = set()
+        while waiting:
+            function = waiting.pop()
+            if id(function) in known or function.__code__.co_filename.startswith(_OWN) or len(known) > MOST_READ:
+                continue
+            if function.__name__.startswith("warn"):
+                continue
+            known[id(function)] = function
+            found = names_in(function)
+            fresh |= found - names - {"__init__"}
+            waiting += [one for name in found for one in _inner(function.__globals__.get(name))]
+        names |= fresh
+    both = [accesses(function) for function in known.values()]
+    return frozenset().union(*(read for read, _ in both)).difference(*(written for _, written in both))
+
+
+MOST_READ = 4000
+"""Functions that are looked into for the attributes that they read."""
+
+
+def _inner(value: Any) -> Iterator[types.FunctionType]:
+    """All functions in a value and behind decorators, but for torch's and the standard library's."""
+    for function in unwrapped(value):
+        if function.__module__ is None or function.__module__.partition(".")[0] not in _NOT_OURS:
+            yield function
+        for one in (function.__dict__.get("__wrapped__"), *_cells(function)):
+            if isinstance(one, types.FunctionType) and one is not function:
+                yield from _inner(one)
+
+
 # Where Python state lies: containers as they were at one moment, to compare with what is in them now, and to put
 # back.
 #

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -466,3 +467,28 @@ def test_weights_that_change_after_the_server_agreed_are_refused(how: str) -> No
                 model.set_submodule(path, other.get_submodule(path))
         with pytest.raises(Disagreement, match="weights"):
             client.infer(image())
+
+
+class Scaled(small_models.Residual):
+    """Multiplies by a number that a plain object holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.settings = SimpleNamespace(scale=2.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = super().forward(x) * self.settings.scale
+        return found
+
+
+def test_a_number_that_changes_after_the_server_agreed_is_refused() -> None:
+    with pair(Scaled, "relu") as (client, _):
+        model = client.wrapped.model
+        client.infer(image())
+        model.settings.scale = float("2.0")  # the same
+        client.infer(image())
+        model.settings.scale = 3.0
+        with pytest.raises(Disagreement, match=r"settings\.scale"):
+            client.infer(image())
+        model.settings.scale = 2.0
+        client.infer(image())

@@ -8,6 +8,7 @@ import functools
 import inspect
 import zlib
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -534,3 +535,94 @@ def test_numbers_that_somebody_set_later_are_named_and_those_of_the_models_code_
         assert wrapped.other_attributes(model) == ["1.scale"]
         model[1].scale = 1.0
         assert wrapped.other_attributes(model) == []
+
+
+class Settings:
+    """An object that a model is configured by, with another one in it."""
+
+    def __init__(self, scale: Any = 2.0) -> None:
+        self.scale, self.unread, self.text = scale, 1, "text"
+        self.inner = SimpleNamespace(shift=0.5)
+        self.table = {"factor": 3.0, 4: 5.0}
+        self.owner = self
+
+
+class Configured(nn.Linear):
+    """Reads an object that it holds, one inside that, and a dictionary."""
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(4, 4)
+        self.settings = settings
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x) * self.settings.table["factor"] + self.settings.inner.shift
+        return found if self.settings.scale is None else found * self.settings.scale
+
+
+def changed(model: nn.Module, way: str, value: Any) -> nn.Module:
+    """``model``, where ``value`` lies at the end of ``way``."""
+    first, *names, last = way.split(".")
+    held: Any = getattr(model, first)
+    for name in names:
+        held = held[name] if isinstance(held, dict) else getattr(held, name)
+    if isinstance(held, dict):
+        held[last] = value
+    else:
+        setattr(held, last, value)
+    return model
+
+
+WAYS = {
+    "settings.scale": (2.0, 3.0),
+    "settings.inner.shift": (0.5, 1.5),
+    "settings.table.factor": (3.0, -3.0),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_in_objects_are_compared(way: str) -> None:
+    before, after = WAYS[way]
+    other = changed(Configured(Settings()), way, after)
+    assert WrappedModel(other).environment() != WrappedModel(Configured(Settings())).environment()
+    found = compare(facts(Configured(Settings())), facts(other))
+    assert found.differences == (f"(model): {way}: client {before}, server {after}",)
+
+
+def test_a_number_in_the_place_of_none_is_a_difference_and_one_that_no_code_reads_a_note() -> None:
+    none = facts(Configured(Settings(None)))
+    assert compare(none, facts(Configured(Settings()))).differences == (
+        "(model): settings.scale: client None, server 2.0",
+    )
+    found = compare(facts(changed(Configured(Settings()), "settings.unread", 7)), facts(Configured(Settings())))
+    assert found.differences == () and found.notes == ("(model): settings.unread: client 7, server 1",)
+    one_sided = facts(changed(Configured(Settings()), "settings.more", 7))
+    assert compare(one_sided, facts(Configured(Settings()))).differences == ()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_numbers_in_objects_that_somebody_set_later(way: str) -> None:
+    before, after = WAYS[way]
+    model = Configured(Settings())
+    with WrappedModel(model) as wrapped:
+        marks = wrapped.marks()
+        changed(model, "settings.unread", 9)
+        assert marks.numbers_are_same and wrapped.other_attributes(model) == []
+        changed(model, way, after)
+        assert not marks.numbers_are_same and wrapped.other_attributes(model) == [way]
+        changed(model, way, before)
+        assert wrapped.other_attributes(model) == []
+
+
+class Plain(nn.Module):
+    """Holds whatever it is given."""
+
+    def __init__(self, held: Any) -> None:
+        super().__init__()
+        self.held = held
+
+
+@given(st.recursive(st.integers() | st.text() | st.none(), lambda one: st.dictionaries(st.text(), one) | st.lists(one)))
+def test_whatever_a_module_holds_goes_over_the_wire(held: Any) -> None:
+    found = WrappedModel(Plain(held)).manifest()
+    data = encode(found)
+    assert data is None or decode(data) == found
