@@ -321,7 +321,7 @@ class WrappedModel(Runs):
         return only_read(model) - PythonState(model, settings=False).reach.names_set()
 
     def marks(self) -> tables.Marks:
-        """Of the weights, and of numbers that the forward's code reads and does not set."""
+        """What weights are now, and numbers that the code of the forward reads and does not set."""
         return tables.Marks(self.model, self._read_numbers(self.model))
 
     def environment(self) -> dict[str, str]:

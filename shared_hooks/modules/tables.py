@@ -84,7 +84,7 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 MOST_KEYS: Final = 64
-"""Of a dictionary that is looked into: larger ones are tables."""
+"""A dictionary that has more is a table, and is not looked into."""
 _DEPTH: Final = 4
 
 
