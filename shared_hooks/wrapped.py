@@ -24,7 +24,7 @@ from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
-from shared_hooks.state.reach import file_of, is_installed, only_read
+from shared_hooks.state.reach import ForwardCode, file_of, is_installed
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
     from shared_hooks.explanation import Explanation
@@ -64,7 +64,7 @@ class WrappedModel(Runs):
         if lazy:
             raise InputMismatch(f"{first_few(lazy)}: a lazy layer has no weights yet: run the model once, then wrap it")
         # before anything runs: attributes may count calls
-        self._attributes = tables.attributes(model)
+        self._attributes, self._held = tables.attributes(model), _numbers_in(ForwardCode(model))
         self._tables = tables.tables(model)
         self._loads = loads
         super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
@@ -299,10 +299,10 @@ class WrappedModel(Runs):
         with nullcontext() if self._loads is None else self._loads.reading():
             return tables.weights_hash(self.model)
 
-    def other_attributes(self, model: nn.Module) -> list[str]:
-        """Numbers in modules of ``model``, a model with the same layers, and in objects that they hold, that are not
-        what they were here when this was made, and that the code of its forward reads and does not set. Modules of
-        libraries are left out: they set many by themselves.
+    def other_numbers(self, model: nn.Module) -> list[str]:
+        """Numbers in modules of ``model``, a model with the same layers, in objects that they hold, and in code, that
+        are not what they were here when this was made, and that the code of its forward reads and does not set. Modules
+        of libraries are left out: they set many by themselves.
         """
         own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
         changed = [
@@ -311,24 +311,23 @@ class WrappedModel(Runs):
             for name in each.keys() | self._attributes.get(path, {}).keys()
             if (path in own or "." in name) and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
         ]
-        if not changed:
-            return []
-        matters = self._read_numbers(model)
-        return sorted(f"{path}.{name}".lstrip(".") for path, name in changed if matters.issuperset(name.split(".")))
-
-    @staticmethod
-    def _read_numbers(model: nn.Module) -> frozenset[str]:
-        return only_read(model) - PythonState(model, settings=False).reach.names_set()
+        code = ForwardCode(model)
+        held = _numbers_in(code)
+        names = _read_numbers(code, model) if changed else frozenset()
+        found = {f"{path}.{name}".lstrip(".") for path, name in changed if names.issuperset(name.split("."))}
+        return sorted(found.union(name for name in held if held[name] != self._held.get(name)))
 
     def marks(self) -> tables.Marks:
         """What weights are now, and numbers that the code of the forward reads and does not set."""
-        return tables.Marks(self.model, self._read_numbers(self.model))
+        code = ForwardCode(self.model)
+        held = [get for _, get in code.numbers()]
+        return tables.Marks(self.model, _read_numbers(code, self.model), held)
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
         code.
         """
-        configuration = tables.configuration_digest(self._attributes)
+        configuration = tables.digest_of([tables.configuration_digest(self._attributes), self._held])
         own = {"model_configuration": configuration, "model_code": tables.code_digest(self.model)}
         if self._tables:
             own["model_tables"] = tables.digest(self._tables)
@@ -340,8 +339,8 @@ class WrappedModel(Runs):
         """
         with nullcontext() if self._loads is None else self._loads.reading():
             operations = plan.names if plan is not None else ()
-            read = only_read(self.model).__contains__
-            return manifest(self.model, self._attributes, self.depth, operations, self._tables, read)
+            read = ForwardCode(self.model).attributes.__contains__
+            return manifest(self.model, self._attributes, self.depth, operations, self._tables, read, self._held)
 
     # -- verification -------------------------------------------------------------------------------------------
 
@@ -380,3 +379,14 @@ class WrappedModel(Runs):
                 raise ModelFailed(str(error)) from error
         with wrap(cold()) as other:
             return run(cold_here(cold, other.tail), first, only)
+
+
+def _numbers_in(code: ForwardCode) -> dict[str, str]:
+    found: dict[str, set[str]] = {}
+    for name, get in code.numbers():
+        found.setdefault(name, set()).add(repr(get()))
+    return {name: " ".join(sorted(several)) for name, several in sorted(found.items())}
+
+
+def _read_numbers(code: ForwardCode, model: nn.Module) -> frozenset[str]:
+    return code.attributes - PythonState(model, settings=False).reach.names_set()

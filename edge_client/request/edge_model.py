@@ -228,7 +228,7 @@ class EdgeModel:
             return
         (agreed, before), marks = self._greeted, self.wrapped.marks()
         changed = "" if before.weights_are_same or self.wrapped.weights_hash() == agreed else "the weights"
-        for name in self.wrapped.other_attributes(self.wrapped.model)[:1]:
+        for name in self.wrapped.other_numbers(self.wrapped.model)[:1]:
             changed = name
         if changed:
             raise Disagreement(

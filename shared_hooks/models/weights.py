@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from shared_hooks import devices
 from shared_hooks.errors import SpecError, near
-from shared_hooks.state.reach import Dice
+from shared_hooks.state import Dice
 from shared_hooks.tensors import tensors_in
 
 log = logging.getLogger(__name__)

@@ -14,6 +14,7 @@ import types
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from torch import nn
@@ -43,12 +44,12 @@ Fact = tuple[str, str, str]
 """Kind, path of the module (of ``code``: the class; of ``operation``: its number), name."""
 Manifest = Mapping[Fact, str]
 
-SET, USUAL, UNREAD = "set", "usual", "unread"
+SET, USUAL, UNREAD, HELD = "set", "usual", "unread", "held"
 """Attributes: with a value of their own; kept by torch's own code, with its constructor's default; of an object that a
-module holds, where no code of the model's reads it.
+module holds, where no code of the model's reads it; and numbers that code holds.
 """
 KIND, TENSOR, TABLE, CODE, OPERATION = "class", "tensor", "table", "code", "operation"
-_KINDS: Final = frozenset({SET, USUAL, UNREAD, KIND, TENSOR, TABLE, CODE, OPERATION})
+_KINDS: Final = frozenset({SET, USUAL, UNREAD, HELD, KIND, TENSOR, TABLE, CODE, OPERATION})
 _ATTRIBUTE: Final = "attribute"
 _FIELD, _ENTRY = "\x1f", "\x1e"
 
@@ -60,10 +61,12 @@ def manifest(
     operations: Iterable[str] = (),
     tables: Tables | None = None,
     is_read: Callable[[str], bool] = lambda name: True,
+    held: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[Fact, str]:
     """All that both sides must agree on. ``attributes``: by path, from before the first forward
     (`tables.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
-    on the example; ``is_read``: whether the model's code may look at an attribute of this name.
+    on the example; ``is_read``: whether the model's code may look at an attribute of this name;
+    ``held``: numbers in code.
     """
     found: dict[Fact, str] = {(SET, "", "depth of layers"): repr(depth)}
     for path, module in model.named_modules():
@@ -81,6 +84,7 @@ def manifest(
         found[TENSOR, path, last] = " ".join(map(str, (*form_of(value), tensor_hash(value))))
     for (path, name), reported in (tables or {}).items():
         found[TABLE, path, name] = reported
+    found |= {(HELD, "", name): text for name, text in held.items()}
     for number, name in enumerate(operations):
         found[OPERATION, str(number), ""] = name
     return found
@@ -140,7 +144,8 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
                 lines.append(_told(place, (TABLE, found.client), (TABLE, found.server)))
             continue
         sorts = {side[0] for side in (here, there) if side is not None}
-        if sorts != {UNREAD} and (sorts != {USUAL} or (here and there)):
+        one_sided = here is None or there is None
+        if sorts != {UNREAD} and not (one_sided and sorts <= {USUAL, HELD}):
             differences.append(_told(place, there, here))
             if place[0] == OPERATION:
                 break  # those after it are shifted
@@ -196,7 +201,7 @@ def _by_place(facts: Manifest) -> dict[Fact, Value]:
     """What sort of attribute it is may differ: another release has another default."""
     found = {}
     for (kind, path, name), value in facts.items():
-        place = _ATTRIBUTE if kind in (SET, USUAL, UNREAD) else kind
+        place = _ATTRIBUTE if kind in (SET, USUAL, UNREAD, HELD) else kind
         found[place, path, name] = kind, value
     return found
 

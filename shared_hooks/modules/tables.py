@@ -22,7 +22,7 @@ import re
 import sys
 import tokenize
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -85,6 +85,7 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 MOST_KEYS: Final = 64
 """A dictionary that has more is a table, and is not looked into."""
+MOST_OBJECTS: Final = 4096
 _DEPTH: Final = 4
 
 
@@ -94,9 +95,9 @@ def _objects(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
     def within(path: str, way: str, held: dict[str, Any], depth: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
         for name, value in list(held.items()):
-            if type(name) is str and _is_plain_object(value) and id(value) not in seen:
+            if type(name) is str and _is_plain_object(value) and id(value) not in seen and len(seen) < MOST_OBJECTS:
                 seen.add(id(value))
-                inner = value if isinstance(value, dict) else vars(value)
+                inner = value if issubclass(type(value), dict) else vars(value)
                 yield path, f"{way}{name}.", inner
                 if depth:
                     yield from within(path, f"{way}{name}.", inner, depth - 1)
@@ -119,13 +120,14 @@ def _fixed(value: Any) -> Any:
 
 
 def _is_plain_object(value: Any) -> bool:
-    if isinstance(value, dict):
-        return len(value) <= MOST_KEYS
     kind = type(value)
-    if isinstance(value, (nn.Module, type, torch.Tensor, types.ModuleType)) or callable(value):
+    if issubclass(kind, dict):
+        return len(value) <= MOST_KEYS
+    if issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType)) or callable(value):
         return False
-    known = kind.__module__.partition(".")[0] in sys.stdlib_module_names - {"__main__", "types", "argparse"}
-    return not known and kind.__module__.partition(".")[0] not in ("torch", "numpy") and hasattr(value, "__dict__")
+    package = kind.__module__.partition(".")[0]
+    known = package in ("torch", "numpy") or package in sys.stdlib_module_names - {"__main__", "types", "argparse"}
+    return not known and type(getattr(value, "__dict__", None)) is dict
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -302,11 +304,13 @@ def weights_hash(model: nn.Module) -> str:
 
 
 class Marks:
-    """What parameters, persistent buffers, and numbers under ``names`` a model has, to see whether they were written
-    or replaced since; a write through ``data`` is not seen. Looking takes some tens of microseconds.
+    """What parameters, persistent buffers, numbers under ``names``, and others that ``held`` gives a model has, to see
+    whether they were written or replaced since; a write through ``data`` is not seen. Looking takes some tens of
+    microseconds.
     """
 
-    def __init__(self, model: nn.Module, names: Collection[str] = ()) -> None:
+    def __init__(self, model: nn.Module, names: Collection[str] = (), held: Iterable[Callable[[], Any]] = ()) -> None:
+        self._held = list(held)
         modules = ((vars(module), vars(module)) for module in model.modules())
         objects = ((held, dict(_numbers(held))) for _, _, held in _objects(model))
         found = [
@@ -317,10 +321,10 @@ class Marks:
         self._get = [(operator.itemgetter(*keys, keys[0]), held) for held, keys in found if keys]
         self._numbers = self._now()
         every = list(model.modules())
-        held: list[dict[str, Any]] = [module._modules for module in every]
-        held += [module._parameters for module in every]
-        held += [module._buffers for module in every if not module._non_persistent_buffers_set]
-        self._views = [one.values() for one in held]
+        registers: list[dict[str, Any]] = [module._modules for module in every]
+        registers += [module._parameters for module in every]
+        registers += [module._buffers for module in every if not module._non_persistent_buffers_set]
+        self._views = [one.values() for one in registers]
         self._values = list(itertools.chain.from_iterable(self._views))
         self._tensors = [
             one
@@ -331,7 +335,8 @@ class Marks:
         self._versions = [one._version for one in self._tensors]
 
     def _now(self) -> list[Any]:
-        return list(itertools.chain.from_iterable([get(held) for get, held in self._get]))
+        found = itertools.chain.from_iterable([get(held) for get, held in self._get])
+        return [*found, *(get() for get in self._held)]
 
     @property
     def numbers_are_same(self) -> bool:

@@ -2,12 +2,13 @@
 
 python_state  what a model's code can reach, as it is at one moment
 walk          ... how it is found
-probes        what objects written in C keep, and functools.lru_cache
-reach         which code a forward may run; generators of random numbers
+probes        what objects written in C keep, and functools.lru_cache; generators of random numbers
+reach         which code a forward may run, and what that reads
 
 May import modules, errors.
 """
 
+from shared_hooks.state.probes import Dice, DiceWatch
 from shared_hooks.state.python_state import (
     PLAIN,
     Numbers,
@@ -26,7 +27,7 @@ from shared_hooks.state.python_state import (
     remains,
     spread,
 )
-from shared_hooks.state.reach import MISSING, Change, Dice, DiceWatch, Reach, attribute_in, held_by_code
+from shared_hooks.state.reach import MISSING, Change, Reach, attribute_in, held_by_code
 from shared_hooks.state.walk import Read
 
 __all__ = [

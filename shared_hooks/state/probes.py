@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import functools
 import gc
+import importlib
 import random
 import sys
 import threading
@@ -16,8 +17,73 @@ from typing import Any
 
 import torch
 
-from shared_hooks.state.reach import MISSING, Dice
+from shared_hooks import devices
+from shared_hooks.state.reach import MISSING
 from shared_hooks.tensors import identical, tensors_in
+
+# The generators of random numbers that a forward draws from without being handed one: Python's, NumPy's, torch's.
+
+Interval = tuple[int, int]
+
+
+def _python_and_numpy() -> dict[str, Any]:
+    """States of the generators that torch does not know, comparable."""
+    states: dict[str, Any] = {"python": random.getstate()}
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        kind, key, *rest = numpy.get_state()
+        states["numpy"] = (kind, key.tobytes(), *rest)
+    return states
+
+
+class Dice:
+    """All of them as they are now, to be put back: runs for planning's sake are nobody's draws."""
+
+    def __init__(self) -> None:
+        self._torch = devices.rng_state()
+        self._others = _python_and_numpy()
+
+    @property
+    def rolled(self) -> bool:
+        """Whether any of them stands elsewhere now."""
+        return not torch.equal(self._torch, devices.rng_state()) or bool(self.others)
+
+    @property
+    def others(self) -> list[str]:
+        """Those of them that stand elsewhere now and are not torch's: "python", "numpy"."""
+        now = _python_and_numpy()
+        if now == self._others:
+            return []
+        return [name for name, state in self._others.items() if now[name] != state]
+
+    def restore(self) -> None:
+        """As they were."""
+        devices.set_rng_state(self._torch)
+        random.setstate(self._others["python"])
+        if "numpy" in self._others:
+            kind, key, *rest = self._others["numpy"]
+            numpy = importlib.import_module("numpy")
+            numpy.random.set_state((kind, numpy.frombuffer(key, numpy.uint32), *rest))
+
+
+class DiceWatch:
+    """Between which looks Python's and NumPy's generators were used."""
+
+    def __init__(self) -> None:
+        self.drawn: dict[str, list[Interval]] = {}
+        self._before = _python_and_numpy()
+        self._seq = 0
+
+    def look(self, seq: int) -> None:
+        """Compare with the last look."""
+        now = _python_and_numpy()
+        for name, state in now.items():
+            if state != self._before.get(name, state):
+                self.drawn.setdefault(name, []).append((self._seq, seq))
+        self._before, self._seq = now, seq
+
+
+# Objects that a model holds.
 
 MAX_BYTES = 1 << 22
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))

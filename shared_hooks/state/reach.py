@@ -12,10 +12,8 @@ import contextlib
 import csv
 import dis
 import functools
-import importlib
 import itertools
 import os
-import random
 import re
 import sys
 import sysconfig
@@ -28,71 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks import devices
 from shared_hooks.modules import Instead, Shim
-
-# The generators of random numbers that a forward draws from without being handed one: Python's, NumPy's, torch's.
-
-
-Interval = tuple[int, int]
-
-
-def _python_and_numpy() -> dict[str, Any]:
-    """States of the generators that torch does not know, comparable."""
-    states: dict[str, Any] = {"python": random.getstate()}
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-        kind, key, *rest = numpy.get_state()
-        states["numpy"] = (kind, key.tobytes(), *rest)
-    return states
-
-
-class Dice:
-    """All of them as they are now, to be put back: runs for planning's sake are nobody's draws."""
-
-    def __init__(self) -> None:
-        self._torch = devices.rng_state()
-        self._others = _python_and_numpy()
-
-    @property
-    def rolled(self) -> bool:
-        """Whether any of them stands elsewhere now."""
-        return not torch.equal(self._torch, devices.rng_state()) or bool(self.others)
-
-    @property
-    def others(self) -> list[str]:
-        """Those of them that stand elsewhere now and are not torch's: "python", "numpy"."""
-        now = _python_and_numpy()
-        if now == self._others:
-            return []
-        return [name for name, state in self._others.items() if now[name] != state]
-
-    def restore(self) -> None:
-        """As they were."""
-        devices.set_rng_state(self._torch)
-        random.setstate(self._others["python"])
-        if "numpy" in self._others:
-            kind, key, *rest = self._others["numpy"]
-            numpy = importlib.import_module("numpy")
-            numpy.random.set_state((kind, numpy.frombuffer(key, numpy.uint32), *rest))
-
-
-class DiceWatch:
-    """Between which looks Python's and NumPy's generators were used."""
-
-    def __init__(self) -> None:
-        self.drawn: dict[str, list[Interval]] = {}
-        self._before = _python_and_numpy()
-        self._seq = 0
-
-    def look(self, seq: int) -> None:
-        """Compare with the last look."""
-        now = _python_and_numpy()
-        for name, state in now.items():
-            if state != self._before.get(name, state):
-                self.drawn.setdefault(name, []).append((self._seq, seq))
-        self._before, self._seq = now, seq
-
 
 # Whether a file of Python code was installed as somebody's library, or is its user's own.
 #
@@ -132,6 +66,9 @@ def _recorded(folder: PurePath) -> frozenset[str]:
 
 _OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _NOT_OURS = frozenset({"torch", "numpy", "builtins", "logging", *sys.stdlib_module_names}) - {"__main__"}
+
+
+_STANDARD = tuple(sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "platstdlib"))
 
 
 def is_foreign(kind: type) -> bool:
@@ -390,48 +327,70 @@ class Reach:
         return new and attribute in _set_on_self(_Same(function.__code__))
 
 
-def only_read(model: nn.Module) -> frozenset[str]:
-    """Names of attributes that a forward may look at and does not set, with those that only installed libraries look at
-    on its way: in functions that its code calls by name, and behind their decorators, which `Reach` leaves out. What is
-    read for a warning alone does not count.
+class ForwardCode:
+    """What a forward may look at, be it in functions of installed libraries that its code calls by name, or behind
+    their decorators: `Reach` leaves those out. What is read for a warning alone does not count.
+
+    ``attributes``: names of those that are read and not set.
     """
-    names, known, waiting = {"forward"}, dict[int, types.FunctionType](), list[types.FunctionType]()
+
+    def __init__(self, model: nn.Module) -> None:
+        self._functions = list(_any_functions(model))
+        both = [accesses(function) for function in self._functions]
+        read: frozenset[str] = frozenset().union(*(one for one, _ in both))
+        self.attributes = read.difference(*(written for _, written in both))
+
+    def numbers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
+        """Numbers in globals, variables around functions and defaults of arguments, which no code sets: how they are
+        named on any machine, and how to get them. Those of installed libraries, which may say what a machine has, do
+        not count, and neither do truth values.
+        """
+        own = [function for function in self._functions if not is_installed(function.__code__.co_filename)]
+        rebound = set().union(*(_rebinds(_Same(function.__code__)) for function in self._functions))
+        for function in own:
+            names, space, code = names_in(function) - rebound, function.__globals__, function.__code__
+            found = {f"global {name}": functools.partial(space.get, name) for name in names if name in space}
+            for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+                if name not in rebound:
+                    where = f"{name} of {function.__qualname__}"
+                    found[where] = functools.partial(getattr, cell, "cell_contents", None)
+            last = reversed(code.co_varnames[: code.co_argcount])
+            defaults = zip(last, reversed(function.__defaults__ or ()), strict=False)
+            named = {**dict(defaults), **(function.__kwdefaults__ or {})}
+            found |= {f"{function.__qualname__}({name})": functools.partial(named.get, name) for name in named}
+            yield from ((name, get) for name, get in found.items() if type(get()) in (int, float))
+
+
+MOST_READ = 4000
+"""Functions that are looked into."""
+
+
+def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
+    names, known, waiting = {"forward"}, set[int](), list[types.FunctionType]()
     methods: dict[str, list[Any]] = {}
     for kind in {base for module in model.modules() for base in type(module).__mro__ if not is_foreign(base)}:
         for name, value in list(vars(kind).items()):
             methods.setdefault(name, []).append(value)
     fresh = {*names}
-    while fresh or waiting:
+    while fresh:
         for name in fresh:
-            waiting += [one for value in methods.pop(name, ()) for one in _inner(value)]
+            waiting += [one for value in methods.pop(name, ()) for one in unwrapped(value)]
         fresh = set()
-        while waiting:
+        while waiting and len(known) < MOST_READ:
             function = waiting.pop()
-            if id(function) in known or function.__code__.co_filename.startswith(_OWN) or len(known) > MOST_READ:
+            file = function.__code__.co_filename
+            if id(function) in known or file.startswith(_OWN) or function.__name__.startswith("warn"):
                 continue
-            if function.__name__.startswith("warn"):
+            known.add(id(function))
+            held = [function.__dict__.get("__wrapped__"), *_cells(function)]
+            waiting += [one for one in held if isinstance(one, types.FunctionType)]
+            if file.startswith(_TORCH) or (file.startswith(_STANDARD) and _NAMES.isdisjoint(PurePath(file).parts)):
                 continue
-            known[id(function)] = function
+            yield function
             found = names_in(function)
             fresh |= found - names - {"__init__"}
-            waiting += [one for name in found for one in _inner(function.__globals__.get(name))]
+            waiting += [one for name in found for one in unwrapped(function.__globals__.get(name))]
         names |= fresh
-    both = [accesses(function) for function in known.values()]
-    return frozenset().union(*(read for read, _ in both)).difference(*(written for _, written in both))
-
-
-MOST_READ = 4000
-"""Functions that are looked into for the attributes that they read."""
-
-
-def _inner(value: Any) -> Iterator[types.FunctionType]:
-    """All functions in a value and behind decorators, but for torch's and the standard library's."""
-    for function in unwrapped(value):
-        if function.__module__ is None or function.__module__.partition(".")[0] not in _NOT_OURS:
-            yield function
-        for one in (function.__dict__.get("__wrapped__"), *_cells(function)):
-            if isinstance(one, types.FunctionType) and one is not function:
-                yield from _inner(one)
 
 
 # Where Python state lies: containers as they were at one moment, to compare with what is in them now, and to put

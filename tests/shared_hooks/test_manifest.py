@@ -22,6 +22,7 @@ from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.modules import tables
 from shared_hooks.modules.manifest import (
     CODE,
+    HELD,
     KIND,
     MAX_BYTES,
     MAX_DIFFERENCES,
@@ -530,11 +531,11 @@ def test_numbers_that_somebody_set_later_are_named_and_those_of_the_models_code_
     model = nn.Sequential(nn.Linear(8, 8), Scaled()).eval()
     with WrappedModel(model) as wrapped:
         model[1].calls, model[1].unread = 3, 4
-        assert wrapped.other_attributes(model) == []
+        assert wrapped.other_numbers(model) == []
         model[1].scale = 2.0
-        assert wrapped.other_attributes(model) == ["1.scale"]
+        assert wrapped.other_numbers(model) == ["1.scale"]
         model[1].scale = 1.0
-        assert wrapped.other_attributes(model) == []
+        assert wrapped.other_numbers(model) == []
 
 
 class Settings:
@@ -606,11 +607,11 @@ def test_numbers_in_objects_that_somebody_set_later(way: str) -> None:
     with WrappedModel(model) as wrapped:
         marks = wrapped.marks()
         changed(model, "settings.unread", 9)
-        assert marks.numbers_are_same and wrapped.other_attributes(model) == []
+        assert marks.numbers_are_same and wrapped.other_numbers(model) == []
         changed(model, way, after)
-        assert not marks.numbers_are_same and wrapped.other_attributes(model) == [way]
+        assert not marks.numbers_are_same and wrapped.other_numbers(model) == [way]
         changed(model, way, before)
-        assert wrapped.other_attributes(model) == []
+        assert wrapped.other_numbers(model) == []
 
 
 class Plain(nn.Module):
@@ -626,3 +627,66 @@ def test_whatever_a_module_holds_goes_over_the_wire(held: Any) -> None:
     found = WrappedModel(Plain(held)).manifest()
     data = encode(found)
     assert data is None or decode(data) == found
+
+
+def held_by_code(around: float = 2.0, default: float = 3.0, beside: float = 4.0) -> nn.Module:
+    """Numbers in a variable around a class, in a default of an argument, and in a function that another one calls."""
+    space: dict[str, Any] = {"__name__": "elsewhere", "BESIDE": beside, "COUNT": 0, "torch": torch}
+    code = "def beside(x):\n    global COUNT\n    COUNT += 1\n    return x * BESIDE if COUNT else x\n"
+    exec(compile(code, "/elsewhere.py", "exec"), space)
+    outside = space["beside"]
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor, times: float = default) -> torch.Tensor:
+            found: torch.Tensor = outside(super().forward(x) * around * times)
+            return found
+
+    model = Model(4, 4)
+    model.space = space
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "place"),
+    [
+        ({"around": 5.0}, "around of held_by_code.<locals>.Model.forward: client 2.0, server 5.0"),
+        ({"default": 5.0}, "held_by_code.<locals>.Model.forward(times): client 3.0, server 5.0"),
+        ({"beside": 5.0}, "global BESIDE: client 4.0, server 5.0"),
+    ],
+)
+def test_numbers_that_code_holds_are_compared(other: dict[str, float], place: str) -> None:
+    assert compare(facts(held_by_code()), facts(held_by_code())).differences == ()
+    assert compare(facts(held_by_code()), facts(held_by_code(**other))).differences == (f"(model): {place}",)
+
+
+def test_a_global_that_changes_later_is_noticed_and_one_that_code_sets_is_not() -> None:
+    model = held_by_code()
+    with WrappedModel(model) as wrapped:
+        marks = wrapped.marks()
+        wrapped(torch.ones(1, 4))
+        assert model.space["COUNT"] > 0
+        assert marks.numbers_are_same and wrapped.other_numbers(model) == []
+        model.space["BESIDE"] = 7.0
+        assert not marks.numbers_are_same and wrapped.other_numbers(model) == ["global BESIDE"]
+
+
+def test_a_number_in_the_code_of_one_side_alone_is_a_note() -> None:
+    """What is a script here may be installed there, and of libraries none is looked at."""
+    mine = facts(held_by_code())
+    theirs = {fact: text for fact, text in mine.items() if fact[0] != HELD}
+    found = compare(mine, theirs)
+    assert found.differences == () and len(found.notes) == 3
+
+
+def test_functions_that_hold_each_other_are_looked_into() -> None:
+    def one(x: torch.Tensor, n: int = 1) -> torch.Tensor:
+        return other(x, n - 1) if n else x
+
+    def other(x: torch.Tensor, n: int) -> torch.Tensor:
+        return one(x, n)
+
+    class Model(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return one(super().forward(x))
+
+    assert any(fact[2].endswith("one(n)") for fact in facts(Model(4, 4)))
