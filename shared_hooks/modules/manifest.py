@@ -76,8 +76,9 @@ def manifest(
         usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
             sort = USUAL if name in usual and _same(usual[name], value) else SET
-            if "." in name and not all(map(is_read, name.split("."))):
-                sort = UNREAD
+            if "." in name:  # the other side may have something else than a number in the place of None
+                sort = HELD if value is None else SET
+                sort = sort if all(map(is_read, name.split("."))) else UNREAD
             found[sort, path, name] = repr(value)
     for name, value in state_of(model):
         path, _, last = name.rpartition(".")
@@ -143,13 +144,15 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
             if len(lines) <= MAX_NOTES:
                 lines.append(_told(place, (TABLE, found.client), (TABLE, found.server)))
             continue
-        sorts = {side[0] for side in (here, there) if side is not None}
+        sorts, values = (set(one) for one in zip(*filter(None, (here, there)), strict=True))
         one_sided = here is None or there is None
         if sorts != {UNREAD} and not (one_sided and sorts <= {USUAL, HELD}):
             differences.append(_told(place, there, here))
             if place[0] == OPERATION:
                 break  # those after it are shifted
-        elif len(notes) < MAX_NOTES:
+        elif len(notes) < MAX_NOTES and not (
+            one_sided and (sorts == {UNREAD} or (sorts == {HELD} and "None" in values))
+        ):
             notes.append(_told(place, there, here))
     return Comparison(tuple(differences), tuple(notes), tuple(rounding[:MAX_NOTES]))
 
