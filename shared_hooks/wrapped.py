@@ -24,6 +24,7 @@ from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
+from shared_hooks.state.agreed import Agreed
 from shared_hooks.state.reach import ForwardCode, file_of, is_installed
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
@@ -300,28 +301,24 @@ class WrappedModel(Runs):
             return tables.weights_hash(self.model)
 
     def other_numbers(self, model: nn.Module) -> list[str]:
-        """Numbers in modules of ``model``, a model with the same layers, in objects that they hold, and in code, that
-        are not what they were here when this was made, and that the code of its forward reads and does not set. Modules
-        of libraries are left out: they set many by themselves.
+        """Numbers in modules of ``model``, a model with the same layers, and in objects that they hold, that are not
+        what they were here when this was made, and that the code of its forward reads and does not set. Modules of
+        libraries are left out: they set many by themselves.
         """
         own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
-        changed = [
-            (path, name)
+        names = ForwardCode(model).attributes
+        return sorted(
+            f"{path}.{name}".lstrip(".")
             for path, each in tables.attributes(model).items()
             for name in each.keys() | self._attributes.get(path, {}).keys()
-            if (path in own or "." in name) and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
-        ]
-        code = ForwardCode(model)
-        held = _numbers_in(code)
-        names = _read_numbers(code, model) if changed else frozenset()
-        found = {f"{path}.{name}".lstrip(".") for path, name in changed if names.issuperset(name.split("."))}
-        return sorted(found.union(name for name in held if held[name] != self._held.get(name)))
+            if (path in own or "." in name)
+            and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
+            and names.issuperset(name.split("."))
+        )
 
-    def marks(self) -> tables.Marks:
-        """What weights are now, and numbers that the code of the forward reads and does not set."""
-        code = ForwardCode(self.model)
-        held = [get for _, get in code.numbers()]
-        return tables.Marks(self.model, _read_numbers(code, self.model), held)
+    def agreed(self) -> Agreed:
+        """The model as it is now, to tell what somebody changes on it later."""
+        return Agreed(self.model, self.weights_hash())
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
@@ -386,7 +383,3 @@ def _numbers_in(code: ForwardCode) -> dict[str, str]:
     for name, get in code.numbers():
         found.setdefault(name, set()).add(repr(get()))
     return {name: " ".join(sorted(several)) for name, several in sorted(found.items())}
-
-
-def _read_numbers(code: ForwardCode, model: nn.Module) -> frozenset[str]:
-    return code.attributes - PythonState(model, settings=False).reach.names_set()

@@ -250,6 +250,7 @@ def split_model(
 
 
 def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
+    client.check_unchanged()
     own = client.wrapped.model
     if model is None:
         model = own

@@ -45,11 +45,11 @@ from shared_hooks.models.images import check_suffix
 from shared_hooks.models.inputs import inputs_of_text, to_device
 from shared_hooks.modules import holder_modules
 from shared_hooks.modules.manifest import encode
-from shared_hooks.modules.tables import Marks
 from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
 from shared_hooks.planning import INPUT, OnlyPart
+from shared_hooks.state.agreed import Agreed
 from shared_hooks.tensors import classes_of, flatten, unflatten
 from shared_hooks.tensors.staging import to_host, wait
 
@@ -167,7 +167,7 @@ class EdgeModel:
         self.example = example
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
-        self._greeted: tuple[str, Marks] | None = None
+        self._greeted: Agreed | None = None
         """Hash of the weights that the server has agreed on, and what tells when they were written since."""
 
     def observe(self, names: Iterable[str]) -> None:
@@ -211,7 +211,7 @@ class EdgeModel:
         if isinstance(own := codecs.CODECS[self.codec], Learned):
             own.check_model(weights_hash)
         if self.only_head is None:
-            self._greeted = weights_hash, self.wrapped.marks()
+            self._greeted = self.wrapped.agreed()
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
@@ -222,20 +222,28 @@ class EdgeModel:
             about={"torch": torch.__version__, "python": platform.python_version(), "device": str(self.device)},
         )
 
-    def check_unchanged(self) -> None:
-        """Raises Disagreement where weights or numbers changed since the greeting: the server has others."""
-        if self._greeted is None or (self._greeted[1].weights_are_same and self._greeted[1].numbers_are_same):
+    def check_unchanged(self, call: Call | None = None, cut: Cut = "") -> None:
+        """Raises Disagreement where somebody has changed the model since the greeting: the server has another one; and
+        CutRefused where a module of a ``call`` that runs behind the ``cut`` has got a hook.
+        """
+        if self._greeted is None or self._greeted.is_same:
             return
-        (agreed, before), marks = self._greeted, self.wrapped.marks()
-        changed = "" if before.weights_are_same or self.wrapped.weights_hash() == agreed else "the weights"
-        for name in self.wrapped.other_numbers(self.wrapped.model)[:1]:
-            changed = name
-        if changed:
+        if changed := self._greeted.changed():
             raise Disagreement(
                 f'{changed} of "{self.model_id}" changed here since the server agreed: give it the same, and connect '
                 "again"
             )
-        self._greeted = agreed, marks
+        if call is None or not (hooked := {*self._greeted.hooked()}):
+            return
+        paths = {path for path, module in self.wrapped.model.named_modules() if module in hooked}
+        plan = self._planned(call)
+        position = plan.position(cut)
+        for one in plan.trace.calls:
+            if one.path in paths and one.exit >= position:
+                raise CutRefused(
+                    f"a hook on {one.path or 'the model'} would have to run on the server, behind the cut: put it on a "
+                    "module before the cut, or use observers"
+                )
 
     def manifest(self) -> bytes | None:
         """What the greeting's digests are made of; None where that is too much for the wire."""
@@ -301,13 +309,16 @@ class EdgeModel:
 
         Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
         """
-        self.check_unchanged()
+        self.check_unchanged(call, cut)
         early: EarlyOutput
         try:
             with listening(ahead):
                 early, observations, changed = self._run(partial(self.wrapped.head, cut), "head", call, stamps)
         except UnknownLayer as error:
             raise _with_words(error, cut) from None
+        finally:
+            if self._greeted is not None:
+                self._greeted.ran()
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
         if ahead is not None:

@@ -13,6 +13,7 @@ from shared_hooks.devices import CPU, is_host
 from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, UnknownLayer
 from shared_hooks.forward.context import ambient
 from shared_hooks.modules import tables
+from shared_hooks.modules.attach import hooks_of
 from shared_hooks.tensors import ClassFinder, classes_of
 
 
@@ -77,8 +78,6 @@ def finder_of(model: nn.Module) -> ClassFinder:
 # run. The tail restores autocast, and refuses what it has not.
 
 USUAL: dict[str, Any] = {"autocast": [], "training": [], "hooks": []}
-_OUR_OWN = ("shared_hooks.", "transformers.utils.output_capturing")
-"""Hooks that look, and that each side puts on for itself."""
 SHOWN = 4
 
 
@@ -88,7 +87,7 @@ def around(paths: Mapping[nn.Module, str], model: nn.Module, run: Collection[str
         [path, name]
         for module, path in paths.items()
         if (module._forward_hooks or module._forward_pre_hooks) and not _is_within(path, run)
-        for name in _hooks(module)
+        for name in hooks_of(module)
     ]
     return {**ambient(), "training": training(paths, model), "hooks": hooks}
 
@@ -96,16 +95,6 @@ def around(paths: Mapping[nn.Module, str], model: nn.Module, run: Collection[str
 def _is_within(path: str, run: Collection[str]) -> bool:
     parts = path.split(".")
     return any(".".join(parts[:count]) in run for count in range(1, len(parts) + 1))
-
-
-def _hooks(module: nn.Module) -> list[str]:
-    found = []
-    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-        kind = hook if hasattr(hook, "__qualname__") else type(hook)
-        name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
-        if not name.startswith(_OUR_OWN):
-            found.append(name)
-    return found
 
 
 def training(paths: Mapping[nn.Module, str], model: nn.Module) -> list[str]:
@@ -129,7 +118,7 @@ def check_around(said: Any, paths: Mapping[nn.Module, str], model: nn.Module) ->
         )
     modules = {path: module for module, path in paths.items()} if hooks else {}
     for path, name in hooks:
-        if path not in modules or name not in _hooks(modules[path]):
+        if path not in modules or name not in hooks_of(modules[path]):
             raise CutRefused(
                 f"the hook {name:.80} on {path:.80} would have to run on this side of the cut, and is not here: "
                 "put it on a module before the cut, or use observers"

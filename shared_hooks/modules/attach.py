@@ -174,6 +174,21 @@ class Shim:
         return functools.partial, (type(self.module).forward, self.module)
 
 
+_LOOK_ONLY = ("shared_hooks.", "transformers.utils.output_capturing")
+"""Hooks that look, and that each side puts on for itself."""
+
+
+def hooks_of(module: nn.Module) -> list[str]:
+    """Names of a module's forward hooks, less those that each side puts on for itself."""
+    found = []
+    for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
+        kind = hook if hasattr(hook, "__qualname__") else type(hook)
+        name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
+        if not name.startswith(_LOOK_ONLY):
+            found.append(name)
+    return found
+
+
 def _slot(module: nn.Module) -> str:
     """Where the module's shim is, or would be."""
     for slot in ("forward", COMPILED):

@@ -13,16 +13,14 @@ import dis
 import functools
 import hashlib
 import inspect
-import itertools
 import json
 import linecache
-import operator
 import os
 import re
 import sys
 import tokenize
 import types
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from shared_hooks.modules.attach import COMPILED, Shim
+from shared_hooks.modules.attach import COMPILED, Shim, hooks_of
 from shared_hooks.tensors import dtype_name
 
 # Digests that tell whether two sides have the same model: its structure, configuration, code and weights.
@@ -131,6 +129,8 @@ def _is_plain_object(value: Any) -> bool:
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    if own := [name for name in hooks_of(module) if not name.startswith(_OF_LIBRARIES)]:
+        yield "forward hooks", Named(", ".join(own))
     torchs = is_torchs(type(module))
     for name, value in vars(module).items():
         if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
@@ -175,6 +175,10 @@ def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:
     if isinstance(value, Shim):
         value = value.forward
     return isinstance(value, types.MethodType) and value.__func__ is getattr(type(module), name, None)
+
+
+_OF_LIBRARIES = ("torch.", "transformers.", "accelerate.", "functools.")
+"""Hooks that come with how a model is loaded: on one device, or divided among several."""
 
 
 class Named(str):
@@ -301,57 +305,6 @@ def weights_hash(model: nn.Module) -> str:
         if isinstance(value, torch.Tensor):
             digest.update(_bytes(value))
     return digest.hexdigest()
-
-
-class Marks:
-    """What parameters, persistent buffers, numbers under ``names``, and others that ``held`` gives a model has, to see
-    whether they were written or replaced since; a write through ``data`` is not seen. Looking takes some tens of
-    microseconds.
-    """
-
-    def __init__(self, model: nn.Module, names: Collection[str] = (), held: Iterable[Callable[[], Any]] = ()) -> None:
-        self._held = list(held)
-        modules = ((vars(module), vars(module)) for module in model.modules())
-        objects = ((held, dict(_numbers(held))) for _, _, held in _objects(model))
-        found = [
-            (held, [name for name in now if name in names and _is_number(now[name])])
-            for held, now in (*modules, *objects)
-        ]
-        # of one name alone the getter would not give a tuple
-        self._get = [(operator.itemgetter(*keys, keys[0]), held) for held, keys in found if keys]
-        self._numbers = self._now()
-        every = list(model.modules())
-        registers: list[dict[str, Any]] = [module._modules for module in every]
-        registers += [module._parameters for module in every]
-        registers += [module._buffers for module in every if not module._non_persistent_buffers_set]
-        self._views = [one.values() for one in registers]
-        self._values = list(itertools.chain.from_iterable(self._views))
-        self._tensors = [
-            one
-            for module in every
-            for name, one in (*module._parameters.items(), *module._buffers.items())
-            if one is not None and name not in module._non_persistent_buffers_set and not one.is_inference()
-        ]
-        self._versions = [one._version for one in self._tensors]
-
-    def _now(self) -> list[Any]:
-        found = itertools.chain.from_iterable([get(held) for get, held in self._get])
-        return [*found, *(get() for get in self._held)]
-
-    @property
-    def numbers_are_same(self) -> bool:
-        """Whether none was set, be it to the same."""
-        try:
-            return all(map(operator.is_, self._now(), self._numbers))
-        except KeyError:
-            return False
-
-    @property
-    def weights_are_same(self) -> bool:
-        """Whether none was written or replaced."""
-        now = list(itertools.chain.from_iterable(self._views))
-        same = len(now) == len(self._values) and all(map(operator.is_, now, self._values))
-        return same and [one._version for one in self._tensors] == self._versions
 
 
 def tensor_hash(value: Any) -> str:

@@ -3,6 +3,7 @@
 python_state  what a model's code can reach, as it is at one moment
 walk          ... how it is found
 probes        what objects written in C keep, and functools.lru_cache; generators of random numbers
+agreed        what somebody has changed on a model since two sides agreed on it
 reach         which code a forward may run, and what that reads
 
 May import modules, errors.

@@ -213,7 +213,8 @@ class PythonState:
         self._keys = [key for place in self._keyed for key in place.keys or ()]
         # a comparison of tensors would compute: containers of tensors are compared by identity
         plain = [place for place in whole if not any(issubclass(type(value), torch.Tensor) for value in place.values)]
-        self._owners = [place.view.held if isinstance(place.view, ClassEntries) else place.owner for place in plain]
+        owners = [place.view.held if isinstance(place.view, ClassEntries) else place.owner for place in plain]
+        self._owners, self._empty = [one for one in owners if one], [one for one in owners if not one]
         self._copies = [copy.copy(owner) if isinstance(owner, _MUTABLE) else dict(owner) for owner in self._owners]
         known = set(map(id, plain))
         tensors = [place for place in whole if id(place) not in known]
@@ -251,8 +252,9 @@ class PythonState:
         try:
             held = itertools.chain.from_iterable(self._held)
             if (
-                self._owners != self._copies
+                any(self._empty)
                 or any(self._hooks)
+                or self._owners != self._copies
                 or list(map(len, self._held)) != self._held_lengths  # type: ignore[arg-type]
                 or not all(map(operator.is_, held, self._held_flat))
                 or not all(map(operator.is_, fetched_all(self._fetch), self._fetched))

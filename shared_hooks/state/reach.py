@@ -18,7 +18,7 @@ import re
 import sys
 import sysconfig
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -331,7 +331,8 @@ class ForwardCode:
     """What a forward may look at, be it in functions of installed libraries that its code calls by name, or behind
     their decorators: `Reach` leaves those out. What is read for a warning alone does not count.
 
-    ``attributes``: names of those that are read and not set.
+    ``attributes``: names of those that are read and not set. ``names``: all names that code mentions; ``rebound``:
+    those of variables that it sets; ``written_to``: of what may be written to as a container.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -339,6 +340,11 @@ class ForwardCode:
         both = [accesses(function) for function in self._functions]
         read: frozenset[str] = frozenset().union(*(one for one, _ in both))
         self.attributes = read.difference(*(written for _, written in both))
+        mentioned = [names_in(one) | {*one.__code__.co_freevars} for one in self._functions]
+        self.names: frozenset[str] = frozenset().union(*mentioned)
+        self.rebound: frozenset[str] = frozenset().union(*(_rebinds(_Same(one.__code__)) for one in self._functions))
+        writers = [names for names, one in zip(mentioned, self._functions, strict=True) if _writes_inside(one, names)]
+        self.written_to: frozenset[str] = frozenset().union(*writers)
 
     def numbers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
         """Numbers in globals, variables around functions and defaults of arguments, which no code sets: how they are
@@ -346,7 +352,7 @@ class ForwardCode:
         not count, and neither do truth values.
         """
         own = [function for function in self._functions if not is_installed(function.__code__.co_filename)]
-        rebound = set().union(*(_rebinds(_Same(function.__code__)) for function in self._functions))
+        rebound = self.rebound
         for function in own:
             names, space, code = names_in(function) - rebound, function.__globals__, function.__code__
             found = {f"global {name}": functools.partial(space.get, name) for name in names if name in space}
@@ -359,6 +365,22 @@ class ForwardCode:
             named = {**dict(defaults), **(function.__kwdefaults__ or {})}
             found |= {f"{function.__qualname__}({name})": functools.partial(named.get, name) for name in named}
             yield from ((name, get) for name, get in found.items() if type(get()) in (int, float))
+
+
+_FILLS = frozenset("append extend insert add update setdefault pop popitem remove discard clear sort reverse".split())
+
+
+def _writes_inside(function: types.FunctionType, names: Collection[str]) -> bool:
+    """Whether a function may write to a list, a dictionary or a set."""
+    if not _FILLS.isdisjoint(names):
+        return True
+    waiting = [function.__code__]
+    while waiting:
+        code = waiting.pop()
+        if any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in dis.get_instructions(code)):
+            return True
+        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return False
 
 
 MOST_READ = 4000

@@ -1,0 +1,108 @@
+"""What somebody has changed on a model since two sides agreed that they have the same one.
+
+Looking costs some tens of microseconds where nothing has changed. What the model's own code may change is its own
+affair (`shared_hooks.planning`, `shared_hooks.generation`): a name that this code sets, or a container that it may
+write to, does not count here. A write to a tensor through ``data`` is not seen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+import xxhash
+from torch import nn
+
+from shared_hooks.modules.attach import hooks_of
+from shared_hooks.modules.tables import OF_EVERY_MODULE, is_torchs, weights_hash
+from shared_hooks.state.python_state import PLAIN, PythonState, agree
+from shared_hooks.state.reach import Change, ForwardCode, attribute_in, held_by_code
+
+MAX_BYTES: Final = 64 << 20
+"""A write to a larger tensor that is no weight counts as a change, whatever it wrote."""
+
+
+class Agreed:
+    """A model as it is when this is made. ``weights``: its `weights_hash`."""
+
+    def __init__(self, model: nn.Module, weights: str) -> None:
+        self._model, self._hash, self._code = model, weights, ForwardCode(model)
+        self._state = PythonState(model, settings=False)
+        self._modules = list(model.modules())
+        self._kinds = list(map(type, self._modules))
+        self._hooks = {module: hooks_of(module) for module in self._modules}
+        self._weights = _weights(model)
+        known = {id(one) for one in self._weights}
+        others = {id(one): one for one in (*model.buffers(), *self._state.tensors()) if id(one) not in known}
+        self._others = [one for one in others.values() if _is_counted(one)]
+        self._digests = list(map(_digest, self._others))
+        self._tensors = [one for one in self._weights if _is_counted(one)] + self._others
+        self._marks = self._now()
+
+    def _now(self) -> tuple[list[int], list[int]]:
+        return [one._version for one in self._tensors], [one.data_ptr() for one in self._tensors]
+
+    @property
+    def is_same(self) -> bool:
+        """Whether nothing has changed at all."""
+        return self._now() == self._marks and self._state.looks_same and list(map(type, self._modules)) == self._kinds
+
+    def ran(self) -> None:
+        """The model's own run has ended: what it wrote to its tensors is no change."""
+        if self._now() != self._marks:
+            self._digests = list(map(_digest, self._others))
+            self._marks = self._now()
+
+    def changed(self) -> str:
+        """The name of something that has changed; "" where nothing has that tells on a run."""
+        now = _weights(self._model)
+        same = len(now) == len(self._weights) and all(a is b for a, b in zip(now, self._weights, strict=True))
+        marks = self._now()
+        count = len(self._tensors) - len(self._others)
+        written = not same or [one[:count] for one in marks] != [one[:count] for one in self._marks]
+        if written and weights_hash(self._model) != self._hash:
+            return "the weights"
+        kinds = zip(self._modules, self._kinds, strict=True)
+        if other := [kind.__qualname__ for module, kind in kinds if type(module) is not kind]:
+            return f"the class {other[0]}"
+        names = [change.name for change in self._state.changes() if self._matters(change)]
+        if not names and list(map(_digest, self._others)) != self._digests:
+            names = ["a tensor that the model keeps"]
+        if not names and same:
+            self._marks = marks
+        return min(names, default="")
+
+    def hooked(self) -> list[nn.Module]:
+        """Modules that have got hooks."""
+        return [module for module, before in self._hooks.items() if hooks_of(module) != before]
+
+    def _matters(self, change: Change) -> bool:
+        if agree(change.before, change.now):
+            return False
+        if isinstance(change.before, nn.Module) or isinstance(change.now, nn.Module):
+            return True
+        variable, attribute = held_by_code(change.name), attribute_in(change.name)
+        if attribute in OF_EVERY_MODULE or attribute.startswith("__"):
+            return False
+        if "[" in change.name:
+            return (variable or attribute) in self._code.names - self._code.written_to
+        if variable:
+            return variable in self._code.names - self._code.rebound
+        if change.is_attribute and is_torchs(change.kind):
+            return callable(change.now) or isinstance(change.now, (*PLAIN, tuple))
+        return attribute in self._code.attributes or attribute == "forward"
+
+
+def _weights(model: nn.Module) -> list[Any]:
+    return [one for one in model.state_dict(keep_vars=True).values() if isinstance(one, torch.Tensor)]
+
+
+def _is_counted(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_inference() and not tensor.is_meta
+
+
+def _digest(tensor: torch.Tensor) -> Any:
+    if tensor.nbytes > MAX_BYTES or tensor.is_quantized:
+        return tensor._version
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return [tensor.dtype, tensor.shape, xxhash.xxh3_64_digest(memoryview(flat.view(torch.uint8).numpy()))]  # type: ignore[arg-type]

@@ -1,0 +1,193 @@
+"""What somebody changes on a model after two sides agreed on it is noticed, and what its own code does is not."""
+
+from __future__ import annotations
+
+import types
+import warnings
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shared_hooks import WrappedModel
+from shared_hooks.state.agreed import Agreed
+from tests.zoo import CASES, Case
+
+SCALE = 2.0
+TABLE = {"a": 1.0}
+
+
+class Last(nn.Module):
+    """Reads something of every kind, and keeps some things itself."""
+
+    size = 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm, self.act = nn.Linear(8, 8), nn.LayerNorm(8), nn.ReLU()
+        self.mode, self.scale, self.tensor, self.function = "mul", 2.0, torch.full((8,), 2.0), torch.relu
+        self.listed, self.named, self.settings = [torch.ones(8), 2.0], {"a": "mul"}, SimpleNamespace(shift=0.5)
+        self.register_buffer("table", torch.full((8,), 2.0), persistent=False)
+        self.calls, self.memo, self.last, self.unread = 0, {}, None, 1
+
+    def helper(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.last = x
+        self.remember(len(x))
+        x = self.act(self.norm(self.linear(x)))
+        x = x * self.scale if self.mode == "mul" else x + self.scale
+        x = x * self.tensor * self.listed[0] * self.listed[1] + self.table
+        x = x if self.named["a"] == "mul" else x * self.settings.shift
+        return self.function(self.helper(x)) * SCALE * TABLE["a"] * self.size + self.settings.shift
+
+    def remember(self, count: int) -> None:
+        if count not in self.memo:
+            self.memo[count] = count
+
+
+class Net(nn.Module):
+    """Whose last module is `Last`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(8, 8), Last()
+        self.rest = nn.Sequential(nn.Dropout(0.1), nn.LeakyReLU(0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.rest(self.last(self.first(x)))
+        return found
+
+
+class Other(Last):
+    """Does something else."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def _set(name: str, value: Any) -> Callable[[Net], None]:
+    def change(model: Net) -> None:
+        *ways, last = name.split(".")
+        held: Any = model
+        for way in ways:
+            held = held[way] if isinstance(held, dict) else getattr(held, way)
+        if isinstance(held, (dict, list)):
+            held[int(last) if last.isdecimal() else last] = value() if callable(value) else value
+        else:
+            setattr(held, last, value() if isinstance(value, types.LambdaType) else value)
+
+    return change
+
+
+CHANGES: dict[str, Callable[[Net], Any]] = {
+    "the weights, in place": lambda model: model.last.linear.weight.add_(1),
+    "the weights, other memory": lambda model: setattr(model.last.linear.weight, "data", torch.ones(8, 8)),
+    "the weights, another parameter": _set("last.linear.weight", lambda: nn.Parameter(torch.ones(8, 8))),
+    "last.linear": _set("last.linear", lambda: nn.Linear(8, 8)),
+    "rest.1": lambda model: model.rest.__setitem__(1, nn.GELU()),
+    "rest.1.negative_slope": _set("rest.1.negative_slope", 0.2),
+    "last.norm.eps": _set("last.norm.eps", 0.1),
+    "last.mode": _set("last.mode", "add"),
+    "last.scale": _set("last.scale", 3.0),
+    "last.tensor": _set("last.tensor", lambda: torch.full((8,), 9.0)),
+    "a tensor in place": lambda model: model.last.tensor.mul_(2),
+    "a buffer in place": lambda model: model.last.table.mul_(2),
+    "last.table": _set("last.table", lambda: torch.full((8,), 9.0)),
+    "a list": _set("last.listed.1", 7.0),
+    "a tensor in a list": lambda model: model.last.listed[0].add_(1),
+    "a dictionary": _set("last.named.a", "add"),
+    "last.settings.shift": _set("last.settings.shift", 1.5),
+    "last.function": lambda model: setattr(model.last, "function", torch.tanh),
+    "a method": lambda model: setattr(model.last, "helper", lambda x: x * 3),
+    "a forward": lambda model: setattr(model.last.linear, "forward", lambda x: x * 3),
+    "a class": lambda model: setattr(model.last, "__class__", Other),
+}
+
+
+def agreed(model: nn.Module) -> Agreed:
+    return Agreed(model, WrappedModel(model).weights_hash())
+
+
+@pytest.mark.parametrize("what", CHANGES)
+@torch.no_grad()
+def test_what_somebody_changes_is_noticed(what: str) -> None:
+    model = Net().eval()
+    found = agreed(model)
+    model(torch.ones(2, 8))
+    found.ran()
+    assert found.changed() == ""
+    CHANGES[what](model)
+    assert not found.is_same and found.changed() != ""
+    assert found.changed() != ""  # looking does not settle it
+
+
+@pytest.mark.parametrize("name", ["size", "helper", "forward"])
+def test_what_a_class_holds(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = agreed(Net())
+    monkeypatch.setattr(Last, name, 5.0 if name == "size" else lambda self, x: x)
+    assert found.changed() == f"Last.{name}"
+
+
+def test_what_a_global_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = agreed(Net())
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{__name__}.SCALE", 5.0)
+        assert "SCALE" in found.changed()
+    assert found.changed() == ""
+    monkeypatch.setitem(TABLE, "a", 5.0)
+    assert "TABLE" in found.changed()
+
+
+@torch.no_grad()
+def test_what_the_models_own_code_does_is_no_change() -> None:
+    model = Net().eval()
+    found = agreed(model)
+    for rows in range(1, 5):
+        model(torch.ones(rows, 8))
+        found.ran()
+        assert found.changed() == ""
+    model.last.unread = 7
+    model.train()
+    assert found.changed() == ""
+
+
+@torch.no_grad()
+def test_the_same_again_is_no_change() -> None:
+    model = Net().eval()
+    found = agreed(model)
+    model.load_state_dict(model.state_dict())
+    model.last.scale = float("2.0")
+    model.last.tensor.copy_(model.last.tensor.clone())
+    assert found.changed() == ""
+    model.last.linear.weight.add_(1)
+    assert found.changed() == "the weights"
+
+
+def test_hooks_are_told_apart_by_the_module() -> None:
+    model = Net()
+    found = agreed(model)
+    assert found.hooked() == []
+    handle = model.last.linear.register_forward_hook(lambda *_: None)
+    assert not found.is_same and found.changed() == "" and found.hooked() == [model.last.linear]
+    handle.remove()
+    assert found.is_same and found.hooked() == []
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_run_of_any_model_changes_nothing(case: Case) -> None:
+    """But for what its code sets, and what the run wrote to its tensors."""
+    model = case.build().eval()
+    args, kwargs = case.inputs()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(*args, **kwargs)
+        found = agreed(model)
+        model(*args, **kwargs)
+    found.ran()
+    assert found.changed() == ""
