@@ -20,7 +20,18 @@ from typing import Any, Final
 from torch import nn
 
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.modules.tables import Tables, assigned_by, compared, form_of, source_digest, state_of, tensor_hash
+from shared_hooks.modules.tables import (
+    Named,
+    Tables,
+    Word,
+    assigned_by,
+    compared,
+    form_of,
+    is_torchs,
+    source_digest,
+    state_of,
+    tensor_hash,
+)
 
 MAX_BYTES: Final = 1 << 20
 """Most bytes of a manifest on its way."""
@@ -46,7 +57,7 @@ Manifest = Mapping[Fact, str]
 
 SET, USUAL, UNREAD, HELD = "set", "usual", "unread", "held"
 """Attributes: with a value of their own; kept by torch's own code, with its constructor's default; of an object that a
-module holds, where no code of the model's reads it; and numbers that code holds.
+module holds, where no code of the model's reads it; and what one side alone may have without harm.
 """
 KIND, TENSOR, TABLE, CODE, OPERATION = "class", "tensor", "table", "code", "operation"
 _KINDS: Final = frozenset({SET, USUAL, UNREAD, HELD, KIND, TENSOR, TABLE, CODE, OPERATION})
@@ -76,9 +87,10 @@ def manifest(
         usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
             sort = USUAL if name in usual and _same(usual[name], value) else SET
-            if "." in name:  # the other side may have something else than a number in the place of None
-                sort = HELD if value is None else SET
-                sort = sort if all(map(is_read, name.split("."))) else UNREAD
+            if "." in name or isinstance(value, Word) or (isinstance(value, Named) and not is_torchs(kind)):
+                # the other side may have something else in the place of None, and no word in that of a word
+                sort = HELD if value is None or isinstance(value, Word) else SET
+                sort = sort if name == "forward" or all(map(is_read, name.split("."))) else UNREAD
             found[sort, path, name] = repr(value)
     for name, value in state_of(model):
         path, _, last = name.rpartition(".")

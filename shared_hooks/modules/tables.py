@@ -72,12 +72,13 @@ def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
     """By path, what each module holds that is a number, or a tuple of numbers; and by the way to it ("config.eps"),
     what plain objects and dictionaries do that it holds, each of these once. Ask before the first forward.
 
-    Of torch's own modules also text and functions (a mode, an activation); the text of others is left out, for it may
-    hold paths, which differ between machines. So is what torch keeps on every module, which differs between releases.
+    So are texts and functions (a mode, an activation), but for texts of others than torch's own modules that may be
+    paths or devices, which differ between machines. What torch keeps on every module, which differs between releases,
+    is left out.
     """
     found = {path: list(_attributes(module)) for path, module in model.named_modules()}
     for path, way, held in _objects(model):
-        found[path] += [(f"{way}{name}", _fixed(value)) for name, value in _numbers(held)]
+        found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held)]
     return {path: dict(sorted(each)) for path, each in found.items()}
 
 
@@ -109,8 +110,21 @@ def _numbers(held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     return (
         (name, one)
         for name, one in list(held.items())
-        if type(name) is str and _is_number(one) and not name.startswith("__")
+        if type(name) is str and (_is_number(one) or _is_word(one)) and not name.startswith("__")
     )
+
+
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,40}")
+_DEVICES = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|meta|auto)(:\d+)?")
+
+
+def _is_word(value: Any) -> bool:
+    """Whether this is a text that is the same on any machine."""
+    return type(value) is str and bool(_WORD.fullmatch(value)) and not _DEVICES.fullmatch(value)
+
+
+def _plain(value: Any) -> Any:
+    return Word(value) if type(value) is str else _fixed(value)
 
 
 def _fixed(value: Any) -> Any:
@@ -130,7 +144,7 @@ def _is_plain_object(value: Any) -> bool:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     if own := [name for name in hooks_of(module) if not name.startswith(_OF_LIBRARIES)]:
-        yield "forward hooks", Named(", ".join(own))
+        yield "forward hooks", ", ".join(own)
     torchs = is_torchs(type(module))
     for name, value in vars(module).items():
         if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
@@ -139,8 +153,12 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             continue
         if _is_number(value) or (torchs and type(value) is str):
             yield name, _fixed(value)
-        elif torchs and callable(value) and not isinstance(value, nn.Module) and (text := _function(value)):
-            yield name, Named(text)
+        elif _is_word(value):
+            yield name, Word(value)
+        elif callable(value) and not isinstance(value, (nn.Module, type)):
+            text = _function(value)
+            if text and "new_forward" not in text:  # what accelerate puts there, to move values between devices
+                yield name, Named(text)
 
 
 def _function(value: Any) -> str:
@@ -187,6 +205,12 @@ class Named(str):
     __slots__ = ()
 
 
+class Word(str):
+    """A text that is no setting of one of torch's own modules."""
+
+    __slots__ = ()
+
+
 def is_torchs(kind: type) -> bool:
     """Whether what its instances hold comes from torch, at least in part."""
     return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
@@ -228,8 +252,28 @@ def source_digest(kind: type) -> str:
     return digest_of(_source(kind))
 
 
-@functools.lru_cache(maxsize=4096)
 def _source(kind: Any) -> list[str]:
+    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    return _source_of_class(kind, tuple(_Identity(value) for base in bases for value in list(vars(base).values())))
+
+
+class _Identity:
+    """Equal to itself alone: what a class holds may be replaced."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+
+@functools.lru_cache(maxsize=4096)
+def _source_of_class(kind: Any, holds: tuple[_Identity, ...]) -> list[str]:
     if kind.__module__.partition(".")[0] == "torch":
         return []
     functions = [value for value in vars(kind).values() if isinstance(value, types.FunctionType)]

@@ -490,10 +490,10 @@ class Remembering(nn.Module):
 
 
 def test_what_a_class_keeps_in_passing_is_no_code() -> None:
-    tables._source.cache_clear()
+    tables._source_of_class.cache_clear()
     before = tables._source(Remembering)
     Remembering()(torch.ones(2))
-    tables._source.cache_clear()
+    tables._source_of_class.cache_clear()
     assert tables._source(Remembering) == before and "factor = 2" in before
 
 
@@ -678,3 +678,67 @@ def test_functions_that_hold_each_other_are_looked_into() -> None:
             return one(super().forward(x))
 
     assert any(fact[2].endswith("one(n)") for fact in facts(Model(4, 4)))
+
+
+class Chooses(nn.Module):
+    """Does what a text and a function say; keeps a path and a device, too."""
+
+    def __init__(self, mode: str = "add", function: Any = torch.relu, path: str = "/a/b", device: str = "cpu") -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.mode, self.function, self.path, self.device = mode, function, path, device
+        self.settings = SimpleNamespace(kind=mode, name="one")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        assert self.path and self.device
+        x = self.linear(x)
+        x = x + 1 if self.mode == "add" else x * 2
+        found: torch.Tensor = self.function(x if self.settings.kind == "add" else -x)
+        return found
+
+
+def times(n: float) -> Any:
+    return lambda x: x * n
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "names"),
+    [
+        ({}, {"mode": "mul"}, ["mode", "settings.kind"]),
+        ({}, {"function": torch.tanh}, ["function"]),
+        ({"function": times(2)}, {"function": times(3)}, ["function"]),
+        ({}, {"path": "c", "device": "cuda:1"}, []),
+    ],
+)
+def test_words_and_functions_of_ones_own_modules(one: dict[str, Any], other: dict[str, Any], names: list[str]) -> None:
+    found = compare(facts(Chooses(**one)), facts(Chooses(**other)))
+    assert [line.split(": ")[1] for line in found.differences] == names
+
+
+def test_a_word_of_one_side_alone_or_that_no_code_reads_is_no_difference() -> None:
+    """It may be a path on the other side."""
+    model = Chooses()
+    model.settings.name = "two"
+    model.mode = "/somewhere/add"
+    found = compare(facts(model), facts(Chooses()))
+    assert found.differences == ()
+    assert [line.split(": ")[1] for line in found.notes] == ["settings.name", "mode"]
+
+
+def test_what_stands_in_place_of_a_method_is_a_difference() -> None:
+    model = Chooses()
+    model.forward = lambda x: x  # type: ignore[method-assign]
+    assert any("forward" in line for line in compare(facts(model), facts(Chooses())).differences)
+
+
+def test_a_class_that_was_changed_has_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = facts(Chooses())
+    monkeypatch.setattr(Chooses, "forward", lambda self, x: x)
+    assert any(line.startswith("code of Chooses") for line in compare(facts(Chooses()), before).differences)
+
+
+def test_hooks_that_one_side_has_are_a_difference() -> None:
+    model = Chooses()
+    model.register_forward_hook(lambda *_: None)
+    found = compare(facts(model), facts(Chooses())).differences
+    assert len(found) == 1 and "forward hooks" in found[0]
