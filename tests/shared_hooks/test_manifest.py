@@ -722,7 +722,7 @@ def test_a_word_of_one_side_alone_or_that_no_code_reads_is_no_difference() -> No
     model.mode = "/somewhere/add"
     found = compare(facts(model), facts(Chooses()))
     assert found.differences == ()
-    assert [line.split(": ")[1] for line in found.notes] == ["settings.name", "mode"]
+    assert sorted(line.split(": ")[1] for line in found.notes) == ["mode", "settings.name"]
 
 
 def test_what_stands_in_place_of_a_method_is_a_difference() -> None:
