@@ -7,6 +7,7 @@ write to, does not count here. A write to a tensor through ``data`` is not seen.
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Final
 
 import torch
@@ -18,6 +19,7 @@ from shared_hooks.modules.tables import OF_EVERY_MODULE, is_torchs, weights_hash
 from shared_hooks.state.python_state import PLAIN, PythonState, agree
 from shared_hooks.state.reach import Change, ForwardCode, attribute_in, held_by_code
 
+_VERSION: Final = operator.attrgetter("_version")
 MAX_BYTES: Final = 64 << 20
 """A write to a larger tensor that is no weight counts as a change, whatever it wrote."""
 
@@ -40,7 +42,7 @@ class Agreed:
         self._marks = self._now()
 
     def _now(self) -> tuple[list[int], list[int]]:
-        return [one._version for one in self._tensors], [one.data_ptr() for one in self._tensors]
+        return list(map(_VERSION, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
 
     @property
     def is_same(self) -> bool:
@@ -65,7 +67,10 @@ class Agreed:
         kinds = zip(self._modules, self._kinds, strict=True)
         if other := [kind.__qualname__ for module, kind in kinds if type(module) is not kind]:
             return f"the class {other[0]}"
-        names = [change.name for change in self._state.changes() if self._matters(change)]
+        changes = self._state.changes()
+        if not changes and not self._state.looks_same:  # shims came and went
+            self._state = PythonState(self._model, settings=False)
+        names = [change.name for change in changes if self._matters(change)]
         if not names and list(map(_digest, self._others)) != self._digests:
             names = ["a tensor that the model keeps"]
         if not names and same:

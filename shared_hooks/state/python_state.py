@@ -266,8 +266,9 @@ class PythonState:
 
     @property
     def _asked_are_same(self) -> bool:
-        same = all(probe.now() == kept for _, probe, kept in self.probes)
-        return same and list(map(counts, self._caches)) == self._counts
+        if self.probes and any(probe.now() != kept for _, probe, kept in self.probes):
+            return False
+        return not self._caches or list(map(counts, self._caches)) == self._counts
 
     def changes(self) -> list[Change]:
         """What differs now."""
