@@ -316,9 +316,9 @@ class WrappedModel(Runs):
             and names.issuperset(name.split("."))
         )
 
-    def agreed(self) -> Agreed:
-        """The model as it is now, to tell what somebody changes on it later."""
-        return Agreed(self.model, self.weights_hash())
+    def agreed(self, weights: str) -> Agreed:
+        """The model as it is now, with its `weights_hash`, to tell what somebody changes on it later."""
+        return Agreed(self.model, weights)
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and

@@ -211,7 +211,7 @@ class EdgeModel:
         if isinstance(own := codecs.CODECS[self.codec], Learned):
             own.check_model(weights_hash)
         if self.only_head is None:
-            self._greeted = self.wrapped.agreed()
+            self._greeted = self.wrapped.agreed(weights_hash)
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,

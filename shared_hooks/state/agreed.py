@@ -40,6 +40,7 @@ class Agreed:
         self._digests = list(map(_digest, self._others))
         self._tensors = [one for one in self._weights if _is_counted(one)] + self._others
         self._marks = self._now()
+        self._left: list[tuple[str, int]] = []
 
     def _now(self) -> tuple[list[int], list[int]]:
         return list(map(_VERSION, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
@@ -68,13 +69,15 @@ class Agreed:
         if other := [kind.__qualname__ for module, kind in kinds if type(module) is not kind]:
             return f"the class {other[0]}"
         changes = self._state.changes()
-        if not changes and not self._state.looks_same:  # shims came and went
-            self._state = PythonState(self._model, settings=False)
         names = [change.name for change in changes if self._matters(change)]
         if not names and list(map(_digest, self._others)) != self._digests:
             names = ["a tensor that the model keeps"]
         if not names and same:
             self._marks = marks
+        left = [(change.name, id(change.now)) for change in changes]
+        if not names and left == self._left and not self.hooked():  # of no account, and it stays
+            self._state, left = PythonState(self._model, settings=False), []
+        self._left = left
         return min(names, default="")
 
     def hooked(self) -> list[nn.Module]:

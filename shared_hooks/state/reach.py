@@ -337,9 +337,8 @@ class ForwardCode:
 
     def __init__(self, model: nn.Module) -> None:
         self._functions = list(_any_functions(model))
-        both = [accesses(function) for function in self._functions]
-        read: frozenset[str] = frozenset().union(*(one for one, _ in both))
-        self.attributes = read.difference(*(written for _, written in both))
+        read: frozenset[str] = frozenset().union(*(accesses(one)[0] for one in self._functions))
+        self.attributes = read.difference(*map(sets_in, self._functions))
         mentioned = [names_in(one) | {*one.__code__.co_freevars} for one in self._functions]
         self.names: frozenset[str] = frozenset().union(*mentioned)
         self.rebound: frozenset[str] = frozenset().union(*(_rebinds(_Same(one.__code__)) for one in self._functions))
