@@ -24,7 +24,6 @@ from shared_hooks.purity import Turns
 from shared_hooks.runs import Runs
 from shared_hooks.showing import summary_of
 from shared_hooks.state import PythonState, first_few
-from shared_hooks.state.agreed import Agreed
 from shared_hooks.state.reach import ForwardCode, file_of, is_installed
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
@@ -315,10 +314,6 @@ class WrappedModel(Runs):
             and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
             and names.issuperset(name.split("."))
         )
-
-    def agreed(self, weights: str) -> Agreed:
-        """The model as it is now, with its `weights_hash`, to tell what somebody changes on it later."""
-        return Agreed(self.model, weights)
 
     def environment(self) -> dict[str, str]:
         """What else must be the same on both sides: settings that change kernels, the model's configuration and

@@ -49,7 +49,7 @@ from shared_hooks.observers import named, transforms
 from shared_hooks.observers.named import Observations
 from shared_hooks.observers.thumbnails import Texts
 from shared_hooks.planning import INPUT, OnlyPart
-from shared_hooks.state.agreed import Agreed
+from shared_hooks.state.agreed import WEIGHTS, Agreed
 from shared_hooks.tensors import classes_of, flatten, unflatten
 from shared_hooks.tensors.staging import to_host, wait
 
@@ -167,8 +167,8 @@ class EdgeModel:
         self.example = example
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
-        self._greeted: Agreed | None = None
-        """Hash of the weights that the server has agreed on, and what tells when they were written since."""
+        self._agreed = Agreed(module) if self.only_head is None else None
+        """Else weights come from files as it runs."""
 
     def observe(self, names: Iterable[str]) -> None:
         """Observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises SpecError."""
@@ -204,14 +204,15 @@ class EdgeModel:
         Raises SpecError for a calibration, or a learned codec, of other weights.
         """
         weights_hash, structure_digest = self.wrapped.weights_hash(), self.wrapped.structure_digest()
+        if self._agreed is not None:
+            self._agreed.agree(weights_hash)
+            self.check_unchanged()  # what follows is of the model as it was wrapped
         if self.chooser is not None:
             self.chooser.codecs.check(weights_hash, structure_digest)
         if self._learnt is not None:
             self._learnt.check(weights_hash, structure_digest)
         if isinstance(own := codecs.CODECS[self.codec], Learned):
             own.check_model(weights_hash)
-        if self.only_head is None:
-            self._greeted = self.wrapped.agreed(weights_hash)
         return wire.hello_frame(
             client_id=client_id,
             model_id=self.model_id,
@@ -223,17 +224,19 @@ class EdgeModel:
         )
 
     def check_unchanged(self, call: Call | None = None, cut: Cut = "") -> None:
-        """Raises Disagreement where somebody has changed the model since the greeting: the server has another one; and
-        CutRefused where a module of a ``call`` that runs behind the ``cut`` has got a hook.
+        """Raises Disagreement where somebody has changed the model since it was wrapped, or its weights since the
+        greeting: the server has another one; and CutRefused where a module of a ``call`` that runs behind the ``cut``
+        has got a hook.
         """
-        if self._greeted is None or self._greeted.is_same:
+        if self._agreed is None or self._agreed.is_same:
             return
-        if changed := self._greeted.changed():
+        if changed := self._agreed.changed():
+            since = "the server agreed" if changed == WEIGHTS else "this client was made"
             raise Disagreement(
-                f'{changed} of "{self.model_id}" changed here since the server agreed: give it the same, and connect '
-                "again"
+                f'{changed} of "{self.model_id}" changed here since {since}: the server has it as it was. Give it the '
+                "changed model, and make a client of that"
             )
-        if call is None or not (hooked := {*self._greeted.hooked()}):
+        if call is None or not (hooked := {*self._agreed.hooked()}):
             return
         paths = {path for path, module in self.wrapped.model.named_modules() if module in hooked}
         plan = self._planned(call)
@@ -317,8 +320,8 @@ class EdgeModel:
         except UnknownLayer as error:
             raise _with_words(error, cut) from None
         finally:
-            if self._greeted is not None:
-                self._greeted.ran()
+            if self._agreed is not None:
+                self._agreed.ran()
         records = self.wrapped.last_records()
         stamps.computed = now_ns()
         if ahead is not None:

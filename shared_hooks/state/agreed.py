@@ -7,6 +7,7 @@ write to, does not count here. A write to a tensor through ``data`` is not seen.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any, Final
 
@@ -19,28 +20,34 @@ from shared_hooks.modules.tables import OF_EVERY_MODULE, is_torchs, weights_hash
 from shared_hooks.state.python_state import PLAIN, PythonState, agree
 from shared_hooks.state.reach import Change, ForwardCode, attribute_in, held_by_code
 
+WEIGHTS: Final = "the weights"
+_TRIES: Final = 3
 _VERSION: Final = operator.attrgetter("_version")
 MAX_BYTES: Final = 64 << 20
 """A write to a larger tensor that is no weight counts as a change, whatever it wrote."""
 
 
 class Agreed:
-    """A model as it is when this is made. ``weights``: its `weights_hash`."""
+    """A model as it is when this is made; of its weights, as they are when `agree` is called."""
 
-    def __init__(self, model: nn.Module, weights: str) -> None:
-        self._model, self._hash, self._code = model, weights, ForwardCode(model)
+    def __init__(self, model: nn.Module) -> None:
+        self._model, self._hash, self._code = model, "", ForwardCode(model)
         self._state = PythonState(model, settings=False)
         self._modules = list(model.modules())
         self._kinds = list(map(type, self._modules))
         self._hooks = {module: hooks_of(module) for module in self._modules}
-        self._weights = _weights(model)
-        known = {id(one) for one in self._weights}
+        known = {id(one) for one in _weights(model)}
         others = {id(one): one for one in (*model.buffers(), *self._state.tensors()) if id(one) not in known}
         self._others = [one for one in others.values() if _is_counted(one)]
         self._digests = list(map(_digest, self._others))
+        self._left: list[tuple[str, int]] = []
+        self.agree("")
+
+    def agree(self, weights: str) -> None:
+        """The other side has weights of this `weights_hash`, as this one has now."""
+        self._hash, self._weights = weights, _weights(self._model)
         self._tensors = [one for one in self._weights if _is_counted(one)] + self._others
         self._marks = self._now()
-        self._left: list[tuple[str, int]] = []
 
     def _now(self) -> tuple[list[int], list[int]]:
         return list(map(_VERSION, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
@@ -57,14 +64,20 @@ class Agreed:
             self._marks = self._now()
 
     def changed(self) -> str:
-        """The name of something that has changed; "" where nothing has that tells on a run."""
+        """The name of something that has changed, `WEIGHTS` before all; "" where nothing has that tells on a run."""
+        for _ in range(_TRIES):
+            with contextlib.suppress(RuntimeError):  # another thread changes it just now
+                return self._changed()
+        return ""
+
+    def _changed(self) -> str:
         now = _weights(self._model)
         same = len(now) == len(self._weights) and all(a is b for a, b in zip(now, self._weights, strict=True))
         marks = self._now()
         count = len(self._tensors) - len(self._others)
         written = not same or [one[:count] for one in marks] != [one[:count] for one in self._marks]
-        if written and weights_hash(self._model) != self._hash:
-            return "the weights"
+        if self._hash and written and weights_hash(self._model) != self._hash:
+            return WEIGHTS
         kinds = zip(self._modules, self._kinds, strict=True)
         if other := [kind.__qualname__ for module, kind in kinds if type(module) is not kind]:
             return f"the class {other[0]}"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks import WrappedModel
+from shared_hooks.modules.tables import weights_hash
 from shared_hooks.state.agreed import Agreed
 from tests.zoo import CASES, Case
 
@@ -111,7 +111,9 @@ CHANGES: dict[str, Callable[[Net], Any]] = {
 
 
 def agreed(model: nn.Module) -> Agreed:
-    return Agreed(model, WrappedModel(model).weights_hash())
+    found = Agreed(model)
+    found.agree(weights_hash(model))
+    return found
 
 
 @pytest.mark.parametrize("what", CHANGES)
