@@ -4,14 +4,13 @@ The commands are those that `arguments` lists: each is a function in `tasks`, or
 `main(options)`. To add one, write that, and its name and options in `arguments`.
 
 arguments        the commands and their options; loads nothing, so that ``--help`` is quick
-common           options that several commands have
+common           options that several commands have; run with --dashboard, --sink
 feed             inputs, models and cuts from words; the pace of a run
 tasks            commands that run one task, and print and write what it found
 report           what became of inputs, printed and written
 light            run with --heads: loads no torch
 run_files        run with --journal, --output and --heat-maps
 auto             run with --split auto
-dashboard        run with --dashboard, --sink; and the command
 witnesses        run with --witness
 speaking         generate, chat and serve: the model, and how it writes
 """

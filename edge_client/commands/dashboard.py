@@ -8,25 +8,22 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from edge_client.adaptive import AutoClient
 from edge_client.answer import Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import auto, common
-from edge_client.commands.common import credentials_of, needed, running, say
+from edge_client.commands.common import Looking, credentials_of, needed, running, say
 from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
 from edge_client.core import CONNECTION_ERRORS
+from edge_client.live import Dashboard
 from edge_client.screen.text import one_line, printable
 from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import IsthmusError, SpecError
 from shared_hooks.models import InputItem, ModelSpec
-
-if TYPE_CHECKING:
-    from edge_client.live import Dashboard, ToSinks
-    from shared_hooks.sinks import Sink
 
 AUTO: Final = "auto"
 
@@ -50,8 +47,6 @@ def _watch_only(options: argparse.Namespace) -> int:
         if getattr(options, name) not in (None, [], (), AUTO):
             raise SpecError(f"--{name.rstrip('s').replace('observer', 'observe')}: nothing is run without --input")
     server = needed(options)
-    from edge_client.live import Dashboard
-
     with (
         running(server, choice_of(options)) as address,
         Dashboard(address or "", options.listen, credentials=credentials_of(options)) as page,
@@ -121,66 +116,3 @@ def _send(
 
 def _rounds(items: Sequence[InputItem], rounds: int | None) -> Iterator[InputItem]:
     return itertools.chain.from_iterable(itertools.repeat(items) if rounds is None else itertools.repeat(items, rounds))
-
-
-# ``--dashboard`` and ``--sink`` of a run: what looks on. Loads neither page nor sinks unless asked to.
-
-
-class Looking:
-    """The observers of one command; `close` it after the client. Raises SpecError for a sink that cannot be had."""
-
-    def __init__(self, sinks: Sequence[str], listen: str | None) -> None:
-        """``listen``: of the page, [HOST:]PORT; None = no page."""
-        self._listen = listen
-        self._page: Dashboard | None = None
-        self._to_sinks: ToSinks | None = None
-        self._opened: list[Sink] = []
-        if sinks:
-            from shared_hooks.sinks import open_sink
-
-            try:
-                for text in sinks:
-                    self._opened.append(open_sink(text))
-            except BaseException:
-                self.close()
-                raise
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anything looks on: then layers are measured."""
-        return self._listen is not None or bool(self._opened)
-
-    def begin(self, client: EdgeClient) -> None:
-        """The page, from now on."""
-        if self._listen is not None:
-            from edge_client.live import Dashboard
-
-            self._page = Dashboard(client, self._listen)
-            say(f"dashboard at {self._page.url}")
-
-    def count(self, client: EdgeClient) -> None:
-        """The sinks, from now on: what was before warmed up."""
-        if self._opened:
-            from edge_client.live import ToSinks
-
-            self._to_sinks = ToSinks(*self._opened)
-            client.lifecycle.register(self._to_sinks)
-
-    def follow(self, chooser: AutoClient) -> None:
-        """What decides where requests run."""
-        if self._page is not None:
-            self._page.follow(chooser)
-
-    def close(self) -> None:
-        """Sinks have all of it when this returns."""
-        if self._page is not None:
-            self._page.close()
-        if self._to_sinks is None:
-            for sink in self._opened:
-                sink.close()
-            return
-        self._to_sinks.close()
-        if number := self._to_sinks.left_out:
-            say(f"--sink: {number} answers were left out, for a sink was too slow")
-        if number := self._to_sinks.failures:
-            say(f"--sink: {number} answers could not be written")

@@ -15,8 +15,7 @@ from edge_client import interrupts
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.commands import common, witnesses
-from edge_client.commands.common import check_json_target, credentials_of, needed, running, say, write_json
-from edge_client.commands.dashboard import Looking
+from edge_client.commands.common import Looking, check_json_target, credentials_of, needed, running, say, write_json
 from edge_client.commands.feed import Feed, Named, Pace, choice_of, cut_for, feed_of, first_readable
 from edge_client.commands.hooks import as_dicts, configured
 from edge_client.commands.report import Outcome, Report
