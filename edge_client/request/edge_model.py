@@ -420,9 +420,10 @@ class EdgeModel:
         return LocalRun(output, layers, forward, observations, changed)
 
     def file(self, path: Path, stamps: Stamps) -> Head:
-        """Read and pack an input file as it is. Raises SpecError without a spec, and InputMismatch."""
+        """Read and pack an input file as it is. Raises SpecError without a spec, InputMismatch, and Disagreement."""
         if self.spec is None:
             raise SpecError("a client made with a module has no spec to say how the server reads input files")
+        self.check_unchanged()
         suffix = check_suffix(path.suffix)
         try:
             data = np.fromfile(path, dtype=np.uint8)

@@ -153,6 +153,16 @@ class TestFiles:
         ):
             client.infer(items[0])
 
+    def test_a_model_that_was_changed_here_is_not_the_servers(self, server: str, items: list[InputItem]) -> None:
+        with EdgeClient(server, ModelChoice("digits", device="cpu"), "cloud-only-file") as client:
+            norm = next(one for one in client.wrapped.model.modules() if isinstance(one, torch.nn.BatchNorm2d))
+            client.infer(items[0])
+            norm.eps *= 2
+            with pytest.raises(Disagreement, match="eps"):
+                client.infer(items[0])
+            norm.eps /= 2
+            client.infer(items[0])
+
 
 class TestProbing:
     def test_a_link_and_a_load(self, server: str) -> None:
