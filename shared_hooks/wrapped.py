@@ -64,7 +64,9 @@ class WrappedModel(Runs):
         if lazy:
             raise InputMismatch(f"{first_few(lazy)}: a lazy layer has no weights yet: run the model once, then wrap it")
         # before anything runs: attributes may count calls
-        self._attributes, self._held = tables.attributes(model), _numbers_in(ForwardCode(model))
+        code = ForwardCode(model)
+        self._attributes = tables.attributes(model, code.attributes.__contains__)
+        self._held = _numbers_in(code)
         self._tables = tables.tables(model)
         self._loads = loads
         super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
@@ -308,7 +310,7 @@ class WrappedModel(Runs):
         names = ForwardCode(model).attributes
         return sorted(
             f"{path}.{name}".lstrip(".")
-            for path, each in tables.attributes(model).items()
+            for path, each in tables.attributes(model, names.__contains__).items()
             for name in each.keys() | self._attributes.get(path, {}).keys()
             if (path in own or "." in name)
             and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
@@ -331,8 +333,7 @@ class WrappedModel(Runs):
         """
         with nullcontext() if self._loads is None else self._loads.reading():
             operations = plan.names if plan is not None else ()
-            read = ForwardCode(self.model).attributes.__contains__
-            return manifest(self.model, self._attributes, self.depth, operations, self._tables, read, self._held)
+            return manifest(self.model, self._attributes, self.depth, operations, self._tables, self._held)
 
     # -- verification -------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import functools
 import inspect
 import types
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final
@@ -21,13 +21,11 @@ from torch import nn
 
 from shared_hooks.errors import BadFrame, TooLarge
 from shared_hooks.modules.tables import (
-    Named,
     Tables,
     Word,
     assigned_by,
     compared,
     form_of,
-    is_torchs,
     source_digest,
     state_of,
     tensor_hash,
@@ -55,12 +53,12 @@ Fact = tuple[str, str, str]
 """Kind, path of the module (of ``code``: the class; of ``operation``: its number), name."""
 Manifest = Mapping[Fact, str]
 
-SET, USUAL, UNREAD, HELD = "set", "usual", "unread", "held"
-"""Attributes: with a value of their own; kept by torch's own code, with its constructor's default; of an object that a
-module holds, where no code of the model's reads it; and what one side alone may have without harm.
+SET, USUAL, HELD = "set", "usual", "held"
+"""Attributes: with a value of their own; kept by torch's own code, with its constructor's default; and what one side
+alone may have without harm.
 """
 KIND, TENSOR, TABLE, CODE, OPERATION = "class", "tensor", "table", "code", "operation"
-_KINDS: Final = frozenset({SET, USUAL, UNREAD, HELD, KIND, TENSOR, TABLE, CODE, OPERATION})
+_KINDS: Final = frozenset({SET, USUAL, HELD, KIND, TENSOR, TABLE, CODE, OPERATION})
 _ATTRIBUTE: Final = "attribute"
 _FIELD, _ENTRY = "\x1f", "\x1e"
 
@@ -71,13 +69,11 @@ def manifest(
     depth: int | None = None,
     operations: Iterable[str] = (),
     tables: Tables | None = None,
-    is_read: Callable[[str], bool] = lambda name: True,
     held: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[Fact, str]:
     """All that both sides must agree on. ``attributes``: by path, from before the first forward
     (`tables.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
-    on the example; ``is_read``: whether the model's code may look at an attribute of this name;
-    ``held``: numbers in code.
+    on the example; ``held``: numbers in code.
     """
     found: dict[Fact, str] = {(SET, "", "depth of layers"): repr(depth)}
     for path, module in model.named_modules():
@@ -87,10 +83,8 @@ def manifest(
         usual: Mapping[str, Any] = _usual(kind)  # type: ignore[arg-type]  # mypy: a class is not hashable
         for name, value in attributes.get(path, {}).items():
             sort = USUAL if name in usual and _same(usual[name], value) else SET
-            if "." in name or isinstance(value, Word) or (isinstance(value, Named) and not is_torchs(kind)):
-                # the other side may have something else in the place of None, and no word in that of a word
-                sort = HELD if value is None or isinstance(value, Word) else SET
-                sort = sort if name == "forward" or all(map(is_read, name.split("."))) else UNREAD
+            if isinstance(value, Word) or "." in name:  # the other side may have something else there
+                sort = HELD
             found[sort, path, name] = repr(value)
     for name, value in state_of(model):
         path, _, last = name.rpartition(".")
@@ -158,13 +152,11 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
             continue
         sorts, values = (set(one) for one in zip(*filter(None, (here, there)), strict=True))
         one_sided = here is None or there is None
-        if sorts != {UNREAD} and not (one_sided and sorts <= {USUAL, HELD}):
+        if not (one_sided and sorts <= {USUAL, HELD}):
             differences.append(_told(place, there, here))
             if place[0] == OPERATION:
                 break  # those after it are shifted
-        elif len(notes) < MAX_NOTES and not (
-            one_sided and (sorts == {UNREAD} or (sorts == {HELD} and "None" in values))
-        ):
+        elif len(notes) < MAX_NOTES and not (sorts == {HELD} and "None" in values):
             notes.append(_told(place, there, here))
     return Comparison(tuple(differences), tuple(notes), tuple(rounding[:MAX_NOTES]))
 
@@ -216,7 +208,7 @@ def _by_place(facts: Manifest) -> dict[Fact, Value]:
     """What sort of attribute it is may differ: another release has another default."""
     found = {}
     for (kind, path, name), value in facts.items():
-        place = _ATTRIBUTE if kind in (SET, USUAL, UNREAD, HELD) else kind
+        place = _ATTRIBUTE if kind in (SET, USUAL, HELD) else kind
         found[place, path, name] = kind, value
     return found
 

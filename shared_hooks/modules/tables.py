@@ -20,7 +20,7 @@ import re
 import sys
 import tokenize
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -68,17 +68,26 @@ def form_of(value: Any) -> list[Any]:
     return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
-def attributes(model: nn.Module) -> dict[str, dict[str, Any]]:
+def attributes(model: nn.Module, is_read: Callable[[str], bool] = lambda _: True) -> dict[str, dict[str, Any]]:
     """By path, what each module holds that is a number, or a tuple of numbers; and by the way to it ("config.eps"),
     what plain objects and dictionaries do that it holds, each of these once. Ask before the first forward.
 
     So are texts and functions (a mode, an activation), but for texts of others than torch's own modules that may be
     paths or devices, which differ between machines. What torch keeps on every module, which differs between releases,
-    is left out.
+    is left out; and so is what is no number on a module itself, where no code looks at an attribute of that name
+    (``is_read``): it may be a process's own.
     """
-    found = {path: list(_attributes(module)) for path, module in model.named_modules()}
+    found = {
+        path: [
+            (name, value)
+            for name, value in _attributes(module)
+            if name == "forward" or not isinstance(value, (Word, Named)) or is_torchs(type(module)) or is_read(name)
+        ]
+        for path, module in model.named_modules()
+    }
     for path, way, held in _objects(model):
-        found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held)]
+        if all(map(is_read, way.split(".")[:-1])):
+            found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held) if is_read(name)]
     return {path: dict(sorted(each)) for path, each in found.items()}
 
 

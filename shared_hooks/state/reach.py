@@ -394,7 +394,7 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             methods.setdefault(name, []).append(value)
     fresh = {*names}
     while fresh:
-        for name in fresh:
+        for name in sorted(fresh):
             waiting += [one for value in methods.pop(name, ()) for one in unwrapped(value)]
         fresh = set()
         while waiting and len(known) < MOST_READ:
@@ -410,7 +410,7 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             yield function
             found = names_in(function)
             fresh |= found - names - {"__init__"}
-            waiting += [one for name in found for one in unwrapped(function.__globals__.get(name))]
+            waiting += [one for name in sorted(found) for one in unwrapped(function.__globals__.get(name))]
         names |= fresh
 
 
