@@ -262,6 +262,8 @@ class PythonState:
                 return False
         except Exception:  # two tensors, or another thread changes it just now
             return False
+        if not self.probes and not self._caches:
+            return True
         return self._asked_are_same
 
     @property
