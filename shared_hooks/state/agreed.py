@@ -18,7 +18,7 @@ from torch import nn
 from shared_hooks.modules.attach import hooks_of
 from shared_hooks.modules.tables import OF_EVERY_MODULE, is_torchs, weights_hash
 from shared_hooks.state.python_state import PLAIN, PythonState, agree
-from shared_hooks.state.reach import Change, ForwardCode, attribute_in, held_by_code
+from shared_hooks.state.reach import MISSING, Change, ForwardCode, attribute_in, held_by_code
 
 WEIGHTS: Final = "the weights"
 _TRIES: Final = 3
@@ -82,8 +82,10 @@ class Agreed:
         marks = self._now()
         count = len(self._tensors) - len(self._others)
         written = not same or [one[:count] for one in marks] != [one[:count] for one in self._marks]
-        if self._hash and written and weights_hash(self._model) != self._hash:
-            return WEIGHTS
+        if self._hash and written:
+            if weights_hash(self._model) != self._hash:
+                return WEIGHTS
+            self.agree(self._hash)  # the same, in other memory
         kinds = zip(self._modules, self._kinds, strict=True)
         if other := [kind.__qualname__ for module, kind in kinds if type(module) is not kind]:
             return f"the class {other[0]}"
@@ -91,8 +93,8 @@ class Agreed:
         names = [change.name for change in changes if self._matters(change)]
         if not names and list(map(_digest, self._others)) != self._digests:
             names = ["a tensor that the model keeps"]
-        if not names and same:
-            self._marks = marks
+        if not names:
+            self._marks = self._now()
         left = [(change.name, id(change.now)) for change in changes]
         if not names and left == self._left and not self.hooked():  # of no account, and it stays
             self._state, left = PythonState(self._model, settings=False), []
@@ -104,7 +106,7 @@ class Agreed:
         return [module for module, before in self._hooks.items() if hooks_of(module) != before]
 
     def _matters(self, change: Change) -> bool:
-        if agree(change.before, change.now):
+        if agree(change.before, change.now) or change.before is change.now is MISSING:  # order, or hooks
             return False
         if isinstance(change.before, nn.Module) or isinstance(change.now, nn.Module):
             return True
@@ -125,7 +127,8 @@ def _weights(model: nn.Module) -> list[Any]:
 
 
 def _is_counted(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_inference() and not tensor.is_meta
+    plain = type(tensor) in (torch.Tensor, nn.Parameter)  # others may have no memory of their own
+    return plain and tensor.layout == torch.strided and not tensor.is_inference() and not tensor.is_meta
 
 
 def _digest(tensor: torch.Tensor) -> Any:

@@ -357,13 +357,18 @@ class ForwardCode:
             found = {f"global {name}": functools.partial(space.get, name) for name in names if name in space}
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
                 if name not in rebound:
-                    where = f"{name} of {function.__qualname__}"
-                    found[where] = functools.partial(getattr, cell, "cell_contents", None)
+                    found[f"{name} of {function.__qualname__}"] = functools.partial(_content, cell)
             last = reversed(code.co_varnames[: code.co_argcount])
             defaults = zip(last, reversed(function.__defaults__ or ()), strict=False)
             named = {**dict(defaults), **(function.__kwdefaults__ or {})}
             found |= {f"{function.__qualname__}({name})": functools.partial(named.get, name) for name in named}
             yield from ((name, get) for name, get in found.items() if type(get()) in (int, float))
+
+
+def _content(cell: types.CellType) -> Any:
+    with contextlib.suppress(ValueError):  # nothing yet
+        return cell.cell_contents
+    return MISSING
 
 
 _FILLS = frozenset("append extend insert add update setdefault pop popitem remove discard clear sort reverse".split())

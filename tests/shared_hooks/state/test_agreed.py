@@ -193,3 +193,39 @@ def test_a_run_of_any_model_changes_nothing(case: Case) -> None:
         model(*args, **kwargs)
     found.ran()
     assert found.changed() == ""
+
+
+class Subclass(torch.Tensor):
+    """A tensor whose class is its own."""
+
+
+def test_tensors_of_other_classes_are_told_by_identity() -> None:
+    model = Net()
+    model.last.table = torch.ones(8).as_subclass(Subclass)
+    found = agreed(model)
+    assert found.is_same and found.changed() == ""
+    model.last.table = torch.ones(8).as_subclass(Subclass) + 1
+    assert found.changed() == "Net.last.table"
+
+
+def test_the_same_weights_in_other_memory_are_looked_at_once() -> None:
+    model = Net()
+    found = agreed(model)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
+    assert not found.is_same and found.changed() == "" and found.is_same
+
+
+def test_a_variable_that_has_no_value_yet() -> None:
+    def made() -> nn.Module:
+        class Model(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(x) * later if self.training else super().forward(x)
+
+        model = Model(4, 4)
+        assert agreed(model).changed() == ""
+        later = 2.0
+        assert later
+        return model
+
+    assert agreed(made()).is_same
