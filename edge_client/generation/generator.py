@@ -258,8 +258,8 @@ def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
         raise SpecError(f"model: expected a module or None, found {type(model).__name__}")
     elif not _shares(model, own) and weights_hash(model) != client.wrapped.weights_hash():
         raise Disagreement(f'the model given has other weights than "{client.model_id}", which the client agreed on')
-    if others := client.wrapped.other_numbers(model):
-        raise Disagreement(f'{others[0]} of "{client.model_id}" has another value than when the server agreed on it')
+    elif others := client.wrapped.other_numbers(model):
+        raise Disagreement(f'{others[0]} of the model given has another value than in "{client.model_id}"')
     if not callable(getattr(model, "generate", None)):
         raise SpecError(
             f'model "{client.model_id}" ({type(model).__name__}) has no generate(): models of transformers that write '

@@ -15,6 +15,7 @@ import hashlib
 import inspect
 import json
 import linecache
+import operator
 import os
 import re
 import sys
@@ -88,7 +89,7 @@ def attributes(model: nn.Module, is_read: Callable[[str], bool] = lambda _: True
     for path, way, held in _objects(model):
         if all(map(is_read, way.split(".")[:-1])):
             found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held) if is_read(name)]
-    return {path: dict(sorted(each)) for path, each in found.items()}
+    return {path: dict(sorted(each, key=operator.itemgetter(0))) for path, each in found.items()}
 
 
 MOST_KEYS: Final = 64

@@ -1,8 +1,8 @@
 """What somebody has changed on a model since two sides agreed that they have the same one.
 
-Looking costs some tens of microseconds where nothing has changed. What the model's own code may change is its own
-affair (`shared_hooks.planning`, `shared_hooks.generation`): a name that this code sets, or a container that it may
-write to, does not count here. A write to a tensor through ``data`` is not seen.
+Looking takes some tens of microseconds where nothing has changed. Changes that the model's own code may have made are
+ignored: names that it sets, and containers that it may write to. Planning and generation check those. A write to a
+tensor through ``data`` is not seen.
 """
 
 from __future__ import annotations
@@ -41,13 +41,20 @@ class Agreed:
         self._others = [one for one in others.values() if _is_counted(one)]
         self._digests = list(map(_digest, self._others))
         self._left: list[tuple[str, int]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._marks: tuple[list[int], list[int]] = [], []
         self.agree("")
 
     def agree(self, weights: str) -> None:
-        """The other side has weights of this `weights_hash`, as this one has now."""
+        """The other side has weights of this `weights_hash`, as this one has now. Says nothing of other tensors."""
+        before = dict(zip(map(id, self._tensors), zip(*self._marks, strict=True), strict=True))
         self._hash, self._weights = weights, _weights(self._model)
         self._tensors = [one for one in self._weights if _is_counted(one)] + self._others
-        self._marks = self._now()
+        versions, places = self._now()
+        for number in range(len(self._tensors) - len(self._others), len(self._tensors)):
+            kept = before.get(id(self._tensors[number]), (versions[number], places[number]))
+            versions[number], places[number] = kept
+        self._marks = versions, places
 
     def _now(self) -> tuple[list[int], list[int]]:
         return list(map(_VERSION, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
@@ -123,7 +130,12 @@ class Agreed:
 
 
 def _weights(model: nn.Module) -> list[Any]:
-    return [one for one in model.state_dict(keep_vars=True).values() if isinstance(one, torch.Tensor)]
+    """Parameters and persistent buffers themselves: a state dictionary may hold copies."""
+    found: list[Any] = []
+    for module in model.modules():
+        found += module._parameters.values()
+        found += [one for name, one in module._buffers.items() if name not in module._non_persistent_buffers_set]
+    return [one for one in found if one is not None]
 
 
 def _is_counted(tensor: torch.Tensor) -> bool:

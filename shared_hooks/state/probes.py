@@ -37,7 +37,7 @@ def _python_and_numpy() -> dict[str, Any]:
 
 
 class Dice:
-    """All of them as they are now, to be put back: runs for planning's sake are nobody's draws."""
+    """The states of all generators when this is made, to be restored after runs that only plan."""
 
     def __init__(self) -> None:
         self._torch = devices.rng_state()

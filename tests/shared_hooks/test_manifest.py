@@ -742,3 +742,8 @@ def test_hooks_that_one_side_has_are_a_difference() -> None:
     model.register_forward_hook(lambda *_: None)
     found = compare(facts(model), facts(Chooses())).differences
     assert len(found) == 1 and "forward hooks" in found[0]
+
+
+def test_names_that_meet_are_no_trouble() -> None:
+    model = Plain({"x.y": 1, "x": {"y": "word"}})
+    assert tables.attributes(model)[""]

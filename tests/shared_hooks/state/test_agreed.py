@@ -229,3 +229,29 @@ def test_a_variable_that_has_no_value_yet() -> None:
         return model
 
     assert agreed(made()).is_same
+
+
+@torch.no_grad()
+def test_agreeing_on_weights_forgives_no_other_tensor() -> None:
+    model = Net()
+    found = Agreed(model)
+    model.last.table.mul_(2)
+    model.last.linear.weight.mul_(2)
+    found.agree(weights_hash(model))
+    assert not found.is_same and found.changed() == "a tensor that the model keeps"
+    model.last.table.div_(2)
+    assert found.changed() == ""
+    model.last.linear.weight.mul_(2)
+    assert found.changed() == "the weights"
+
+
+@torch.no_grad()
+def test_weights_of_which_the_state_dictionary_holds_copies() -> None:
+    model = Net()
+    model.register_state_dict_post_hook(
+        lambda module, state, *_: state.update({name: one.clone() for name, one in state.items()})
+    )
+    found = agreed(model)
+    assert found.is_same
+    model.last.linear.weight.add_(1)
+    assert not found.is_same and found.changed() == "the weights"
