@@ -92,6 +92,11 @@ class Head:
         """As the `Runner` says."""
         self.failure = self.failure or error
 
+    @property
+    def sees_inside(self) -> bool:
+        """Whether the module that is called is one around the cut, whose modules it must see."""
+        return self._frames[-1] is not None
+
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:

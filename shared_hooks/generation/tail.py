@@ -79,6 +79,11 @@ class Tail:
         """As the `Runner` says."""
         self.failure = self.failure or error
 
+    @property
+    def sees_inside(self) -> bool:
+        """As of a `Head`."""
+        return self._frames[-1] is not None
+
     def learn_written(self, tensor: torch.Tensor) -> None:
         """A value of the other side is to be written into a tensor that is here. Raises `Learned` where the code around
         the cut has made it: in the next try it is remote, too.

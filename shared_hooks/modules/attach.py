@@ -127,6 +127,12 @@ watchers: set[Any] = set()
 """The observers that are attached to any model; changed under `lock`."""
 
 
+def is_of_class(module: nn.Module, forward: Any) -> bool:
+    """Whether a module has under "forward" what its class gives: so do copies of modules with shims."""
+    is_own = type(forward) is types.MethodType and forward.__self__ is module
+    return is_own and forward.__func__ is type(module).forward
+
+
 class Shim:
     """The callable in ``module.__dict__[slot]``: "forward", or `COMPILED`."""
 
@@ -139,6 +145,8 @@ class Shim:
         self.entry: Callable[..., Any] | None = None
         """What a call in no session becomes (`shared_hooks.generation.split`)."""
         self.before = module.__dict__.get(slot, _ABSENT)
+        if is_of_class(module, self.before):
+            self.before = _ABSENT
         self.forward: Callable[..., Any] = getattr(module, slot)
         self._class = type(module) if slot == "forward" and self.before is _ABSENT else None
         """Whose method `forward` is; None where it is the module's own."""

@@ -23,7 +23,7 @@ from torch import nn
 
 from shared_hooks.forward import Placeholder
 from shared_hooks.modules import COMPILED, Shim
-from shared_hooks.modules.attach import _ABSENT
+from shared_hooks.modules.attach import _ABSENT, is_of_class
 from shared_hooks.purity.code import Analysis
 from shared_hooks.purity.values import Impure, is_plain, torch_functions, torch_own
 
@@ -139,7 +139,8 @@ class _Look:
             if not _is_torch_class(base):
                 _check_only_extends(base, kind)
         for name, value in list(vars(module).items()):  # others may hook it meanwhile
-            if name not in _MODULE_OWN and not isinstance(value, Shim) and not _is_inert(value):
+            is_shim = isinstance(value, Shim) or is_of_class(module, value)
+            if name not in _MODULE_OWN and not is_shim and not _is_inert(value):
                 raise Impure(f"{kind}.{name} is a {type(value).__name__}")
         for child in module._modules.values():
             if child is not None:
@@ -185,6 +186,8 @@ def _check_instance(module: nn.Module, descriptors: frozenset[str]) -> None:
             ours = value.module is module and value.before is _ABSENT
             if ours and getattr(value.forward, "__func__", None) is type(module).forward:
                 continue
+        if name == "forward" and is_of_class(module, value):
+            continue
         if name in _MACHINERY and value is not None:
             raise Impure(f"{kind} has another {name} than its class")
         if name in descriptors:

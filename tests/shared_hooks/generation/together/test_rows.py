@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.generation.together import is_row_wise
+from shared_hooks.generation.gates import is_row_wise
 
 LIKE = torch.zeros(1, 1, 8)
 

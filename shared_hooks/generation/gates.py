@@ -1,0 +1,602 @@
+"""Gates: where calls of one model that run in lock-step meet, and go through a module as one.
+
+Two kinds, and each is proven by running it before it is used. A `RowGate` stands for a module that is row-wise. A
+`BlockGate` stands for a block of a decoder that keeps what it has read in a `DynamicCache` of transformers: rows of
+several texts go through it with one ragged cache, filled up on the left to the longest.
+
+May import purity, state, modules, forward.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shared_hooks.forward import UNSEEN, uninterrupted
+from shared_hooks.modules import Shim, running
+from shared_hooks.state import PythonState
+from shared_hooks.state.probes import Dice
+from shared_hooks.tensors import tensors_in
+
+__all__ = ["BlockGate", "Entry", "Form", "Gate", "Request", "RowGate", "is_row_wise", "nobodys", "travelling"]
+
+
+# A gate stands for the forward of one module: calls that run in lock-step meet there and go through as one.
+# It lies below the module's shim, so that sessions and observers see each call as it would be alone. What runs outside
+# of a lock-step goes straight through.
+
+# Whether a module is row-wise: the last dimension is computed with, and no row of the others sees another row.
+#
+# That its Python writes no state is for `purity` to say. Here the module runs on random rows. No kernel may draw
+# random numbers, decide by values, give integers or write to what was there: then one run shows what every run does.
+# A row of NaN must stay the only one: NaN survives all arithmetic, so that it would show in what another row read.
+# And rows alone, together and in another order must agree.
+
+ROUNDINGS = 8
+"""How far results may differ, by root mean square, in units of the dtype's rounding: a matrix product of one row and
+one of several rows add up in different orders."""
+
+_DECIDES = {
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+}
+
+
+class _Decides(Exception):
+    """A kernel whose work depends on values, not on shapes alone, or that writes to what it was not given to write."""
+
+
+class _Kernels(TorchDispatchMode):
+    """Looks at all kernels of a call, before they run. Raises `_Decides`."""
+
+    def __init__(self, *, may_draw: bool = False) -> None:
+        """``may_draw``: who looks sees for itself whether a generator was used; attention's kernels only could."""
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._refused = _DECIDES - {torch.Tag.nondeterministic_seeded} if may_draw else _DECIDES
+        self._made: dict[int, torch.Tensor] = {}
+        """What the call has made, by storage."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = list(tensors_in((args, kwargs or {})))
+        storages = {_storage(tensor) for tensor in given}
+        if not self._refused.isdisjoint(func.tags) or (func._schema.is_mutable and not storages <= self._made.keys()):
+            raise _Decides(str(func))
+        result = func(*args, **(kwargs or {}))
+        floating = any(tensor.dtype.is_floating_point for tensor in given)
+        for tensor in tensors_in(result):
+            if floating and not tensor.dtype.is_floating_point:
+                raise _Decides(str(func))
+            if _storage(tensor) not in storages:
+                self._made[_storage(tensor)] = tensor
+        return result
+
+
+def is_row_wise(forward: Callable[[torch.Tensor], Any], like: torch.Tensor) -> bool:
+    """Whether ``forward`` is, for floating-point tensors of the rank, last dimension, dtype and device of ``like``.
+
+    It runs about ten times on up to six rows of random numbers; ``like`` is not read. What it raises means no.
+    """
+    if not like.dtype.is_floating_point or like.dim() < 2:
+        return False
+
+    def looked_at(rows: torch.Tensor) -> Any:
+        with _Kernels():
+            return forward(rows)
+
+    try:
+        with torch.no_grad():
+            return _holds(looked_at, like)
+    except Exception:
+        return False
+
+
+def _holds(forward: Callable[[torch.Tensor], Any], like: torch.Tensor) -> bool:
+    ones = (1,) * (like.dim() - 2)
+    width = like.shape[-1]
+    random = torch.randn((6, *ones, width), generator=torch.Generator().manual_seed(0))
+    rows = random.to(like.device, like.dtype)
+    together = forward(rows)
+    if type(together) is not torch.Tensor or together.shape[:-1] != rows.shape[:-1]:
+        return False
+    if not together.dtype.is_floating_point or _storage(together) == _storage(rows):
+        return False
+    for number in (0, 3, 5):
+        others = [row for row in range(6) if row != number]
+        altered = rows.clone()
+        altered[number] = torch.nan
+        if not torch.equal(forward(altered)[others], together[others]):
+            return False
+    order = [3, 1, 5, 0, 4, 2]
+    one_two_three = torch.cat([forward(rows[:1]), forward(rows[1:3]), forward(rows[3:])])
+    pairs = [(forward(rows[order]), together[order]), (one_two_three, together)]
+    if like.dim() > 2:
+        block = rows.reshape(2, 3, *ones[1:], width)
+        pairs.append((forward(block).reshape(together.shape), together))
+    eps = max(torch.finfo(tensor.dtype).eps for tensor in (rows, together))
+    return all(_agree(one, other, eps) for one, other in pairs)
+
+
+def _agree(one: torch.Tensor, other: torch.Tensor, eps: float) -> bool:
+    apart, scale = (value.double().square().mean().sqrt() for value in (one - other, other))
+    return one.shape == other.shape and bool(apart <= ROUNDINGS * eps * scale)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+Form = tuple[Any, ...]
+"""What calls have in common that may go through a gate as one."""
+
+LOOKS = 8
+"""How often a gate is looked at that was not quiet: a model may build something in its first steps."""
+
+_copied_parts: Any = torch.split_with_sizes_copy  # annotated for its other variant, with out=
+
+
+class Traveller(Protocol):
+    """One of the calls in lock-step."""
+
+    def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
+        """What the module gives."""
+
+    @property
+    def may_meet(self) -> bool:
+        """Whether others are under way, and nothing is set for the thread that would hold for them, too."""
+        ...
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the model's Python state is as it was before all calls: what this one has written there would be
+        overwritten by the others while it waits.
+        """
+        ...
+
+
+travelling: ContextVar[Traveller | None] = ContextVar("isthmus_travelling", default=None)
+
+
+@contextmanager
+def nobodys() -> Iterator[None]:
+    """What runs in the block is of no session and in no lock-step: several calls' rows, or none's."""
+    tokens = travelling.set(None), running.set(UNSEEN)
+    try:
+        yield
+    finally:
+        travelling.reset(tokens[0])
+        running.reset(tokens[1])
+
+
+def _sees_inside() -> bool:
+    """Whether who runs this call looks at the modules inside: it counts their calls, or leaves at one of them."""
+    runner = running.get()
+    return runner is not None and not runner.is_bare and getattr(runner, "sees_inside", True)
+
+
+class Request(Protocol):
+    """A call that has come to a gate."""
+
+    def alone(self) -> Any:
+        """What the module that was called gives, by itself."""
+
+
+class Entry:
+    """What stands below a module's shim: its own forward, or its gate, which copies of the module share."""
+
+    __slots__ = ("forward", "gate")
+
+    def __init__(self, forward: Callable[..., Any], gate: Gate) -> None:
+        self.forward = forward
+        self.gate = gate
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        traveller = travelling.get()
+        if traveller is None or not traveller.may_meet:
+            return self.forward(*args, **kwargs)
+        return self.gate.call(traveller, self.forward, args, kwargs)
+
+
+class Gate:
+    """Where calls of one module meet, and of its copies over the same weights."""
+
+    def __init__(self, module: nn.Module, number: int, copies: Sequence[nn.Module] = ()) -> None:
+        """``number``: of the module in its model, as it lists them."""
+        self.module = module
+        self.number = number
+        self.users = 0
+        self._inside = [child for one in (module, *copies) for child in one.modules() if child is not one]
+        self._quiet = bool(copies)
+        self._looks = LOOKS
+
+    def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What ``forward`` gives for these, in lock-step with others where that is proven."""
+        raise NotImplementedError
+
+    def through(self, several: Sequence[Any]) -> list[Any] | None:
+        """What the module gives each of these requests, of one form, in memory of its own; None where they must go
+        alone. Raises what the module raises; then nothing has changed.
+        """
+        raise NotImplementedError
+
+    def look_again(self) -> None:
+        """The model's Python state has changed: whoever comes next is looked at again."""
+        self._quiet = False
+
+    def _is_quiet(self, traveller: Traveller) -> bool:
+        if not self._quiet and self._looks:
+            self._quiet = traveller.is_quiet
+            self._looks -= not self._quiet
+        return self._quiet
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether somebody looks at calls inside, and must not be shown the rows of others."""
+        for module in self._inside:
+            shim = module.__dict__.get("forward")
+            if module._forward_hooks or module._forward_pre_hooks or (isinstance(shim, Shim) and shim.watching):
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class _Rows:
+    forward: Callable[[torch.Tensor], Any]
+    rows: torch.Tensor
+
+    def alone(self) -> Any:
+        return self.forward(self.rows)
+
+
+class RowGate(Gate):
+    """Of a module that writes no state and is row-wise."""
+
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module] = ()
+    ) -> None:
+        super().__init__(module, number, copies)
+        self._forward = forward
+        self._known: dict[Form, bool] = {}
+
+    def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if kwargs or len(args) != 1:
+            return forward(*args, **kwargs)
+        (rows,) = args
+        if type(rows) is not torch.Tensor or rows.dim() < 2 or (self._inside and _sees_inside()):
+            return forward(rows)
+        form = rows.dim(), rows.shape[-1], rows.dtype, rows.device
+        known = self._known.get(form)
+        if known is None:
+            if self._is_watched:
+                return forward(rows)
+            with nobodys():
+                known = self._known[form] = is_row_wise(self._forward, rows)
+        if not known or not self._is_quiet(traveller):
+            return forward(rows)
+        return traveller.arrive(self, form, _Rows(forward, rows))
+
+    def through(self, several: Sequence[_Rows]) -> list[torch.Tensor] | None:
+        if self._is_watched:
+            return None
+        rows = [one.rows for one in several]
+        alike = all(one.shape[1:] == rows[0].shape[1:] for one in rows)
+        ones = (1,) * (rows[0].dim() - 2)
+        flat = rows if alike else [one.reshape(-1, *ones, one.shape[-1]) for one in rows]
+        found = self._forward(torch.cat(flat))
+        parts: list[torch.Tensor] = list(_copied_parts(found, [one.shape[0] for one in flat]))
+        return parts if alike else [part.reshape(*one.shape[:-1], -1) for part, one in zip(parts, rows, strict=True)]
+
+
+# A block of a decoder is given rows of one token each, and a state in which it looks up and adds keys and values. Those
+# of several texts are of several lengths: side by side they are filled up on the left, and a mask says which count. The
+# block's own code runs once for all, over a stand-in for their states, which can be updated and nothing else. What each
+# text keeps is its own as before, made by its own state's layer, and put there once the block has come to its end.
+#
+# That a block may be run so is found out on the first calls that meet, on copies of what they keep: alone and together,
+# filled up further than they must be, with noise. No kernel may decide by values or draw, nor may Python state change.
+
+TRIALS = 3
+"""How often a form is tried before calls of it go through together."""
+MOST_FILLED = 4
+"""Rows are filled up to so many times the tokens that they hold; beyond that they go alone."""
+_FURTHER = 3
+_CACHE = ("transformers.cache_utils", "DynamicCache")
+_LAYER = ("transformers.cache_utils", "DynamicLayer")
+
+
+class _GoAlone(Exception):
+    """This call cannot go through with others."""
+
+
+class BlockGate(Gate):
+    """Of a block of a decoder, by what is in its layer of a `DynamicCache`."""
+
+    def __init__(
+        self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module], layer: int
+    ) -> None:
+        """``layer``: of the cache, which the block and nothing else updates."""
+        super().__init__(module, number, copies)
+        self._forward = forward
+        self._layer = layer
+        names = list(_parameters(forward))
+        self._mask_at = names.index(_MASK) if _MASK in names else None
+        self._proven: dict[Form, int] = {}
+        """How often a form was tried and held; below 0 where it did not."""
+
+    def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if not _sees_inside():
+            try:
+                call = _BlockCall(forward, args, kwargs, self._layer, self._mask_at)
+            except _GoAlone:
+                call = None
+            if call is not None and self._proven.get(call.form, 0) >= 0 and self._is_quiet(traveller):
+                return traveller.arrive(self, call.form, call)
+        return forward(*args, **kwargs)
+
+    def through(self, several: Sequence[_BlockCall]) -> list[Any] | None:
+        lengths = [call.length for call in several for _ in range(call.rows)]
+        if self._is_watched or max(lengths) * len(lengths) > MOST_FILLED * sum(lengths):
+            return None
+        form = several[0].form
+        tries = self._proven.get(form, 0)
+        if tries < TRIALS:
+            self._proven[form] = tries + 1 if self._holds(several) else -1
+            return None
+        try:
+            found, layers = self._together(several, max(lengths))
+        except _GoAlone:
+            self._proven[form] = -1
+            return None
+        with uninterrupted():
+            for call, layer in zip(several, layers, strict=True):
+                call.layer.keys, call.layer.values = layer.keys, layer.values
+        return found
+
+    def _together(
+        self, several: Sequence[_BlockCall], width: int, *, is_try: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """Filled up to ``width``: what the block gives each call, and the layers of their caches as they will be."""
+        caches = _Caches([(call.layer, call.rows) for call in several], self._layer, width, noise=is_try)
+        args, kwargs = _side_by_side(several, caches, width, self._mask_at)
+        with _Kernels(may_draw=True) if is_try else nullcontext():
+            output = self._forward(*args, **kwargs)
+        if not caches.layers or caches.refused:
+            raise _GoAlone
+        return _parted(output, [call.rows for call in several]), caches.layers
+
+    def _holds(self, several: Sequence[_BlockCall]) -> bool:
+        before, dice = PythonState(self.module, settings=False), Dice()
+        held = False
+        try:
+            width = max(call.length for call in several) + _FURTHER
+            found, layers = self._together(several, width, is_try=True)
+            alone = [call.on_a_copy(self._forward) for call in several]
+            pairs = [
+                (one, other)
+                for output, layer, (wanted, kept) in zip(found, layers, alone, strict=True)
+                for one, other in zip(
+                    (*_tensors_of(output), layer.keys, layer.values), (*_tensors_of(wanted), *kept), strict=True
+                )
+            ]
+            held = not dice.rolled and all(
+                one.shape == other.shape and _agree(one, other, torch.finfo(one.dtype).eps) for one, other in pairs
+            )
+        except Exception:
+            held = False
+        finally:
+            dice.restore()
+            if before.changes():
+                before.restore()
+                held = False
+        return held
+
+
+_MASK = "attention_mask"
+
+
+def _parameters(forward: Callable[..., Any]) -> list[str]:
+    try:
+        return list(inspect.signature(forward).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+class _BlockCall:
+    """A call of a block with one token a row and a state; a `Request`."""
+
+    def __init__(
+        self,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        layer: int,
+        mask_at: int | None,
+    ) -> None:
+        """Raises `_GoAlone` for any other."""
+        self.forward = forward
+        self.args = args
+        self.kwargs = kwargs
+        hidden = next((value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)), None)
+        self.state: Any = next((value for value in (*args, *kwargs.values()) if _is_a(value, _CACHE)), None)
+        if hidden is None or hidden.dim() != 3 or hidden.shape[1] != 1 or not hidden.is_floating_point():
+            raise _GoAlone
+        layers = () if self.state is None else self.state.layers
+        if len(layers) <= layer or not _is_a(layers[layer], _LAYER) or getattr(self.state, "offloading", False):
+            raise _GoAlone
+        self.layer = layers[layer]
+        self.rows = hidden.shape[0]
+        keys, values = self.layer.keys, self.layer.values
+        for one in (hidden, keys, values):
+            if type(one) is not torch.Tensor or one.shape[0] != self.rows or one.device != hidden.device:
+                raise _GoAlone
+        if keys.dim() != 4 or values.dim() != 4:
+            raise _GoAlone
+        self.length = keys.shape[2] + 1
+        self.hidden = hidden
+        self.has_mask = (
+            args[mask_at] if mask_at is not None and mask_at < len(args) else kwargs.get(_MASK)
+        ) is not None
+        described = [(name, self._described(value)) for name, value in (*enumerate(args), *kwargs.items())]
+        self.form: Form = (*described, keys.dtype, values.dtype, keys.shape[1], keys.shape[3], values.shape[3])
+
+    def _described(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if type(value) is not torch.Tensor or value.dim() < 2 or value.shape[0] not in (1, self.rows):
+                raise _GoAlone
+            shape = tuple(value.shape[1:])
+            return (*shape[:-1], _MASK) if self.is_mask(value) else shape, value.dtype, value.device
+        if value is self.state or value is None or type(value) in (bool, int, float, str):
+            return _MASK if value is self.state else (type(value), value)
+        if type(value) is tuple:
+            return tuple(map(self._described, value))
+        raise _GoAlone  # a list or a dictionary may be written to
+
+    def is_mask(self, value: torch.Tensor) -> bool:
+        """Whether a tensor says something of each token that has been read, and of the row's own."""
+        return value.dim() == 4 and value.shape[-1] == self.length
+
+    def alone(self) -> Any:
+        return self.forward(*self.args, **self.kwargs)
+
+    def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, list[torch.Tensor]]:
+        """What it gives alone and its new keys and values, with a copy of its state. Raises `_GoAlone` where other
+        layers of it change.
+        """
+        state = copy.copy(self.state)
+        state.layers = [copy.copy(layer) for layer in self.state.layers]
+        args = [state if value is self.state else value for value in self.args]
+        kwargs = {name: state if value is self.state else value for name, value in self.kwargs.items()}
+        output = forward(*args, **kwargs)
+        own = [at for at, layer in enumerate(self.state.layers) if layer is self.layer]
+        for at, (now, was) in enumerate(zip(state.layers, self.state.layers, strict=True)):
+            if at not in own and any(value is not vars(was).get(name) for name, value in vars(now).items()):
+                raise _GoAlone
+        return output, [state.layers[own[0]].keys, state.layers[own[0]].values]
+
+
+class _Caches:
+    """Stands for the states of several calls; it can be updated once, and nothing else."""
+
+    def __init__(self, given: Sequence[tuple[Any, int]], layer: int, width: int, noise: bool) -> None:
+        """``given``: the layer of each state, and its rows."""
+        self.layers: list[Any] = []
+        """Copies, with what was added."""
+        self.refused = False
+        self._given, self._layer, self._width, self._noise = given, layer, width, noise
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As that of a `DynamicCache`: the keys and values of all rows, filled up on the left."""
+        if self.layers or layer_idx != self._layer:
+            raise self._refusal()
+        sizes = [rows for _, rows in self._given]
+        for (layer, _), more, others in zip(self._given, keys.split(sizes), values.split(sizes), strict=True):
+            made = copy.copy(layer)
+            made.update(more, others, *args, **kwargs)
+            self.layers.append(made)
+        return self._filled([one.keys for one in self.layers]), self._filled([one.values for one in self.layers])
+
+    def _filled(self, several: Sequence[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([_filled_up(one, self._width, 2, 0.0, self._noise) for one in several])
+
+    def _refusal(self) -> _GoAlone:
+        self.refused = True
+        return _GoAlone()
+
+    def __getattr__(self, name: str) -> Any:
+        raise self._refusal()
+
+
+def _filled_up(tensor: torch.Tensor, width: int, dimension: int, value: Any, noise: bool = False) -> torch.Tensor:
+    """With ``value`` before its first elements; ``noise``: with numbers of its own."""
+    missing = width - tensor.shape[dimension]
+    if missing <= 0:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dimension] = missing
+    if noise:
+        # values of this tensor, elsewhere and larger
+        own = tensor.flip(dimension).mul(3)
+        own = torch.cat([own] * (missing // own.shape[dimension] + 1), dimension)
+        return torch.cat([own.narrow(dimension, 0, missing), tensor], dimension)
+    return torch.cat([tensor.new_full(shape, value), tensor], dimension)
+
+
+def _side_by_side(
+    several: Sequence[_BlockCall], caches: _Caches, width: int, mask_at: int | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of one call for all. Raises `_GoAlone`."""
+    first = several[0]
+    differ = any(call.length != width for call in several)
+
+    def joined(values: Sequence[Any]) -> Any:
+        one = values[0]
+        if isinstance(one, torch.Tensor):
+            parts = []
+            for call, tensor in zip(several, values, strict=True):
+                rows = tensor.expand(call.rows, *tensor.shape[1:])
+                if differ and call.is_mask(tensor):
+                    rows = _filled_up(rows, width, 3, _hidden(tensor.dtype))
+                parts.append(rows)
+            return torch.cat(parts)
+        if one is first.state:
+            return caches
+        return tuple(map(joined, zip(*values, strict=True))) if type(one) is tuple else one
+
+    args: tuple[Any, ...] = joined([call.args for call in several])
+    kwargs = {name: joined([call.kwargs[name] for call in several]) for name in first.kwargs}
+    if differ and not first.has_mask:
+        mask = torch.cat(
+            [
+                _filled_up(first.hidden.new_zeros(call.rows, 1, 1, call.length), width, 3, _hidden(first.hidden.dtype))
+                for call in several
+            ]
+        )
+        if mask_at is not None and mask_at < len(args):
+            args = (*args[:mask_at], mask, *args[mask_at + 1 :])
+        elif mask_at is not None or _MASK in kwargs:
+            kwargs[_MASK] = mask
+        else:
+            raise _GoAlone
+    return args, kwargs
+
+
+def _hidden(dtype: torch.dtype) -> Any:
+    """What says in a mask that a token does not count."""
+    if dtype is torch.bool:
+        return False
+    if not dtype.is_floating_point:
+        raise _GoAlone
+    return torch.finfo(dtype).min
+
+
+def _parted(output: Any, sizes: Sequence[int]) -> list[Any]:
+    """Each call's rows of it, in memory of their own. Raises `_GoAlone`."""
+    if type(output) is torch.Tensor and output.dim() and output.shape[0] == sum(sizes):
+        return list(_copied_parts(output, list(sizes)))
+    if output is None:
+        return [None] * len(sizes)
+    if type(output) in (tuple, list) and output:
+        return list(map(type(output), zip(*[_parted(one, sizes) for one in output], strict=True)))
+    raise _GoAlone
+
+
+def _tensors_of(output: Any) -> list[torch.Tensor]:
+    found = list(tensors_in(output))
+    if not found:
+        raise _GoAlone
+    return found
+
+
+def _is_a(value: Any, name: tuple[str, str]) -> bool:
+    return (type(value).__module__, type(value).__qualname__) == name
