@@ -69,7 +69,8 @@ class _Kernels(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = list(tensors_in((args, kwargs or {})))
         storages = {_storage(tensor) for tensor in given}
-        if not self._refused.isdisjoint(func.tags) or (func._schema.is_mutable and not storages <= self._made.keys()):
+        decides = not self._refused.isdisjoint(func.tags) and not _looks_up(func, args)
+        if decides or (func._schema.is_mutable and not storages <= self._made.keys()):
             raise _Decides(str(func))
         result = func(*args, **(kwargs or {}))
         floating = any(tensor.dtype.is_floating_point for tensor in given)
@@ -79,6 +80,13 @@ class _Kernels(TorchDispatchMode):
             if _storage(tensor) not in storages:
                 self._made[_storage(tensor)] = tensor
         return result
+
+
+def _looks_up(func: Any, args: Any) -> bool:
+    """Whether a kernel takes elements by their numbers, so that its result has as many whatever these are."""
+    if func is not torch.ops.aten.index.Tensor:
+        return False
+    return all(one is None or one.dtype in (torch.int32, torch.int64) for one in args[1])
 
 
 def is_row_wise(forward: Callable[[torch.Tensor], Any], like: torch.Tensor) -> bool:
@@ -303,12 +311,14 @@ class RowGate(Gate):
 #
 # That a block may be run so is found out on the first calls that meet, on copies of what they keep: alone and together,
 # filled up further than they must be, with noise. No kernel may decide by values or draw, nor may Python state change.
+# A block may do something else from some length on: together they are never longer than what was tried.
 
 TRIALS = 3
 """How often a form is tried before calls of it go through together."""
+LONGER = 4
+"""So many times their length calls are tried at, all but the first time: so long they may become."""
 MOST_FILLED = 4
 """Rows are filled up to so many times the tokens that they hold; beyond that they go alone."""
-_FURTHER = 3
 _CACHE = ("transformers.cache_utils", "DynamicCache")
 _LAYER = ("transformers.cache_utils", "DynamicLayer")
 
@@ -329,8 +339,8 @@ class BlockGate(Gate):
         self._layer = layer
         names = list(_parameters(forward))
         self._mask_at = names.index(_MASK) if _MASK in names else None
-        self._proven: dict[Form, int] = {}
-        """How often a form was tried and held; below 0 where it did not."""
+        self._tried: dict[Form, list[int]] = {}
+        """The lengths at which a form was tried and held; empty where it did not once."""
 
     def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not _sees_inside():
@@ -338,7 +348,7 @@ class BlockGate(Gate):
                 call = _BlockCall(forward, args, kwargs, self._layer, self._mask_at)
             except _GoAlone:
                 call = None
-            if call is not None and self._proven.get(call.form, 0) >= 0 and self._is_quiet(traveller):
+            if call is not None and self._tried.get(call.form) != [] and self._is_quiet(traveller):
                 return traveller.arrive(self, call.form, call)
         return forward(*args, **kwargs)
 
@@ -346,15 +356,16 @@ class BlockGate(Gate):
         lengths = [call.length for call in several for _ in range(call.rows)]
         if self._is_watched or max(lengths) * len(lengths) > MOST_FILLED * sum(lengths):
             return None
-        form = several[0].form
-        tries = self._proven.get(form, 0)
-        if tries < TRIALS:
-            self._proven[form] = tries + 1 if self._holds(several) else -1
+        form, width = several[0].form, max(lengths)
+        tried = self._tried.get(form, [])
+        if len(tried) < TRIALS or width > max(tried):
+            further = LONGER * width if tried else width + 1
+            self._tried[form] = [*tried, further] if self._holds(several, further) else []
             return None
         try:
-            found, layers = self._together(several, max(lengths))
+            found, layers = self._together(several, width)
         except _GoAlone:
-            self._proven[form] = -1
+            self._tried[form] = []
             return None
         with uninterrupted():
             for call, layer in zip(several, layers, strict=True):
@@ -373,11 +384,11 @@ class BlockGate(Gate):
             raise _GoAlone
         return _parted(output, [call.rows for call in several]), caches.layers
 
-    def _holds(self, several: Sequence[_BlockCall]) -> bool:
+    def _holds(self, several: Sequence[_BlockCall], width: int) -> bool:
+        """Whether each gets together, filled up to ``width``, what it gets alone."""
         before, dice = PythonState(self.module, settings=False), Dice()
         held = False
         try:
-            width = max(call.length for call in several) + _FURTHER
             found, layers = self._together(several, width, is_try=True)
             alone = [call.on_a_copy(self._forward) for call in several]
             pairs = [
@@ -485,6 +496,8 @@ class _BlockCall:
 
 class _Caches:
     """Stands for the states of several calls; it can be updated once, and nothing else."""
+
+    __slots__ = ("_given", "_layer", "_noise", "_width", "layers", "refused")
 
     def __init__(self, given: Sequence[tuple[Any, int]], layer: int, width: int, noise: bool) -> None:
         """``given``: the layer of each state, and its rows."""

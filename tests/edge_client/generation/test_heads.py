@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from edge_client.generation.heads import SharedHeads, TextHeads
+from shared_hooks import WrappedModel
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
 from tests.shared_hooks.generation.small import cut_of, make
 
@@ -39,10 +40,10 @@ def generate(model: Any, number: int, **more: Any) -> torch.Tensor:
 
 
 def at_once(
-    name: str, models: list[Any], write: Callable[[Any, int, TextHeads], Any]
+    name: str, models: list[Any], write: Callable[[Any, int, TextHeads], Any], cut: str | None = None
 ) -> tuple[list[Any], list[SplitForward], list[int]]:
     """What each text gives in a thread of its own, how it was split, and what its link was told of the others."""
-    shared, cut = SharedHeads(models), cut_of(name)
+    shared, cut = SharedHeads(models), cut or cut_of(name)
     links: list[Any] = [InProcess(DecodingTail(make(name), cut)) for _ in models]
     texts = [shared.of_text(link) for link in links]
     splits = [SplitForward(one, cut, link, heads=text) for one, link, text in zip(models, links, texts, strict=True)]
@@ -77,6 +78,29 @@ def test_tokens_are_those_of_each_text_alone(name: str) -> None:
     assert sum(size > 1 for size in sizes) > len(sizes) // 2, sizes
     assert all(split.records[0].batch_size == 1 for split in splits), "prompts are read alone"
     assert [{path: set(vars(module)) for path, module in one.named_modules()} for one in models] == before
+
+
+@pytest.mark.parametrize("inside", ["mlp.up_proj", "mlp", "self_attn.o_proj", "self_attn", "input_layernorm"])
+def test_a_cut_inside_what_several_share_is_found(inside: str) -> None:
+    """Each text leaves at its own copy's module, whether its block is run for all or not."""
+    plain = [generate(make("llama"), number) for number in range(TEXTS)]
+    found, splits, _ = at_once(
+        "llama", copies(make("llama")), lambda model, number, text: generate(model, number), f"model.layers.1.{inside}"
+    )
+    for number, (ids, wanted) in enumerate(zip(found, plain, strict=True)):
+        assert torch.equal(ids, wanted), f"text {number}: {ids}"
+    assert max(record.batch_size for split in splits for record in split.records) == TEXTS
+
+
+def test_copies_of_a_wrapped_model_meet() -> None:
+    """As those that an endpoint makes of its client's model."""
+    plain = [generate(make("llama"), number) for number in range(TEXTS)]
+    with WrappedModel(make("llama")) as wrapped:
+        models = copies(wrapped.model)
+        found, splits, _ = at_once("llama", models, lambda model, number, text: generate(model, number))
+    for ids, wanted in zip(found, plain, strict=True):
+        assert torch.equal(ids, wanted)
+    assert max(record.batch_size for split in splits for record in split.records) == TEXTS
 
 
 def test_what_goes_wrong_in_one_text_the_others_do_not_see() -> None:
