@@ -11,6 +11,5 @@ report           what became of inputs, printed and written
 light            run with --heads: loads no torch
 run_files        run with --journal, --output and --heat-maps
 auto             run with --split auto
-witnesses        run with --witness
 speaking         generate, chat and serve: the model, and how it writes
 """

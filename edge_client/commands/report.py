@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +11,6 @@ from itertools import groupby
 from typing import Any, Final
 
 from edge_client.answer import Answer
-from edge_client.commands import witnesses
 from edge_client.commands.feed import Named, Pace
 from edge_client.screen.observation_table import tables
 from edge_client.screen.text import milliseconds, one_line, printable, size
@@ -19,6 +19,7 @@ from edge_client.sources import Tally
 from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import Part, Times
 from shared_hooks import ForwardMetrics, LayerMetrics
+from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
 from shared_hooks.models import FrameId, Prediction
 
@@ -326,14 +327,14 @@ class Report:
     def add(self, outcome: Outcome) -> None:
         """The next input's outcome, in the order of the inputs."""
         if len(self._outcomes) == self._outcomes.maxlen and (old := self._outcomes[0]).answer is not None:
-            self._differing += [old] * witnesses.differing([old.answer])
+            self._differing += [old] * _differing([old.answer])
         self._outcomes.append(outcome)
         self._totals.add(outcome, self._pace)
 
     def line(self, outcome: Outcome, width: int) -> str:
         """An added outcome's lines, with its cut where that is not the first input's, and what a witness found."""
         note = "" if outcome.cut == next(iter(self._totals.cuts)) else f"  cut {outcome.cut}"
-        if outcome.answer is not None and witnesses.differing([outcome.answer]):
+        if outcome.answer is not None and _differing([outcome.answer]):
             note += "  WITNESS DIFFERS"
         return "\n".join(line + note for line in outcome.line(width).split("\n"))
 
@@ -378,7 +379,7 @@ class Report:
             "times_ns": totals.times.as_dict(),
             "pace": self._pace.as_dict(),
             "codecs": dict(totals.codecs),
-            "witness": witnesses.as_dict(self._witnessed, self._witness, self.refused) if self._witness else None,
+            "witness": _witness_as_dict(self._witnessed, self._witness, self.refused) if self._witness else None,
         }
 
     def as_text(self, layers: bool, depth: int | None = None) -> str:
@@ -387,7 +388,7 @@ class Report:
         answers = self._answers
         if answers:
             parts.append(self._times_table())
-            if beside := witnesses.beside(self._witnessed):
+            if beside := _beside(self._witnessed):
                 parts[-1] += f"\n{beside}"
         if layers and answers:
             last = "" if len(answers) == self.answered else "the last "
@@ -454,7 +455,7 @@ class Report:
         if totals.fallen:
             lines.append(f"{totals.fallen} answered on the edge, for the server did not: {one_line(totals.why_fallen)}")
         if self._witness:
-            lines += witnesses.summary(self._witnessed, self.refused)
+            lines += _witness_lines(self._witnessed, self.refused)
         if self.unlike and any(name != EDGE_ONLY for _, name in totals.layers):
             lines.append(
                 f"the last bits are not promised between these machines: {printable('; '.join(self.unlike))} "
@@ -484,3 +485,76 @@ class Report:
             error = milliseconds(total.clock_error / count)
             text += f"\nupload and download by clocks that are aligned to {error} ms"
         return text
+
+
+# With --witness.
+
+WITNESS_LOGGER: Final = "edge_client.witness"
+
+
+def check_witness(share: float, split: str, log_level: str | None) -> None:
+    """SpecError where nothing is split that could be compared; findings go to standard error."""
+    if not share:
+        return
+    if split in (EDGE_ONLY, CLOUD_FILE):
+        raise SpecError(f"--witness compares split requests with the whole model: --split {split} splits none")
+    if log_level is None:  # else they are among its lines
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("edge-client: %(message)s"))
+        logger = logging.getLogger(WITNESS_LOGGER)
+        logger.handlers, logger.propagate = [handler], False
+
+
+def _differing(answers: Sequence[Answer]) -> int:
+    """How many answers were not the whole model's."""
+    return sum(one.witness is not None and not one.witness.same for one in answers)
+
+
+def _witness_lines(answers: Sequence[Answer], refused: Mapping[str, str]) -> list[str]:
+    """The lines of the run's summary."""
+    seen = [one.witness for one in answers if one.witness is not None]
+    wrong = _differing(answers)
+    head = f"witness: {len(seen)} of {len(answers)} answers computed whole, too"
+    if not seen:
+        return [f"{head}: none was split" if answers else head, *_out_of_use(refused)]
+    if wrong:
+        return [f"{head}: {wrong} DIFFER{'S' if wrong == 1 else ''}", *_out_of_use(refused)]
+    if all(one.bits for one in seen):
+        return [f"{head}: all the same bit for bit"]
+    lowest = min((one.top1 for one in seen if one.top1 is not None), default=None)
+    top1 = "" if lowest is None else f", top-1 the same in {'all' if lowest == 1 else f'{100 * lowest:.4g} % or more'}"
+    largest, allowed = max(one.largest for one in seen), max(one.tolerance for one in seen)
+    return [
+        f"{head}: all the same as far as unlike machines give it",
+        f"witness: at most {largest:.2g} of the output's scale apart, {allowed:.2g} may be{top1}",
+    ]
+
+
+def _beside(answers: Sequence[Answer]) -> str | None:
+    """The time of witnesses, which is in no row of the table of times."""
+    spent = [one.witness.ns for one in answers if one.witness is not None]
+    if not spent:
+        return None
+    return (
+        f"beside these times: witnesses, mean {milliseconds(sum(spent) / len(spent))} ms, "
+        f"total {milliseconds(sum(spent))} ms"
+    )
+
+
+def _witness_as_dict(answers: Sequence[Answer], share: float, refused: Mapping[str, str]) -> dict[str, Any]:
+    """JSON-able; times in nanoseconds."""
+    seen = [one.witness for one in answers if one.witness is not None]
+    return {
+        "share": share,
+        "witnessed": len(seen),
+        "same": sum(one.same for one in seen),
+        "differing": _differing(answers),
+        "largest": max((one.largest for one in seen), default=None),
+        "refused": dict(refused),
+        "ns": sum(one.ns for one in seen),
+    }
+
+
+def _out_of_use(refused: Mapping[str, str]) -> list[str]:
+    """``refused`` says "witness: request 4 differs ..."."""
+    return [f"out of use: cut {printable(cut)}; {one_line(why.partition(': ')[2])}" for cut, why in refused.items()]

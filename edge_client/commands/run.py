@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 from edge_client import interrupts
 from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
-from edge_client.commands import common, witnesses
+from edge_client.commands import common
 from edge_client.commands.common import Looking, check_json_target, credentials_of, needed, running, say, write_json
 from edge_client.commands.feed import Feed, Named, Pace, choice_of, cut_for, feed_of, first_readable
 from edge_client.commands.hooks import as_dicts, configured
-from edge_client.commands.report import Outcome, Report
+from edge_client.commands.report import Outcome, Report, check_witness
 from edge_client.commands.run_files import Kept, RunJournal
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.screen.progress import progress
@@ -84,7 +84,7 @@ def main(options: argparse.Namespace) -> int:
     here = options.split == EDGE_ONLY
     server = None if here else needed(options, chain=True)
     check_json_target(options.json)
-    witnesses.check(options.witness, options.split, options.log_level)
+    check_witness(options.witness, options.split, options.log_level)
     _check_only_head(options)
     _check_losses(options)
     chooses = None

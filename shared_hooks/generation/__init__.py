@@ -17,6 +17,7 @@ ahead          steps that are sent while earlier ones are under way
 split          a model whose forward is split
 middle         a server's part in a chain: from one cut to a later one
 together       steps of several sessions as one
+gates          ... where they meet: modules that are row-wise, blocks with a cache
 """
 
 from shared_hooks.generation.asking import Need, needed

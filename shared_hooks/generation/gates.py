@@ -266,7 +266,7 @@ class _Rows:
 
 
 class RowGate(Gate):
-    """Of a module that writes no state and is row-wise."""
+    """For a module that writes no state and is row-wise."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module] = ()
@@ -328,7 +328,7 @@ class _GoAlone(Exception):
 
 
 class BlockGate(Gate):
-    """Of a block of a decoder, by what is in its layer of a `DynamicCache`."""
+    """For a block of a decoder that updates one layer of a `DynamicCache`."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module], layer: int
