@@ -315,8 +315,10 @@ class RowGate(Gate):
 
 TRIALS = 3
 """How often a form is tried before calls of it go through together."""
-LONGER = 4
-"""So many times their length calls are tried at, all but the first time: so long they may become."""
+LONGER, MOST_LONGER = 4, 4096
+"""So many times their length calls are tried at, all but the first time, and so many tokens beyond it at the most: so
+long they may become.
+"""
 MOST_FILLED = 4
 """Rows are filled up to so many times the tokens that they hold; beyond that they go alone."""
 _CACHE = ("transformers.cache_utils", "DynamicCache")
@@ -359,7 +361,7 @@ class BlockGate(Gate):
         form, width = several[0].form, max(lengths)
         tried = self._tried.get(form, [])
         if len(tried) < TRIALS or width > max(tried):
-            further = LONGER * width if tried else width + 1
+            further = min(LONGER * width, width + MOST_LONGER) if tried else width + 1
             self._tried[form] = [*tried, further] if self._holds(several, further) else []
             return None
         try:
@@ -404,7 +406,8 @@ class BlockGate(Gate):
         except Exception:
             held = False
         finally:
-            dice.restore()
+            if dice.rolled:
+                dice.restore()
             if before.changes():
                 before.restore()
                 held = False
