@@ -79,15 +79,15 @@ class TestAnAnswerThatIsRight:
         plain = module.run_plain
 
         def slow(*args: Any) -> Any:
-            threading.Event().wait(0.8)
+            threading.Event().wait(2)  # longer than a machine with other work stands still
             return plain(*args)
 
         monkeypatch.setattr(module, "run_plain", slow)
         with pair(small_models.Residual, "body", witness=1.0) as client:
             client.infer(image())
             for answer in client.infer_many(image(seed) for seed in range(2)):
-                assert answer.witness is not None and answer.witness.ns > 800e6
-                assert answer.times.end_to_end == answer.measured_ns < 800e6
+                assert answer.witness is not None and answer.witness.ns > 2e9
+                assert answer.times.end_to_end == answer.measured_ns < 2e9
                 assert all(ns >= 0 for _, ns in answer.times.rows())
 
     @pytest.mark.parametrize("split", ["input", "cloud-only", "stem", "relu", "head"])
