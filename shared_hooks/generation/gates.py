@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -195,7 +196,7 @@ class Request(Protocol):
     """A call that has come to a gate."""
 
     def alone(self) -> Any:
-        """What the module that was called gives, by itself."""
+        """Runs the module for this call only, and returns its output."""
 
 
 class Entry:
@@ -214,7 +215,7 @@ class Entry:
         return self.gate.call(traveller, self.forward, args, kwargs)
 
 
-class Gate:
+class Gate(ABC):
     """Where calls of one module meet, and of its copies over the same weights."""
 
     def __init__(self, module: nn.Module, number: int, copies: Sequence[nn.Module] = ()) -> None:
@@ -226,15 +227,15 @@ class Gate:
         self._quiet = bool(copies)
         self._looks = LOOKS
 
+    @abstractmethod
     def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """What ``forward`` gives for these, in lock-step with others where that is proven."""
-        raise NotImplementedError
 
+    @abstractmethod
     def through(self, several: Sequence[Any]) -> list[Any] | None:
         """What the module gives each of these requests, of one form, in memory of its own; None where they must go
         alone. Raises what the module raises; then nothing has changed.
         """
-        raise NotImplementedError
 
     def look_again(self) -> None:
         """The model's Python state has changed: whoever comes next is looked at again."""
@@ -309,18 +310,21 @@ class RowGate(Gate):
 # block's own code runs once for all, over a stand-in for their states, which can be updated and nothing else. What each
 # text keeps is its own as before, made by its own state's layer, and put there once the block has come to its end.
 #
-# That a block may be run so is found out on the first calls that meet, on copies of what they keep: alone and together,
-# filled up further than they must be, with noise. No kernel may decide by values or draw, nor may Python state change.
-# A block may do something else from some length on: together they are never longer than what was tried.
+# That a block may be run so is found out when calls first meet, with calls of the same form and lengths: alone and
+# together, filled up further than they must be. What they hold is drawn, so that no client's numbers decide it. No
+# kernel may decide by values or draw, nor may Python state change. A block may do something else from some length on:
+# together calls are never longer than what was tried.
 
 TRIALS = 3
 """How often a form is tried before calls of it go through together."""
 LONGER, MOST_LONGER = 4, 4096
-"""So many times their length calls are tried at, all but the first time, and so many tokens beyond it at the most: so
-long they may become.
+"""After the first, trials fill rows up to `LONGER` times their length, by at most `MOST_LONGER` tokens. Calls go
+through together up to the longest length that was tried.
 """
+MOST_FORMS = 16
+"""Forms of calls that a gate tries; any others run alone."""
 MOST_FILLED = 4
-"""Rows are filled up to so many times the tokens that they hold; beyond that they go alone."""
+"""Calls run alone where filling up would take more than this many times the tokens that they hold."""
 _CACHE = ("transformers.cache_utils", "DynamicCache")
 _LAYER = ("transformers.cache_utils", "DynamicLayer")
 
@@ -350,9 +354,12 @@ class BlockGate(Gate):
                 call = _BlockCall(forward, args, kwargs, self._layer, self._mask_at)
             except _GoAlone:
                 call = None
-            if call is not None and self._tried.get(call.form) != [] and self._is_quiet(traveller):
+            if call is not None and self._may_share(call.form) and self._is_quiet(traveller):
                 return traveller.arrive(self, call.form, call)
         return forward(*args, **kwargs)
+
+    def _may_share(self, form: Form) -> bool:
+        return self._tried[form] != [] if form in self._tried else len(self._tried) < MOST_FORMS
 
     def through(self, several: Sequence[_BlockCall]) -> list[Any] | None:
         lengths = [call.length for call in several for _ in range(call.rows)]
@@ -362,7 +369,9 @@ class BlockGate(Gate):
         tried = self._tried.get(form, [])
         if len(tried) < TRIALS or width > max(tried):
             further = min(LONGER * width, width + MOST_LONGER) if tried else width + 1
-            self._tried[form] = [*tried, further] if self._holds(several, further) else []
+            drawn = torch.Generator().manual_seed(len(tried))
+            held = self._holds([call.like_this(drawn) for call in several], further)
+            self._tried[form] = [*tried, further] if held else []
             return None
         try:
             found, layers = self._together(several, width)
@@ -446,7 +455,7 @@ class _BlockCall:
         layers = () if self.state is None else self.state.layers
         if len(layers) <= layer or not _is_a(layers[layer], _LAYER) or getattr(self.state, "offloading", False):
             raise _GoAlone
-        self.layer = layers[layer]
+        self.layer, self.at, self._mask_at = layers[layer], layer, mask_at
         self.rows = hidden.shape[0]
         keys, values = self.layer.keys, self.layer.values
         for one in (hidden, keys, values):
@@ -481,6 +490,25 @@ class _BlockCall:
     def alone(self) -> Any:
         return self.forward(*self.args, **self.kwargs)
 
+    def like_this(self, generator: torch.Generator) -> _BlockCall:
+        """A call of this form and length with another state, where rows, keys and values are drawn."""
+
+        def drawn(like: torch.Tensor) -> torch.Tensor:
+            return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)
+
+        state = copy.copy(self.state)
+        state.layers = list(self.state.layers)
+        made = state.layers[self.at] = copy.copy(self.layer)
+        made.keys, made.values = drawn(made.keys), drawn(made.values)
+        hidden = drawn(self.hidden)
+
+        def other(value: Any) -> Any:
+            return state if value is self.state else hidden if value is self.hidden else value
+
+        args = tuple(map(other, self.args))
+        kwargs = {name: other(value) for name, value in self.kwargs.items()}
+        return _BlockCall(self.forward, args, kwargs, self.at, self._mask_at)
+
     def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, list[torch.Tensor]]:
         """What it gives alone and its new keys and values, with a copy of its state. Raises `_GoAlone` where other
         layers of it change.
@@ -490,11 +518,10 @@ class _BlockCall:
         args = [state if value is self.state else value for value in self.args]
         kwargs = {name: state if value is self.state else value for name, value in self.kwargs.items()}
         output = forward(*args, **kwargs)
-        own = [at for at, layer in enumerate(self.state.layers) if layer is self.layer]
         for at, (now, was) in enumerate(zip(state.layers, self.state.layers, strict=True)):
-            if at not in own and any(value is not vars(was).get(name) for name, value in vars(now).items()):
+            if at != self.at and any(value is not vars(was).get(name) for name, value in vars(now).items()):
                 raise _GoAlone
-        return output, [state.layers[own[0]].keys, state.layers[own[0]].values]
+        return output, [state.layers[self.at].keys, state.layers[self.at].values]
 
 
 class _Caches:

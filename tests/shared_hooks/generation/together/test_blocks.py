@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.generation.gates import LONGER, TRIALS, BlockGate
+from shared_hooks.generation.gates import LONGER, MOST_FORMS, TRIALS, BlockGate, _BlockCall
 from shared_hooks.generation.together import Together
 
 transformers = pytest.importorskip("transformers")
@@ -232,10 +232,48 @@ def test_what_is_otherwise_together_goes_alone(attention: type[Attention], monke
     assert run(lambda: Decoder(Block, attention), monkeypatch) == 0
 
 
-def test_what_draws_goes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.random.get_rng_state()
+def test_what_draws_goes_alone_and_draws_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(lambda: Decoder(Block, Draws), monkeypatch) == 0
-    assert not torch.equal(torch.random.get_rng_state(), before)
+    model = Decoder(Block, Draws)
+    texts = [Text(model, *size, lambda length: {}) for size in LENGTHS]
+    with torch.no_grad(), Together(model) as together:
+        torch.manual_seed(0)
+        together.run([text.step for text in texts])
+        state = torch.random.get_rng_state()
+        torch.manual_seed(0)
+        for text in texts:
+            text.step()
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_what_a_text_holds_does_not_decide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Zeros are the same at each length, whatever a block does with it; NaN agrees with nothing."""
+    texts = Text.__init__
+
+    def zeros(self: Text, *args: Any) -> None:
+        texts(self, *args)
+        for layer in self.state.layers:
+            layer.keys.zero_()
+
+    monkeypatch.setattr(Text, "__init__", zeros)
+    assert run(lambda: Decoder(Block, SeesHowLong), monkeypatch) == 0
+    gate = BlockGate(Block(0).double().eval(), (block := Block(0).double().eval()).forward, 0, (), 0)
+    state = transformers.DynamicCache()
+    state.update(*[torch.full((1, HEADS, 4, WIDTH // HEADS), torch.nan, dtype=torch.float64) for _ in range(2)], 0)
+    hidden = torch.full((1, 1, WIDTH), torch.nan, dtype=torch.float64)
+    calls = [_BlockCall(block.forward, (hidden, None, state), {}, 0, 1) for _ in range(2)]
+    with torch.no_grad():
+        assert [gate.through(calls) is None for _ in range(TRIALS + 1)] == [True] * TRIALS + [False]
+
+
+def test_forms_without_end_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is another in each step makes a form of its own of each."""
+    monkeypatch.setattr("tests.shared_hooks.generation.together.test_blocks.LENGTHS", [(1, 5)] * 3)
+    gates: set[BlockGate] = set()
+    through = BlockGate.through
+    monkeypatch.setattr(BlockGate, "through", lambda self, several: gates.add(self) or through(self, several))
+    run(lambda: Decoder(Block), monkeypatch, lambda length: {"step": length}, steps=MOST_FORMS + 5)
+    assert {len(gate._tried) for gate in gates} == {MOST_FORMS}
 
 
 class Counts(Block):
@@ -278,7 +316,7 @@ def test_what_counts_its_calls_goes_alone() -> None:
 
 
 class FromSomeLengthOn(Attention):
-    first = 3 * LONGER
+    first = 0
 
     def attend(self, queries: Any, keys: Any, values: Any, mask: Any, past_key_values: Any) -> torch.Tensor:
         if keys.shape[2] >= self.first:
