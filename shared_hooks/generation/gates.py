@@ -321,6 +321,8 @@ LONGER, MOST_LONGER = 4, 4096
 """After the first, trials fill rows up to `LONGER` times their length, by at most `MOST_LONGER` tokens. Calls go
 through together up to the longest length that was tried.
 """
+MOST_APART = 0.05 / ROUNDINGS
+"""A block is a chain of some eight products: eight times the roundings of one, in short dtypes up to a twentieth."""
 MOST_FORMS = 16
 """Forms of calls that a gate tries; any others run alone."""
 MOST_FILLED = 4
@@ -410,7 +412,8 @@ class BlockGate(Gate):
                 )
             ]
             held = not dice.rolled and all(
-                one.shape == other.shape and _agree(one, other, torch.finfo(one.dtype).eps) for one, other in pairs
+                one.shape == other.shape and _agree(one, other, min(8 * torch.finfo(one.dtype).eps, MOST_APART))
+                for one, other in pairs
             )
         except Exception:
             held = False
