@@ -66,21 +66,26 @@ class _Kernels(TorchDispatchMode):
         self._refused = _DECIDES - {torch.Tag.nondeterministic_seeded} if may_draw else _DECIDES
         self._made: dict[int, torch.Tensor] = {}
         """What the call has made, by storage."""
+        self._chosen: set[int] = set()
+        """Of these, integers that were found by values: where the largest stands, when only the largest is wanted."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = list(tensors_in((args, kwargs or {})))
         storages = {_storage(tensor) for tensor in given}
         decides = not self._refused.isdisjoint(func.tags) and not _looks_up(func, args)
-        if decides or (func._schema.is_mutable and not storages <= self._made.keys()):
+        writes = func._schema.is_mutable and not storages <= self._made.keys()
+        if decides or writes or not storages.isdisjoint(self._chosen):
             raise _Decides(str(func))
         result = func(*args, **(kwargs or {}))
-        floating = any(tensor.dtype.is_floating_point for tensor in given)
-        for tensor in tensors_in(result):
-            if floating and not tensor.dtype.is_floating_point:
-                raise _Decides(str(func))
-            if _storage(tensor) not in storages:
-                self._made[_storage(tensor)] = tensor
+        found = list(tensors_in(result))
+        if any(map(_is_real, given)):
+            self._chosen.update(_storage(tensor) for tensor in found if not _is_real(tensor))
+        self._made.update((_storage(tensor), tensor) for tensor in found if _storage(tensor) not in storages)
         return result
+
+
+def _is_real(tensor: torch.Tensor) -> bool:
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def _looks_up(func: Any, args: Any) -> bool:
@@ -328,7 +333,7 @@ MOST_FORMS = 16
 MOST_FILLED = 4
 """Calls run alone where filling up would take more than this many times the tokens that they hold."""
 _CACHE = ("transformers.cache_utils", "DynamicCache")
-_LAYER = ("transformers.cache_utils", "DynamicLayer")
+_LAYERS = ("transformers.cache_utils", "DynamicLayer"), ("transformers.cache_utils", "DynamicSlidingWindowLayer")
 
 
 class _GoAlone(Exception):
@@ -336,7 +341,7 @@ class _GoAlone(Exception):
 
 
 class BlockGate(Gate):
-    """For a block of a decoder that updates one layer of a `DynamicCache`."""
+    """For a block of a decoder that updates one layer of a `DynamicCache`, or for its attention."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module], layer: int
@@ -349,6 +354,8 @@ class BlockGate(Gate):
         self._mask_at = names.index(_MASK) if _MASK in names else None
         self._tried: dict[Form, list[int]] = {}
         """The lengths at which a form was tried and held; empty where it did not once."""
+        self._weights: dict[Form, list[bool]] = {}
+        """Which tensors of a form's output have an element for each token, as the weights of attention."""
 
     def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not _sees_inside():
@@ -382,7 +389,7 @@ class BlockGate(Gate):
             return None
         with uninterrupted():
             for call, layer in zip(several, layers, strict=True):
-                call.layer.keys, call.layer.values = layer.keys, layer.values
+                vars(call.layer).update(vars(layer))
         return found
 
     def _together(
@@ -395,7 +402,11 @@ class BlockGate(Gate):
             output = self._forward(*args, **kwargs)
         if not caches.layers or caches.refused:
             raise _GoAlone
-        return _parted(output, [call.rows for call in several]), caches.layers
+        by_width = [one.dim() == 4 and one.shape[-1] == width for one in _tensors_of(output)] if is_try else []
+        weights = self._weights.setdefault(several[0].form, by_width)
+        if is_try and weights != by_width:
+            raise _GoAlone
+        return _parted(output, [(call.rows, call.length) for call in several], iter(weights)), caches.layers
 
     def _holds(self, several: Sequence[_BlockCall], width: int) -> bool:
         """Whether each gets together, filled up to ``width``, what it gets alone."""
@@ -408,7 +419,9 @@ class BlockGate(Gate):
                 (one, other)
                 for output, layer, (wanted, kept) in zip(found, layers, alone, strict=True)
                 for one, other in zip(
-                    (*_tensors_of(output), layer.keys, layer.values), (*_tensors_of(wanted), *kept), strict=True
+                    (*_tensors_of(output), layer.keys, layer.values),
+                    (*_tensors_of(wanted), kept.keys, kept.values),
+                    strict=True,
                 )
             ]
             held = not dice.rolled and all(
@@ -456,7 +469,7 @@ class _BlockCall:
         if hidden is None or hidden.dim() != 3 or hidden.shape[1] != 1 or not hidden.is_floating_point():
             raise _GoAlone
         layers = () if self.state is None else self.state.layers
-        if len(layers) <= layer or not _is_a(layers[layer], _LAYER) or getattr(self.state, "offloading", False):
+        if len(layers) <= layer or not _is_a(layers[layer], *_LAYERS) or getattr(self.state, "offloading", False):
             raise _GoAlone
         self.layer, self.at, self._mask_at = layers[layer], layer, mask_at
         self.rows = hidden.shape[0]
@@ -512,9 +525,9 @@ class _BlockCall:
         kwargs = {name: other(value) for name, value in self.kwargs.items()}
         return _BlockCall(self.forward, args, kwargs, self.at, self._mask_at)
 
-    def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, list[torch.Tensor]]:
-        """What it gives alone and its new keys and values, with a copy of its state. Raises `_GoAlone` where other
-        layers of it change.
+    def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, Any]:
+        """What it gives alone and its layer of the state afterwards, of a copy. Raises `_GoAlone` where other layers
+        change.
         """
         state = copy.copy(self.state)
         state.layers = [copy.copy(layer) for layer in self.state.layers]
@@ -524,7 +537,7 @@ class _BlockCall:
         for at, (now, was) in enumerate(zip(state.layers, self.state.layers, strict=True)):
             if at != self.at and any(value is not vars(was).get(name) for name, value in vars(now).items()):
                 raise _GoAlone
-        return output, [state.layers[self.at].keys, state.layers[self.at].values]
+        return output, state.layers[self.at]
 
 
 class _Caches:
@@ -546,11 +559,14 @@ class _Caches:
         if self.layers or layer_idx != self._layer:
             raise self._refusal()
         sizes = [rows for _, rows in self._given]
+        seen = []
         for (layer, _), more, others in zip(self._given, keys.split(sizes), values.split(sizes), strict=True):
             made = copy.copy(layer)
-            made.update(more, others, *args, **kwargs)
+            seen.append(made.update(more, others, *args, **kwargs))  # with a window, more than the layer keeps
+            if seen[-1][0].shape[2] != layer.keys.shape[2] + 1:  # where more is kept than the window, to go back to
+                raise self._refusal()
             self.layers.append(made)
-        return self._filled([one.keys for one in self.layers]), self._filled([one.values for one in self.layers])
+        return self._filled([one for one, _ in seen]), self._filled([one for _, one in seen])
 
     def _filled(self, several: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.cat([_filled_up(one, self._width, 2, 0.0, self._noise) for one in several])
@@ -626,14 +642,19 @@ def _hidden(dtype: torch.dtype) -> Any:
     return torch.finfo(dtype).min
 
 
-def _parted(output: Any, sizes: Sequence[int]) -> list[Any]:
-    """Each call's rows of it, in memory of their own. Raises `_GoAlone`."""
-    if type(output) is torch.Tensor and output.dim() and output.shape[0] == sum(sizes):
-        return list(_copied_parts(output, list(sizes)))
+def _parted(output: Any, sizes: Sequence[tuple[int, int]], weights: Iterator[bool]) -> list[Any]:
+    """Each call's part of it, in memory of its own; ``sizes``: its rows, and its tokens where a tensor has an element
+    for each. Raises `_GoAlone`.
+    """
+    if type(output) is torch.Tensor and output.dim() and output.shape[0] == sum(rows for rows, _ in sizes):
+        parts: list[torch.Tensor] = list(_copied_parts(output, [rows for rows, _ in sizes]))
+        if next(weights):
+            return [part[..., -tokens:].contiguous() for part, (_, tokens) in zip(parts, sizes, strict=True)]
+        return parts
     if output is None:
         return [None] * len(sizes)
     if type(output) in (tuple, list) and output:
-        return list(map(type(output), zip(*[_parted(one, sizes) for one in output], strict=True)))
+        return list(map(type(output), zip(*[_parted(one, sizes, weights) for one in output], strict=True)))
     raise _GoAlone
 
 
@@ -644,5 +665,5 @@ def _tensors_of(output: Any) -> list[torch.Tensor]:
     return found
 
 
-def _is_a(value: Any, name: tuple[str, str]) -> bool:
-    return (type(value).__module__, type(value).__qualname__) == name
+def _is_a(value: Any, *names: tuple[str, str]) -> bool:
+    return (type(value).__module__, type(value).__qualname__) in names

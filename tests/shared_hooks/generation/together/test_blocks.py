@@ -87,15 +87,16 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     given: Callable[[int], dict[str, Any]] = lambda length: {},
     steps: int = STEPS,
+    kind: type[nn.Module] = Block,
 ) -> int:
-    """How often calls went through a block as one. Whatever is done, each text is as it is alone."""
+    """How often calls went through a module of this kind as one. Whatever is done, each text is as it is alone."""
     count = 0
     through = BlockGate.through
 
     def counted(self: BlockGate, several: Any) -> Any:
         nonlocal count
         found = through(self, several)
-        count += found is not None
+        count += found is not None and isinstance(self.module, kind)
         return found
 
     monkeypatch.setattr(BlockGate, "through", counted)
@@ -160,6 +161,80 @@ def test_what_gives_a_pair_goes_through_as_one(monkeypatch: pytest.MonkeyPatch) 
     assert run(lambda: Decoder(Pair), monkeypatch) == 3 * (STEPS - TRIALS)
 
 
+@pytest.mark.parametrize("records", [False, True])
+def test_windows_go_through_as_one(records: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of texts that have filled theirs, and of those that have not; the state counts what it has seen. Those that keep
+    more than their window, to go back, go alone once they have it.
+    """
+    begins = Text.__init__
+
+    def with_windows(self: Text, *args: Any) -> None:
+        begins(self, *args)
+        for number, layer in enumerate(self.state.layers):
+            made = transformers.cache_utils.DynamicSlidingWindowLayer(sliding_window=8)
+            made.record_past = records
+            made.update(layer.keys, layer.values)
+            self.state.layers[number] = made
+
+    def kept(self: Text) -> list[torch.Tensor]:
+        counts = [torch.tensor(layer.cumulative_length) for layer in self.state.layers]
+        return [*(one.clone() for layer in self.state.layers for one in (layer.keys, layer.values)), *counts]
+
+    monkeypatch.setattr(Text, "__init__", with_windows)
+    monkeypatch.setattr(Text, "kept", kept)
+    assert (run(lambda: Decoder(Block), monkeypatch) == 3 * (STEPS - TRIALS)) is not records
+
+
+class GivesWeights(Block):
+    """And a tensor of a fixed shape, which in one step is as long as the longest text."""
+
+    def forward(self, hidden: Any, attention_mask: Any = None, past_key_values: Any = None, **more: Any) -> Any:
+        hidden = super().forward(hidden, attention_mask, past_key_values)
+        scores = hidden.unflatten(-1, (HEADS, -1)).transpose(1, 2)
+        return hidden, (scores.sum(-1, keepdim=True) + attention_mask).softmax(-1), hidden[:, None]
+
+
+def with_mask(length: int) -> dict[str, Any]:
+    return {"attention_mask": torch.zeros(1, 1, 1, length, dtype=torch.float64)}
+
+
+def test_weights_are_each_texts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    def with_weights(self: Text) -> torch.Tensor:
+        hidden = torch.randn((self.rows, 1, WIDTH), generator=self.dice, dtype=torch.float64)
+        length = self.state.layers[0].keys.shape[2] + 1
+        parts = []
+        for block in self.model.blocks:
+            hidden, weights, fixed = block(hidden, past_key_values=self.state, **self.given(length))
+            assert weights.shape == (self.rows, HEADS, 1, length) and fixed.shape == (self.rows, 1, 1, WIDTH)
+            parts += [hidden.flatten(), weights.flatten(), fixed.flatten()]
+        return torch.cat(parts)
+
+    monkeypatch.setattr(Text, "step", with_weights)
+    monkeypatch.setattr("tests.shared_hooks.generation.together.test_blocks.LENGTHS", [(1, 5), (1, 12), (2, 7)])
+    assert run(lambda: Decoder(GivesWeights), monkeypatch, with_mask) == 3 * (STEPS - TRIALS)
+
+
+class Experts(Block):
+    def forward(self, hidden: Any, attention_mask: Any = None, past_key_values: Any = None, **more: Any) -> Any:
+        hidden = hidden + self.attention(hidden, attention_mask, past_key_values)
+        return hidden + self.after[int(hidden.sum() > 0)](hidden)
+
+
+def test_where_a_block_decides_by_values_its_attention_goes_through_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(lambda: Decoder(Experts), monkeypatch) == 0
+    assert run(lambda: Decoder(Experts), monkeypatch, kind=Attention) == 3 * (STEPS - TRIALS)
+
+
+class TakesTheLargest(Attention):
+    def attend(self, queries: Any, keys: Any, values: Any, mask: Any, past_key_values: Any) -> torch.Tensor:
+        queries = queries - queries.max(-1, keepdim=True).values
+        return super().attend(queries, keys, values, mask, past_key_values)
+
+
+def test_the_largest_may_be_taken_but_not_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(lambda: Decoder(Block, TakesTheLargest), monkeypatch) == 3 * (STEPS - TRIALS)
+
+
 class AsksHowLong(Attention):
     def attend(self, queries: Any, keys: Any, values: Any, mask: Any, past_key_values: Any) -> torch.Tensor:
         length = past_key_values.get_seq_length(self.layer_idx)
@@ -195,6 +270,12 @@ class DecidesByValue(Attention):
         return super().attend(queries * sign, keys, values, mask, past_key_values)
 
 
+class LooksWhereTheLargestStands(Attention):
+    def attend(self, queries: Any, keys: Any, values: Any, mask: Any, past_key_values: Any) -> torch.Tensor:
+        at = queries.argmax(-1, keepdim=True)
+        return super().attend(queries + at, keys, values, mask, past_key_values)
+
+
 class MixesRows(Attention):
     def attend(self, queries: Any, keys: Any, values: Any, mask: Any, past_key_values: Any) -> torch.Tensor:
         return super().attend(queries - queries.mean(0), keys, values, mask, past_key_values)
@@ -222,18 +303,18 @@ class WritesToKeys(Attention):
 @pytest.mark.parametrize(
     "attention",
     [
-        AsksHowLong, SeesHowLong, LooksAtMask, IgnoresMask, DecidesByValue, MixesRows, WritesToAnotherLayer,
-        WritesToState, WritesToKeys,
+        AsksHowLong, SeesHowLong, LooksAtMask, IgnoresMask, DecidesByValue, LooksWhereTheLargestStands, MixesRows,
+        WritesToAnotherLayer, WritesToState, WritesToKeys,
     ],
 )  # fmt: skip
 def test_what_is_otherwise_together_goes_alone(attention: type[Attention], monkeypatch: pytest.MonkeyPatch) -> None:
     if attention is MixesRows:  # of its own rows
         monkeypatch.setattr("tests.shared_hooks.generation.together.test_blocks.LENGTHS", LENGTHS[:2])
-    assert run(lambda: Decoder(Block, attention), monkeypatch) == 0
+    assert run(lambda: Decoder(Block, attention), monkeypatch, kind=nn.Module) == 0
 
 
 def test_what_draws_goes_alone_and_draws_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert run(lambda: Decoder(Block, Draws), monkeypatch) == 0
+    assert run(lambda: Decoder(Block, Draws), monkeypatch, kind=nn.Module) == 0
     model = Decoder(Block, Draws)
     texts = [Text(model, *size, lambda length: {}) for size in LENGTHS]
     with torch.no_grad(), Together(model) as together:
@@ -273,7 +354,7 @@ def test_forms_without_end_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None
     through = BlockGate.through
     monkeypatch.setattr(BlockGate, "through", lambda self, several: gates.add(self) or through(self, several))
     run(lambda: Decoder(Block), monkeypatch, lambda length: {"step": length}, steps=MOST_FORMS + 5)
-    assert {len(gate._tried) for gate in gates} == {MOST_FORMS}
+    assert {len(gate._tried) for gate in gates if isinstance(gate.module, Block)} == {MOST_FORMS}
 
 
 class Counts(Block):
