@@ -67,7 +67,7 @@ class _Kernels(TorchDispatchMode):
         self._made: dict[int, torch.Tensor] = {}
         """What the call has made, by storage."""
         self._chosen: set[int] = set()
-        """Of these, integers that were found by values: where the largest stands, when only the largest is wanted."""
+        """The integers among them, found by values: where the largest stands, when only the largest is wanted."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = list(tensors_in((args, kwargs or {})))
