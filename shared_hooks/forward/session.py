@@ -35,6 +35,9 @@ class Dataless(torch.Tensor):
     # plain tensor as far as the function level is concerned, so that no code path changes because of it
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
+    def __init_subclass__(cls) -> None:
+        cls.__module__ = torch.Tensor.__module__  # opt_einsum looks there for the library whose arrays these are
+
     @staticmethod
     def __new__(cls, shape: Any, stride: Any, dtype: torch.dtype, device: torch.device) -> Self:
         made: Any = torch.Tensor._make_wrapper_subclass(cls, shape, strides=stride, dtype=dtype, device=device)

@@ -561,8 +561,8 @@ def _in(value: Any, package: str) -> Iterator[torch.Tensor]:
         elif isinstance(value, np.ndarray):
             if value.dtype.kind in "biufc" and value.dtype.isnative:
                 yield torch.from_numpy(np.array(value))
-        elif isinstance(value, (list, tuple)):
-            inner = value
+        elif isinstance(value, (list, tuple)):  # whose class may have a length of its own, or none
+            inner = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
         elif isinstance(value, Mapping):
             inner = value.values()
         elif type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):

@@ -253,6 +253,11 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, type, types.ModuleT
 _DEPTH = 6
 
 
+def function_of(cached: _Cached[Any]) -> str:
+    """What its function is called; a partial one has no name."""
+    return str(getattr(cached, "__qualname__", "a function"))
+
+
 def results_in(cached: _Cached[Any]) -> list[tuple[Any, Any]]:
     """Keys and results. Nothing says them but the garbage collector, which must know them."""
     held = gc.get_referents(cached)

@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils._device import DeviceContext
 
 from shared_hooks import devices
-from shared_hooks.state.probes import counts, is_repeatable
+from shared_hooks.state.probes import counts, function_of, is_repeatable
 from shared_hooks.state.reach import (
     MISSING,
     Change,
@@ -307,7 +307,7 @@ class PythonState:
 
     def unrepeatable_result(self) -> str:
         """The function of which `functools.lru_cache` has kept another result than it gives now; "" if none."""
-        return next((one.__qualname__ for one in self._caches if not is_repeatable(one)), "")
+        return next((function_of(one) for one in self._caches if not is_repeatable(one)), "")
 
     def of_threads(self) -> list[threading.local]:
         """What was found that each thread has for itself."""

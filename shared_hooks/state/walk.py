@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from shared_hooks.modules import Shim
-from shared_hooks.state.probes import probe_of, results_in
+from shared_hooks.state.probes import function_of, probe_of, results_in
 from shared_hooks.state.reach import (
     MISSING,
     ClassEntries,
@@ -155,7 +155,7 @@ class Walk:
         elif isinstance(value, functools._lru_cache_wrapper):
             self.caches.append(value)
             self._add(name, (value.__wrapped__,))
-            self._add(f"{value.__qualname__}()", [result for _, result in results_in(value)])
+            self._add(f"{function_of(value)}()", [result for _, result in results_in(value)])
         elif (probe := probe_of(value)) is not None:
             self.probes.append((name, probe, probe.now()))
         if not is_foreign(kind) or kind.__name__ in _HOLDERS:
