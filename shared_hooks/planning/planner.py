@@ -10,15 +10,16 @@ import sys
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks import devices
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
-from shared_hooks.forward import context, run_plain
+from shared_hooks.forward import Placeholder, context, run_plain
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.modules import ModuleInfo
@@ -38,7 +39,7 @@ from shared_hooks.state import (
     remains,
     spread,
 )
-from shared_hooks.tensors import Buffers, UnknownHolder, copied, flatten, identical
+from shared_hooks.tensors import Buffers, UnknownHolder, copied, flatten, identical, tensors_in
 
 MAX_SIGNATURES = 64
 MAX_TICKS_KEPT = 2_000_000
@@ -347,9 +348,20 @@ class Left:
 
     names: set[str] = field(default_factory=set)
     scratch: set[int] = field(default_factory=set)
+    forms: dict[str, _Form] = field(default_factory=dict)
+    """Forms of tensors that were under some of the names."""
 
     def copy(self) -> Left:
-        return Left(set(self.names), set(self.scratch))
+        return Left(set(self.names), set(self.scratch), dict(self.forms))
+
+
+class _OnlyForm(Placeholder):
+    """Stands for a tensor that a run has left; it may be asked for its form, to make zeros like it."""
+
+    is_poison = True
+
+    def refuse(self, what: str) -> NoReturn:
+        raise Read
 
 
 class _Trial:
@@ -393,6 +405,11 @@ class _Trial:
             return self.run(settle=True)
         left = self.left.names | {lasting_name(change, state.places) for change in changes}
         if left:
+            self.left.forms |= {
+                portable(change.name): (one.shape, one.dtype, one.device)
+                for change in changes
+                if isinstance(one := change.now, torch.Tensor) and one.layout == torch.strided
+            }
             unread = _is_timeless(trace) and self._hangs_on_none(left, second)
             state.restore()
             if unread:
@@ -450,17 +467,29 @@ class _Trial:
             raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
 
     def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
-        """Whether a run gives the same that finds poison under these names, and overwrites it all."""
-        state = PythonState(self._model)
+        """Whether a run gives the same that finds poison under these names, and overwrites it all. The form of a tensor
+        may be looked at where three forms make no difference, not to the path either: its own, none and another one.
+        """
+        if self._is_same_over(left, {}, expected) is not None:
+            return True
+        paths = []
+        for by in (0, -1, 3) if self.left.forms else ():
+            values = {name: _changed(form, by) for name, form in self.left.forms.items()}
+            paths.append(self._is_same_over(left, values, expected))
+        return bool(paths) and paths[0] is not None and paths == [paths[0]] * len(paths)
+
+    def _is_same_over(self, left: set[str], values: dict[str, _OnlyForm], expected: Any) -> list[str] | None:
+        """The operations of a run that finds these ``values``, or poison; None where it is not the same."""
+        state, path = PythonState(self._model), _Path()
         try:
-            if not spread(state, left):
-                return False
-            with self._memory:
+            if not spread(state, left, values):
+                return None
+            with self._memory, path:
                 output = run_plain(self._model, *self._fresh())
             clean = not any(remains(change.now) for change in state.changes())
-            return clean and identical(output, expected)
+            return path.found if clean and identical(output, expected) else None
         except (Read, Exception):
-            return False
+            return None
         finally:
             state.restore()
 
@@ -480,6 +509,27 @@ class _Trial:
         self._memory.restore()
         if not self.keeps_what_it_built:
             self.before.restore()
+
+
+class _Path(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.found.append(f"{func} {[one.shape for one in tensors_in(result)]}")
+        return result
+
+
+_Form = tuple[torch.Size, torch.dtype, torch.device]
+
+
+def _changed(form: _Form, by: int) -> _OnlyForm:
+    """With no element (-1), or longer in each dimension."""
+    shape, dtype, device = form
+    changed = (0,) if by < 0 else tuple(size + by for size in shape) or ((by,) if by else ())
+    return _OnlyForm(changed, torch.empty(changed, device="meta").stride(), dtype, device)
 
 
 def _is_timeless(trace: Trace) -> bool:

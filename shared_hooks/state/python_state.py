@@ -37,7 +37,7 @@ from shared_hooks.state.reach import (
     fetched_all,
     held_by_code,
 )
-from shared_hooks.state.walk import Poison, Walk
+from shared_hooks.state.walk import Poison, Spare, Walk
 from shared_hooks.tensors import identical
 
 # The settings of the process and of the thread that a forward may change. Random numbers are `dice`'s.
@@ -478,19 +478,24 @@ def spread(
         left.discard(name)
         return values[name] if name in values else Poison()
 
+    dictionaries = [
+        (place, before, {portable(place.entry(key)): key for key in place.keys})
+        for place in state.places
+        if place.keys is not None and isinstance(place.owner, dict) and (before := portable(place.name)) in inside
+    ]
+    there = {name for _, _, keys in dictionaries for name in keys}  # a buffer's name is not set beside it as well
+    for place, before, keys in dictionaries:
+        for name in left.intersection(inside[before]):
+            key = keys.get(name, MISSING if name in there else place.key_of(name[len(before) :]))
+            if key is not MISSING:
+                dict.__setitem__(place.owner, key, taken(name))
     for place in state.places:
         if place.keys is not None and isinstance(place.owner, dict):
-            before = portable(place.name)
-            found = left.intersection(inside.get(before, ()))
-            keys = {portable(place.entry(key)): key for key in place.keys} if found else {}
-            for name in found:
-                key = keys[name] if name in keys else place.key_of(name[len(before) :])
-                if key is not MISSING:
-                    dict.__setitem__(place.owner, key, taken(name))
-        elif _is_series(place):
+            continue
+        if _is_series(place):
             if (name := portable(_content(place))) in left:
                 one = taken(name)
-                content = list(one) if name in values else [one] * (len(place.values) + 1)
+                content = list(one) if name in values else [*([one] * len(place.values)), Spare()]
                 place.owner.clear()
                 place.owner.extend(content)
         elif isinstance(place.owner, type):
@@ -530,8 +535,8 @@ def _is_series(place: Container) -> bool:
 
 def remains(value: Any, depth: int = 6) -> bool:
     """Whether there is poison in a value."""
-    if type(value) is Poison:
-        return True
+    if hasattr(type(value), "is_poison"):
+        return bool(type(value).is_poison)
     if not depth:
         return False
     if isinstance(value, (list, tuple, set, frozenset, collections.deque)):

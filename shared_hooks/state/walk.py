@@ -56,7 +56,9 @@ _LOOKS = """
     __rmatmul__ __rmod__ __rmul__ __ror__ __round__ __rpow__ __rrshift__ __rshift__ __rsub__ __rtruediv__ __rxor__
     __setattr__ __setitem__ __str__ __sub__ __torch_function__ __truediv__ __trunc__ __xor__
 """.split()  # fmt: skip
-Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise))
+Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise) | {"is_poison": True})
+Spare: type = type("Spare", (Poison,), {"is_poison": False})
+"""Stands behind the poison in a list, which would be longer if that were looked at; no run has to overwrite it."""
 
 
 MAX_OBJECTS = 50_000
@@ -64,7 +66,7 @@ MAX_OBJECTS = 50_000
 _ATOMS = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.dtype,
-        torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tensor, nn.Parameter, Shim, Poison,
+        torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tensor, nn.Parameter, Shim, Poison, Spare,
         types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
         types.MethodWrapperType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
     }

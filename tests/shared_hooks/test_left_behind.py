@@ -163,6 +163,79 @@ class Shrinking(Base):
         return self.b(self.a(x))
 
 
+class Membrane(Base):
+    """As a spiking neuron's: a number before the first step, put back at the beginning of each run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.potential: Tensor | float = 0.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.potential, Tensor) and self.potential.device.type == "cpu":
+            self.potential = 0.0
+        total = torch.zeros(())
+        for _ in range(3):
+            self.potential = self.potential + self.a(x)
+            spike = (self.potential > 0.5).float()
+            self.potential = self.potential * (1 - spike)
+            total = total + self.b(spike)
+        return total
+
+
+class KeepsPotential(Membrane):
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            self.potential = self.potential + self.a(x)
+        return self.b(x) * self.potential
+
+
+class BufferSetAgain(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept = self.a(x)
+        return self.b(self.kept)
+
+
+class AnotherPathByShape(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = torch.zeros_like(self.last)
+        if self.last.shape != x.shape:
+            self.last = torch.zeros_like(x)
+        self.last = self.last + self.a(x)
+        return self.b(self.last)
+
+
+class ScalesByShape(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.last.dim() + len(self.last)
+        self.last = self.a(x)
+        return self.b(self.last) * scale
+
+
+class SetsEntries(Base):
+    """As the heads of a network under deep supervision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels = [torch.zeros(1), torch.zeros(1)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.levels[0] = self.a(x)
+        self.levels[1] = self.b(self.levels[0])
+        return self.levels[1]
+
+
+class SetsOneEntry(SetsEntries):
+    def forward(self, x: Tensor) -> Tensor:
+        last = self.levels[1].sum()
+        self.levels[1] = self.a(x)
+        return self.b(self.levels[1]) + last
+
+
+class CountsEntries(SetsEntries):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / len(self.levels)
+
+
 def cuts(model: WrappedModel, rows: int) -> list[bool]:
     model.plan(torch.ones(rows, 8))
     return [layer.can_split for layer in model.layers]
@@ -222,3 +295,24 @@ def test_a_note_of_what_the_first_forward_wrote_does_not_stay_alone(kind: type[R
     assert all(cuts(edge, 2))
     for cut in range(2):
         assert torch.equal(cloud.tail(edge.head(cut, x)), expected)
+
+
+@pytest.mark.parametrize("kind", [Membrane, BufferSetAgain, SetsEntries])
+def test_what_each_run_sets_again_is_no_state_whatever_ran_before(kind: type[Base]) -> None:
+    def build() -> Base:
+        torch.manual_seed(0)
+        return kind().eval()
+
+    edge, cloud = WrappedModel(build()), WrappedModel(build())
+    for rows in (2, 3, 1, 3):
+        x = torch.randn(rows, 8)
+        with torch.no_grad():
+            expected = build()(x)
+        assert all(cuts(edge, rows))
+        for cut in range(len(edge.layers)):
+            assert torch.equal(cloud.tail(edge.head(cut, x)), expected)
+
+
+@pytest.mark.parametrize("kind", [KeepsPotential, AnotherPathByShape, ScalesByShape, SetsOneEntry, CountsEntries])
+def test_what_hangs_on_the_last_run_is_state(kind: type[Base]) -> None:
+    assert not any(cuts(WrappedModel(kind().eval()), 3))

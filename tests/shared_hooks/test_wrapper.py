@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import pickle  # noqa: TID251  (a wrapped model is pickled by others, multiprocessing for one)
 from typing import Any
 
@@ -293,3 +294,40 @@ def test_digests_tell_models_apart() -> None:
     with torch.no_grad():
         two.model.fc.bias[0] += 1e-7  # type: ignore[union-attr,index,operator]
     assert one.weights_hash() != two.weights_hash()
+
+
+class NoLength(tuple[Any, ...]):
+    """As e3nn's irreps: a tuple that has no length."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+
+def scaled(by: float, width: int) -> float:
+    return by * width
+
+
+class OfALibrary(nn.Module):
+    """Holds what libraries hold, and looks at its values as opt_einsum does: by the package of their class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.irreps = NoLength((1, 2, torch.ones(2)))
+        self.scale = functools.lru_cache(functools.partial(scaled, 0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x) * self.scale(4)
+        if type(x).__module__.partition(".")[0] != "torch":
+            x = torch.from_numpy(x.numpy())
+        return self.second(x)
+
+
+def test_models_of_libraries_are_wrapped_and_cut() -> None:
+    edge, cloud = (WrappedModel(OfALibrary().eval()) for _ in range(2))
+    x = torch.ones(1, 4)
+    expected = OfALibrary().eval()(x)
+    edge.plan(x)
+    for cut in range(2):
+        assert torch.equal(cloud.tail(edge.head(cut, x)), expected)
