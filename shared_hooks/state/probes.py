@@ -13,6 +13,7 @@ import sys
 import threading
 import types
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -217,6 +218,14 @@ class _Iterator(Probe):
         return repr(self.value)
 
 
+def _is_at_its_end(iterator: Any) -> bool:
+    """Whether it is one over a list or such that has given all: it lets go of the list, and gives no more."""
+    with contextlib.suppress(Exception):
+        _, content = iterator.__reduce__()
+        return content in (([],), ((),), ("",))
+    return False
+
+
 def probe_of(value: Any) -> Probe | None:
     """How to ask this object, or None if there is nothing to ask."""
     kind = type(value)
@@ -229,11 +238,11 @@ def probe_of(value: Any) -> Probe | None:
     if isinstance(value, contextvars.ContextVar):
         return _Variable(value)
     if isinstance(value, types.GeneratorType):
-        return _Generator(value)
+        return None if value.gi_frame is None else _Generator(value)
     if isinstance(value, bytearray):
         return _Bytes(value)
-    if kind.__module__ == "itertools" or kind.__name__.endswith("_iterator"):
-        return _Iterator(value)
+    if kind.__module__ in ("builtins", "itertools") and isinstance(value, Iterator):
+        return None if kind.__module__ == "builtins" and _is_at_its_end(value) else _Iterator(value)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):

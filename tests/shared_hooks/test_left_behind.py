@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
+from shared_hooks.errors import CutRefused
 
 
 class Base(nn.Module):
@@ -316,3 +320,40 @@ def test_what_each_run_sets_again_is_no_state_whatever_ran_before(kind: type[Bas
 @pytest.mark.parametrize("kind", [KeepsPotential, AnotherPathByShape, ScalesByShape, SetsOneEntry, CountsEntries])
 def test_what_hangs_on_the_last_run_is_state(kind: type[Base]) -> None:
     assert not any(cuts(WrappedModel(kind().eval()), 3))
+
+
+class Iterates(Base):
+    def __init__(self, steps: Iterator[Any]) -> None:
+        super().__init__()
+        self.steps = steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.a(x)) * next(self.steps, 1)
+
+
+def spent(steps: Iterator[Any]) -> Iterator[Any]:
+    list(steps)
+    return steps
+
+
+def steps() -> Iterator[int]:
+    yield from (1, 1, 1)
+
+
+@pytest.mark.parametrize("make", [lambda: iter([]), lambda: iter([1]), lambda: iter({1: 2}), steps, lambda: iter((1,))])
+def test_an_iterator_that_has_given_all_is_no_state(make: Callable[[], Iterator[Any]]) -> None:
+    assert all(cuts(WrappedModel(Iterates(spent(make())).eval()), 2))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1, 1]), steps, lambda: iter({1: 1}), lambda: itertools.repeat([]), lambda: map(int, "111"),
+        lambda: enumerate("111"), lambda: zip([1, 1], [1, 1], strict=True), lambda: reversed([1, 1]),
+    ],
+)  # fmt: skip
+def test_planning_takes_nothing_from_an_iterator(make: Callable[[], Iterator[Any]]) -> None:
+    model = Iterates(make())
+    with pytest.raises(CutRefused, match="put back"):
+        WrappedModel(model.eval()).plan(torch.ones(2, 8))
+    assert str(next(model.steps)) == str(next(make()))
