@@ -219,10 +219,10 @@ class _Iterator(Probe):
 
 
 def _is_at_its_end(iterator: Any) -> bool:
-    """Whether it is one over a list or such that has given all: it lets go of the list, and gives no more."""
+    """Whether it is one over a list or such that has given all; asked for more, it lets go of the list."""
     with contextlib.suppress(Exception):
-        _, content = iterator.__reduce__()
-        return content in (([],), ((),), ("",))
+        _, content, *position = iterator.__reduce__()
+        return content in (([],), ((),), ("",)) or bool(position and position[0] >= len(content[0]))
     return False
 
 

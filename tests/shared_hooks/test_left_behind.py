@@ -332,7 +332,9 @@ class Iterates(Base):
 
 
 def spent(steps: Iterator[Any]) -> Iterator[Any]:
-    list(steps)
+    next(steps, None)
+    if not isinstance(steps, type(iter([]))):
+        list(steps)
     return steps
 
 
