@@ -394,7 +394,7 @@ class _Trial:
             raise CutRefused(f"planning would change what cannot be put back: {first_few(self.before.unrepeatable)}")
         first = self._settled() if settle else None
         built = self.before.changes()
-        self._rewritten |= self._memory.changed() if built else set()
+        self._rewritten |= self._memory.changed()
         state = self.before if self.before.is_same else PythonState(self._model)
         trace, second, judge = self._recorded(state, settle=settle)
         self.changed |= {change.spot for change in [*built, *judge.seen.values()] if change.spot is not None}
@@ -427,7 +427,7 @@ class _Trial:
         if not kept and any(Judge(self.before, judge.log).matters(change) for change in built):
             kept = self._built_from_inputs(left)
             self.keeps_what_it_built = True
-        once = judge.log.not_written(self._rewritten) if self.keeps_what_it_built else []
+        once = judge.log.not_written(self._rewritten)
         trace.trains = any(module.training for module in self._modules)
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
