@@ -32,6 +32,7 @@ from shared_hooks.forward.operations import (
     OVERWRITES,
     REFLECTED,
     Kind,
+    MemoryKept,
     arguments_of,
     by_truth,
     is_dense,
@@ -45,6 +46,7 @@ from shared_hooks.forward.operations import (
     name_of,
     shape_from_data,
     unreflected,
+    written_by,
 )
 from shared_hooks.forward.session import (
     UNSEEN,
@@ -80,6 +82,7 @@ __all__ = [
     "HookExitException",
     "KernelForms",
     "Kind",
+    "MemoryKept",
     "Placeholder",
     "Same",
     "Session",
@@ -110,4 +113,5 @@ __all__ = [
     "uninitialised",
     "uninterrupted",
     "unreflected",
+    "written_by",
 ]

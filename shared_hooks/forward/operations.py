@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 # Non-tensor results that say something about a tensor's form, never about its values.
 _FORM_TYPES = (torch.Size, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -212,3 +213,81 @@ def is_form(name: str) -> bool:
 def is_escape(name: str) -> bool:
     """Whether the function hands a tensor's bytes to code that torch cannot see (NumPy, raw pointers)."""
     return name.removesuffix(".__get__") in _ESCAPES
+
+
+def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a kernel writes in place."""
+    if not func._schema.is_mutable:
+        return []
+    found: list[torch.Tensor] = []
+    for number, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[number] if number < len(args) else kwargs.get(argument.name)
+            found += arguments_of((value,), {})
+    return found
+
+
+# The memory that outlives a model's forward, put back after runs that are nobody's.
+#
+# Parameters are too many to be copied for every plan, so a storage is copied before the first kernel that writes to
+# it. For planning, buffers are copied beforehand (`copies.Buffers`): batch normalisation writes to its own without
+# saying so.
+
+
+class MemoryKept(TorchDispatchMode):
+    """While this is active, writes to the storages of ``tensors`` are noted; `restore` takes them back."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        return False
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._own: dict[int, torch.Tensor] = {}
+        self._was: list[tuple[torch.Tensor, torch.Tensor, int]] = []
+        self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        for tensor in tensors:
+            key = _key(tensor)
+            if key is not None:
+                alias = tensor.detach()
+                self._own[key] = alias
+                self._was.append((tensor, alias, key))
+
+    def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for tensor in written_by(func, args, kwargs or {}):
+            self._keep(tensor)
+        return func(*args, **kwargs) if kwargs else func(*args)
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        key = _key(tensor)
+        if key in self._own and key not in self._before:
+            storage = tensor.untyped_storage()
+            self._before[key] = storage, storage.clone()
+
+    def changed(self) -> set[int]:
+        """Where bytes are others than before, or a tensor is on other memory: addresses of the storages that were."""
+        found = {key for key, (now, before) in self._before.items() if not _same_bytes(now, before)}
+        return found | {key for tensor, _, key in self._was if _key(tensor) != key}
+
+    def restore(self) -> None:
+        """Bytes as they were, and every tensor on the memory that it had."""
+        with torch.no_grad():
+            for storage, before in self._before.values():
+                if storage.nbytes() == before.nbytes():
+                    storage.copy_(before, non_blocking=False)
+            for tensor, alias, key in self._was:
+                if _key(tensor) != key:
+                    tensor.data = alias
+
+
+def _same_bytes(one: torch.UntypedStorage, other: torch.UntypedStorage) -> bool:
+    flat = [torch.empty(0, dtype=torch.uint8, device=part.device).set_(part) for part in (one, other)]
+    return torch.equal(*flat)
+
+
+def _key(tensor: torch.Tensor) -> int | None:
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError, ValueError):
+        return None

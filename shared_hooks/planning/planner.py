@@ -19,14 +19,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks import devices
 from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, IsthmusError, UnknownLayer
-from shared_hooks.forward import Placeholder, context, run_plain
+from shared_hooks.forward import MemoryKept, Placeholder, context, run_plain
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.modules import ModuleInfo
 from shared_hooks.planning.cutting import Cutting
 from shared_hooks.planning.lengths import Lengths, family_of
 from shared_hooks.planning.plan import Cut, Plan
-from shared_hooks.recording import Judge, MemoryKept, Taint, Trace, depends, record
+from shared_hooks.recording import Judge, Taint, Trace, depends, record
 from shared_hooks.state import (
     Dice,
     Numbers,

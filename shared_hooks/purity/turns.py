@@ -16,10 +16,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.errors import ModelChanged
+from shared_hooks.errors import ModelChanged, PlanMismatch
+from shared_hooks.forward import MemoryKept
 from shared_hooks.purity.modules import pure_modules
 from shared_hooks.state import PythonState, Settings, first_few
 from shared_hooks.tensors import held
+
+_PAST_COUNTERS = {"data", "untyped_storage", "set_"}
+"""What code names that writes to a tensor without counting it; past the dispatcher, as by NumPy, nobody sees it."""
 
 
 class Turns:
@@ -32,6 +36,7 @@ class Turns:
         self._state: PythonState | None = None
         self._tensors: list[torch.Tensor] = []
         self._counted: list[torch.Tensor] = []
+        self._hides_writes = False
         self.before: PythonState | None = None
         """In a turn of a model that may keep state: how it began."""
         self.nested = 0
@@ -48,9 +53,10 @@ class Turns:
         the path of a plan to its end; false where data may lead it elsewhere. Raises ModelChanged at the end of a run
         that wrote unforeseen, and from then on for every run until `renew`.
         """
+        watches = not foreseen and not writes
         if self._may_run_at_once():
-            return nullcontext() if foreseen or writes else self._watched()
-        return self._turn(writes)
+            return self._watched() if watches else nullcontext()
+        return self._turn(writes, watches)
 
     def alone(self) -> AbstractContextManager[Any]:
         """As `one`, for a model that nobody cuts: what it keeps stays."""
@@ -70,13 +76,33 @@ class Turns:
             self.state()
             marks, tensors = self._marks(), self._tensors
         try:
-            yield
+            with self._put_back():
+                yield
         finally:
             self._look(marks, tensors)
         self._check()
 
     @contextmanager
-    def _turn(self, writes: bool) -> Iterator[None]:
+    def _put_back(self) -> Iterator[None]:
+        """Where the model's code may write past torch's counters of writes. Raises PlanMismatch where it did."""
+        if not self._hides_writes:
+            yield
+            return
+        kept = MemoryKept(self._tensors)
+        try:
+            with kept:
+                yield
+        finally:
+            written = kept.changed()
+            kept.restore()
+        if written:
+            raise PlanMismatch(
+                "the model took a path on which it writes to parameters or buffers of its own, which no plan has seen; "
+                "they are as they were"
+            )
+
+    @contextmanager
+    def _turn(self, writes: bool, watches: bool) -> Iterator[None]:
         with self._lock:
             if self.nested:
                 self.nested += 1
@@ -91,7 +117,8 @@ class Turns:
             self.nested += 1
             self.looked = False
             try:
-                yield
+                with self._put_back() if watches else nullcontext():
+                    yield
             finally:
                 self.nested -= 1
                 left = settings.restore()
@@ -111,6 +138,7 @@ class Turns:
             tensors |= {id(one): one for one in self._state.tensors()}
             self._tensors = [one for one in tensors.values() if one.layout == torch.strided]
             self._counted = [one for one in self._tensors if not one.is_inference()]
+            self._hides_writes = not _PAST_COUNTERS.isdisjoint(self._state.reach.names)
         return self._state
 
     def renew(self) -> None:

@@ -11,7 +11,6 @@ outliving   which changes of Python state affect the next run
 May import purity, forward, state, crossing, metrics, modules, tensors, errors.
 """
 
-from shared_hooks.recording.kernels import MemoryKept
 from shared_hooks.recording.outliving import Judge, Taint, depends
 from shared_hooks.recording.recorder import record
 from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Op, Storage, Trace, Value
@@ -20,7 +19,6 @@ __all__ = [
     "NEVER",
     "Event",
     "Judge",
-    "MemoryKept",
     "ModuleCall",
     "Op",
     "Storage",

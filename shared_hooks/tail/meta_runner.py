@@ -28,6 +28,7 @@ from shared_hooks.forward import (
     arguments_of,
     bytes_of_results,
     foreseen,
+    written_by,
 )
 from shared_hooks.tail.recipe import Alias, Argument, Hole, Injected, Source
 from shared_hooks.tail.slots import Notes, Placing
@@ -233,18 +234,6 @@ def _guessed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 def form_of_tensor(tensor: torch.Tensor) -> TensorForm:
     """Shape, stride and dtype of a tensor."""
     return TensorForm(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
-
-
-def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a kernel writes in place."""
-    if not func._schema.is_mutable:
-        return []
-    found: list[torch.Tensor] = []
-    for number, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[number] if number < len(args) else kwargs.get(argument.name)
-            found += arguments_of((value,), {})
-    return found
 
 
 def _is_view(func: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.errors import CutRefused
+from shared_hooks.errors import CutRefused, IsthmusError
 
 
 class Base(nn.Module):
@@ -359,3 +360,68 @@ def test_planning_takes_nothing_from_an_iterator(make: Callable[[], Iterator[Any
     with pytest.raises(CutRefused, match="put back"):
         WrappedModel(model.eval()).plan(torch.ones(2, 8))
     assert str(next(model.steps)) == str(next(make()))
+
+
+class FillsOnce(Base):
+    """Means that its first forward takes from what it is given, noted in a buffer, as some write it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("ready", torch.tensor(False))
+        self.ready: Tensor
+
+    def fill(self, means: Tensor) -> None:
+        self.kept.copy_(means)
+        self.ready.fill_(True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        if not self.ready:
+            self.fill(x.mean(0).expand(2, 8))
+        return self.b(x - self.kept[0])
+
+
+class FillsPastCounters(FillsOnce):
+    def fill(self, means: Tensor) -> None:
+        self.kept.data.copy_(means)
+        self.ready.data.fill_(True)
+
+
+class PutsOther(FillsOnce):
+    def fill(self, means: Tensor) -> None:
+        self.kept.data, self.ready.data = means.clone(), torch.tensor(True)
+
+
+class FillsByData(FillsPastCounters):
+    def forward(self, x: Tensor) -> Tensor:
+        self.ready.data.fill_(x[0, 0] < 0)
+        return super().forward(x)
+
+
+class FillsRarely(FillsPastCounters):
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.a(x)
+        if x.sum() > 0:
+            self.kept.data.copy_(y.mean(0).expand(2, 8))
+        return self.b(y - self.kept[0])
+
+
+@pytest.mark.parametrize("kind", [FillsOnce, FillsPastCounters, PutsOther, FillsByData])
+def test_what_is_filled_from_the_first_input_is_refused(kind: type[FillsOnce]) -> None:
+    model = WrappedModel(kind().eval())
+    before = copy.deepcopy(model.model.state_dict())
+    assert not any(cuts(model, 2))
+    assert all(torch.equal(one, before[name]) for name, one in model.model.state_dict().items())
+
+
+def test_what_is_written_past_counters_on_a_path_of_its_own_is_put_back() -> None:
+    edge, cloud = (WrappedModel(FillsRarely().eval()) for _ in range(2))
+    edge.model.load_state_dict(cloud.model.state_dict())
+    edge.plan(-torch.ones(2, 8))
+    before = copy.deepcopy(edge.model.state_dict())
+    for cut in ("input", 0, 1):
+        assert torch.equal(cloud.tail(edge.head(cut, -torch.ones(2, 8))), edge.forward(-torch.ones(2, 8)))
+        with pytest.raises(IsthmusError):
+            cloud.tail(edge.head(cut, torch.ones(2, 8)))
+        for model in (edge, cloud):
+            assert all(torch.equal(one, before[name]) for name, one in model.model.state_dict().items())
