@@ -38,7 +38,7 @@ from studies.library.sweep import Journal, look
 
 def families() -> dict[str, Callable[[], Iterator[Subject]]]:
     """By name; imported when asked for."""
-    from studies.library import others, pictures
+    from studies.library import others, pictures, small
 
     def transformers(*, cache: bool) -> Iterator[Subject]:
         from studies.library import hub
@@ -54,6 +54,7 @@ def families() -> dict[str, Callable[[], Iterator[Subject]]]:
         "pyg": others.graph_subjects,
         "segmentation": others.segmentation_subjects,
         "diffusers": others.diffusion_subjects,
+        "small": small.subjects,
     }
 
 
