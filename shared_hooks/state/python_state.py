@@ -495,7 +495,9 @@ def spread(
         if _is_series(place):
             if (name := portable(_content(place))) in left:
                 one = taken(name)
-                content = list(one) if name in values else [*([one] * len(place.values)), Spare()]
+                grows = place.values and getattr(place.owner, "maxlen", None) is None
+                longer = [*([one] * len(place.values)), Spare() if grows else one]
+                content = list(one) if name in values else longer
                 place.owner.clear()
                 place.owner.extend(content)
         elif isinstance(place.owner, type):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import itertools
 from collections.abc import Callable, Iterator
@@ -236,6 +237,24 @@ class SetsOneEntry(SetsEntries):
         return self.b(self.levels[1]) + last
 
 
+class Appends(SetsEntries):
+    def forward(self, x: Tensor) -> Tensor:
+        self.levels.append(self.a(x))
+        return self.b(self.levels[-1])
+
+
+class Queues(Base):
+    """The last two; what was there before the last is read in another run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.levels = collections.deque([torch.zeros(1)], maxlen=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.levels.append(self.a(x))
+        return self.b(self.levels[-1])
+
+
 class CountsEntries(SetsEntries):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) / len(self.levels)
@@ -318,7 +337,12 @@ def test_what_each_run_sets_again_is_no_state_whatever_ran_before(kind: type[Bas
             assert torch.equal(cloud.tail(edge.head(cut, x)), expected)
 
 
-@pytest.mark.parametrize("kind", [KeepsPotential, AnotherPathByShape, ScalesByShape, SetsOneEntry, CountsEntries])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        KeepsPotential, AnotherPathByShape, ScalesByShape, SetsOneEntry, CountsEntries, Appends, Queues,
+    ],
+)  # fmt: skip
 def test_what_hangs_on_the_last_run_is_state(kind: type[Base]) -> None:
     assert not any(cuts(WrappedModel(kind().eval()), 3))
 
