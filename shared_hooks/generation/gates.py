@@ -66,26 +66,21 @@ class _Kernels(TorchDispatchMode):
         self._refused = _DECIDES - {torch.Tag.nondeterministic_seeded} if may_draw else _DECIDES
         self._made: dict[int, torch.Tensor] = {}
         """What the call has made, by storage."""
-        self._chosen: set[int] = set()
-        """The integers among them, found by values: where the largest stands, when only the largest is wanted."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = list(tensors_in((args, kwargs or {})))
         storages = {_storage(tensor) for tensor in given}
         decides = not self._refused.isdisjoint(func.tags) and not _looks_up(func, args)
-        writes = func._schema.is_mutable and not storages <= self._made.keys()
-        if decides or writes or not storages.isdisjoint(self._chosen):
+        if decides or (func._schema.is_mutable and not storages <= self._made.keys()):
             raise _Decides(str(func))
         result = func(*args, **(kwargs or {}))
-        found = list(tensors_in(result))
-        if any(map(_is_real, given)):
-            self._chosen.update(_storage(tensor) for tensor in found if not _is_real(tensor))
-        self._made.update((_storage(tensor), tensor) for tensor in found if _storage(tensor) not in storages)
+        floating = any(tensor.dtype.is_floating_point for tensor in given)
+        for tensor in tensors_in(result):
+            if floating and not tensor.dtype.is_floating_point:
+                raise _Decides(str(func))
+            if _storage(tensor) not in storages:
+                self._made[_storage(tensor)] = tensor
         return result
-
-
-def _is_real(tensor: torch.Tensor) -> bool:
-    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 def _looks_up(func: Any, args: Any) -> bool:
@@ -341,7 +336,7 @@ class _GoAlone(Exception):
 
 
 class BlockGate(Gate):
-    """For a block of a decoder that updates one layer of a `DynamicCache`, or for its attention."""
+    """For a block of a decoder that updates one layer of a `DynamicCache`."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module], layer: int

@@ -312,9 +312,7 @@ def _gains(module: nn.Module) -> bool:
 
 
 def _blocks(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    """Those of its modules in lists that say which layer of a state is theirs, the outermost; and the one in each that
-    says so, its attention, for where the block does not hold: its experts may decide by values.
-    """
+    """Those of its modules in lists that say which layer of a state is theirs, the outermost."""
     found: list[tuple[nn.Module, int]] = []
     waiting = [model]
     while waiting:
@@ -322,8 +320,7 @@ def _blocks(model: nn.Module) -> list[tuple[nn.Module, int]]:
         for child in one.children():
             own = {vars(inner).get("layer_idx") for inner in child.modules()} - {None}
             if isinstance(one, nn.ModuleList) and len(own) == 1 and isinstance(number := own.pop(), int):
-                inside = [inner for inner in child.modules() if vars(inner).get("layer_idx") is not None]
-                found += [(child, number), *((inner, number) for inner in inside if inner is not child)]
+                found.append((child, number))
             else:
                 waiting.append(child)
     return found
