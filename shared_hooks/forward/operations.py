@@ -227,7 +227,7 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
     return found
 
 
-# The memory that outlives a model's forward, put back after runs that are nobody's.
+# Memory that outlives a model's forward is put back after trial runs, and after runs that left what was planned.
 #
 # Parameters are too many to be copied for every plan, so a storage is copied before the first kernel that writes to
 # it. For planning, buffers are copied beforehand (`copies.Buffers`): batch normalisation writes to its own without

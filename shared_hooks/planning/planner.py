@@ -436,7 +436,7 @@ class _Trial:
         elif once:  # the note would stay, and what it is about be put back
             trace.unsteady = (
                 f"only its first forward writes to {first_few(once)}, and it keeps a note of that: "
-                "run the model once, on both sides, before it is wrapped"
+                "run the model once, on both sides and on the same input, before it is wrapped"
             )
         elif settle and not identical(first, second):
             trace.unsteady = "the model gives another answer each time it runs on the same input: it keeps state"

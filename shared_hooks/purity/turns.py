@@ -23,7 +23,7 @@ from shared_hooks.state import PythonState, Settings, first_few
 from shared_hooks.tensors import held
 
 _PAST_COUNTERS = {"data", "untyped_storage", "set_"}
-"""What code names that writes to a tensor without counting it; past the dispatcher, as by NumPy, nobody sees it."""
+"""Attributes and methods by which code can write to a tensor without raising its version counter."""
 
 
 class Turns:

@@ -86,7 +86,7 @@ class KernelLog(Ledger):
             if storage.tainted <= seq:
                 is_remote = True
         foreseen = self.foresight.question(func, args, kwargs, outputs) if is_remote else None
-        written, unread = written_by(facts, args, kwargs) if facts.written else (_NONE, _NONE)
+        written, unread = written_and_unread(facts, args, kwargs) if facts.written else (_NONE, _NONE)
         if bits is not None:
             written = self._undeclared(inputs, handed, bits, written)
         made = [self.storage_of(tensor, seq) for tensor in outputs]
@@ -312,7 +312,7 @@ def _looked_up(func: Any) -> Facts:
     )
 
 
-def written_by(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
+def written_and_unread(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
     """Identities of the tensors an operation writes, and of those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]

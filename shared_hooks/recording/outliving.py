@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shared_hooks.forward import Kind, arguments_of, is_escape, kind_of, name_of
 from shared_hooks.purity import Impure, source_of
-from shared_hooks.recording.kernels import KernelLog, facts_of, written_by
+from shared_hooks.recording.kernels import KernelLog, facts_of, written_and_unread
 from shared_hooks.recording.trace import NEVER
 from shared_hooks.state import MISSING, PLAIN, Change, PythonState, Reach, agree, is_read
 from shared_hooks.tensors import tensors_in
@@ -57,7 +57,7 @@ class Taint(TorchDispatchMode):
         kwargs = kwargs or {}
         given = arguments_of(args, kwargs)
         facts = facts_of(func)
-        written, unread = written_by(facts, args, kwargs)
+        written, unread = written_and_unread(facts, args, kwargs)
         reads = [] if facts.form_only else [tensor for tensor in given if id(tensor) not in unread]
         taints = facts.may_draw or any(map(self.has, reads))
         result = func(*args, **kwargs)

@@ -16,7 +16,7 @@ from studies.library.subject import Call, NotUsable, Prepared, Subject, equal_bu
 Inputs = Callable[[torch.Generator], Call]
 
 
-def _prepared(label: str, makes: list[tuple[Callable[[], nn.Module], Inputs]]) -> Prepared:
+def prepared(label: str, makes: list[tuple[Callable[[], nn.Module], Inputs]]) -> Prepared:
     """The first of the ways to make and call it that works twice."""
     troubles = []
     for make, draw in makes:
@@ -105,7 +105,7 @@ def _graph_layer(name: str) -> Prepared:
         for a in arguments
         for m in more
     ]
-    return _prepared(name, makes)
+    return prepared(name, makes)
 
 
 def _graph_model(name: str) -> Prepared:
@@ -138,7 +138,7 @@ def _graph_model(name: str) -> Prepared:
         ),
     ]
     makes = [(functools.partial(kind, *a, **k), call) for k in keywords for a in arguments for call in calls]
-    return _prepared(name, makes)
+    return prepared(name, makes)
 
 
 # -- segmentation
@@ -158,7 +158,7 @@ def _segmentation(name: str, encoder: str) -> Prepared:
     import segmentation_models_pytorch as smp
 
     make = functools.partial(smp.create_model, name, encoder_name=encoder, encoder_weights=None, classes=3)
-    return _prepared(name, [(make, functools.partial(_picture, side)) for side in (64, 128, 224)])
+    return prepared(name, [(make, functools.partial(_picture, side)) for side in (64, 128, 224)])
 
 
 def _picture(side: int, generator: torch.Generator) -> Call:
@@ -291,7 +291,7 @@ def _diffusion(name: str) -> Prepared:
     import diffusers
 
     configuration, draw = _of_diffusers()[name]
-    return _prepared(name, [(functools.partial(getattr(diffusers, name), **configuration), draw)])
+    return prepared(name, [(functools.partial(getattr(diffusers, name), **configuration), draw)])
 
 
 # -- detection
@@ -342,4 +342,4 @@ def _detection(name: str) -> Prepared:
     def draw(generator: torch.Generator) -> Call:
         return ([torch.rand(3, 64, 64, generator=generator)],), {}
 
-    return _prepared(name, [(make, draw)])
+    return prepared(name, [(make, draw)])

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from studies.library.others import Inputs, _prepared
+from studies.library.others import Inputs, prepared
 from studies.library.subject import Subject
 
 
@@ -145,7 +145,7 @@ def subjects() -> Iterator[Subject]:
 
 
 def _subject(name: str, make: Callable[[], nn.Module], inputs: Inputs) -> Subject:
-    return Subject("small", name, functools.partial(_prepared, name, [(make, inputs)]))
+    return Subject("small", name, functools.partial(prepared, name, [(make, inputs)]))
 
 
 def _made(module: str, kind: str, options: dict[str, Any]) -> Any:

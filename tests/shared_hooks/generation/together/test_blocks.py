@@ -162,8 +162,8 @@ def test_what_gives_a_pair_goes_through_as_one(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("records", [False, True])
 def test_windows_go_through_as_one(records: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of texts that have filled theirs, and of those that have not; the state counts what it has seen. Those that keep
-    more than their window, to go back, go alone once they have it.
+    """Some texts have filled their window, some have not. A layer that records its past keeps more than its window, and
+    runs alone.
     """
     begins = Text.__init__
 
