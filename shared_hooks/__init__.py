@@ -28,7 +28,6 @@ head          a forward that stops early
 tail          a forward that starts late
 middle        and stops early, too; which runs in a process of its own
 mapping       the module tree joined with what ran; ONNX files
-explanation   one cut explained
 explaining    one cut explained
 verification  every cut against the whole model
 runs          forwards of one model: whole, heads, tails, middles
@@ -56,7 +55,7 @@ from shared_hooks.version import __version__
 if TYPE_CHECKING:
     from shared_hooks import errors
     from shared_hooks.crossing import Crossing, EarlyOutput, Parcel
-    from shared_hooks.explanation import Explanation
+    from shared_hooks.explaining import Explanation
     from shared_hooks.forward import HookExitException
     from shared_hooks.metrics import ForwardMetrics, LayerMetrics, TensorShape
     from shared_hooks.planning import LayerInfo, Plan
@@ -68,7 +67,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Crossing": "crossing",
     "EarlyOutput": "crossing",
-    "Explanation": "explanation",
+    "Explanation": "explaining",
     "ForwardMetrics": "metrics",
     "HookExitException": "forward",
     "LayerInfo": "planning",

@@ -27,7 +27,7 @@ from shared_hooks.state import PythonState, first_few
 from shared_hooks.state.reach import ForwardCode, file_of, is_installed
 
 if TYPE_CHECKING:  # where heads run, these are not loaded
-    from shared_hooks.explanation import Explanation
+    from shared_hooks.explaining import Explanation
     from shared_hooks.tail import RehearsalLimits, Substitutes
     from shared_hooks.verification import Report
 

@@ -2,7 +2,6 @@
 
 register    who is let in, now
 identities  tokens and certificates, who they belong to, and what each may do; ``cloud-server token``
-tls         the server's certificate and key, read again when they change
 
 May import nothing of the server but limits.
 """
@@ -17,8 +16,7 @@ from cloud_server.access.identities import (
     passport_in,
     token_in,
 )
-from cloud_server.access.register import Quotas, Register
-from cloud_server.access.tls import Certificates, State, Tls, state_of
+from cloud_server.access.register import Certificates, Quotas, Register, State, Tls, state_of
 
 __all__ = [
     "EVERYTHING",

@@ -28,7 +28,7 @@ from cloud_server.inference import Held
 from cloud_server.limits import Limits
 from cloud_server.streams import check_form
 from cloud_server.transport import INFER, INFERENCE, SERVICE, AuthInterceptor, WaitingCalls
-from cloud_server.transport.inference_servicer import MAX_ENTRIES
+from cloud_server.transport.servicer import MAX_ENTRIES
 from protos import FACTS_WANTED, frames
 from protos.inference import inference_pb2 as pb
 from protos.isthmus.v1 import split_pb2

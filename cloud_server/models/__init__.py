@@ -5,7 +5,6 @@ served_model   ... in this process
 admission      what a request announces, checked without the model
 decoding       decoding sessions, in this process
 batching       requests of several clients as one batch
-weights_guard  checks after every request that the model did not change
 profiles       the tail of every cut, measured on request
 
 May import entries, limits.

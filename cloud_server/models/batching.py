@@ -14,8 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from cloud_server.models.engine import BatchKey, BegunTail, Computed, End, packed
-from cloud_server.models.weights_guard import WeightsGuard
+from cloud_server.models.engine import BatchKey, BegunTail, Computed, End, WeightsGuard, packed
 from shared_hooks import Crossing, EarlyOutput
 from shared_hooks.batching import Batches, Joinable, Made, Ways
 from shared_hooks.errors import CutRefused, IsthmusError, ModelFailed, PlanMismatch

@@ -17,8 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from cloud_server.config import DecodingFactory
-from cloud_server.models.engine import Computed, EngineSession, Following, owned
-from cloud_server.models.weights_guard import WeightsGuard
+from cloud_server.models.engine import Computed, EngineSession, Following, WeightsGuard, owned
 from shared_hooks import Parcel, WrappedModel
 from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, ModelFailed, SessionLost
 from shared_hooks.forward import interruptible

@@ -29,11 +29,11 @@ from cloud_server.models.engine import (
     Identity,
     Progress,
     StepBatching,
+    WeightsGuard,
     inexact,
     packed,
     room_for,
 )
-from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import Crossing, EarlyOutput, Parcel, Plan, RehearsalLimits, WrappedModel, devices
 from shared_hooks.batching import Batches
 from shared_hooks.codecs.basis import References, Ring

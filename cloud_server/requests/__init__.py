@@ -1,7 +1,6 @@
 """Requests on their way through a server.
 
 request        one of them, its payload, its stream, its answer
-batched        a request as part of a batch
 request_table  which requests there are, and how each ends
 store          answers as frames, kept until the client has them
 

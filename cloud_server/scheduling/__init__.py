@@ -2,16 +2,21 @@
 
 scheduler   the next batch: whose tasks, which together, whether there is time; and the threads
 fair_queue  the order: accounts share the time, in each of them its clients
-watchdog    ends what takes too long
-trim        freed memory goes back to the system
 
 May import nothing of the server.
 """
 
 from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
-from cloud_server.scheduling.scheduler import BatchLimits, Result, Scheduler, Workers
-from cloud_server.scheduling.trim import Trim, few_heaps
-from cloud_server.scheduling.watchdog import Overtime, Watchdog
+from cloud_server.scheduling.scheduler import (
+    BatchLimits,
+    Overtime,
+    Result,
+    Scheduler,
+    Trim,
+    Watchdog,
+    Workers,
+    few_heaps,
+)
 
 __all__ = [
     "BatchLimits",

@@ -1,18 +1,204 @@
-"""Decides what the workers do next: whose task, together with which others, and whether there is time for it."""
+"""Decides what the workers do next: whose task, together with which others, and whether there is time for it.
+
+Work that takes too long is ended as soon as it comes back to Python: what a tail does after it has read a value from
+its data cannot be foreseen, and a model may loop as often as an input says. One thread looks at all that runs
+(`Watchdog`); it raises `Overtime` in a thread whose time is over, again and again until that thread is out of the
+model.
+
+Memory that was freed is kept for the next request, within bounds; what is more goes back to the system. Left alone,
+glibc takes memory for each large message from the system and gives it back: 3.2 MB in messages of 1 MiB took 1.7 times
+as long for page faults (docs/decisions/0019-the-pipe.md). Or it keeps all, in as many heaps as threads. A full server
+(`python -m studies.siege.memory`) had 1.29 times what its limits say, and with two heaps 1.17 times.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
+import sys
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 from cloud_server.scheduling.fair_queue import FairQueue, Forecast, Payer, Task
 from shared_hooks.errors import ServerUnavailable
+from shared_hooks.forward import bounded
+
+STEP_BYTES = 32 << 20
+"""So much less is held than was: a trim takes some milliseconds, and what is trimmed is paged in again, so that steady
+traffic causes none.
+"""
+
+
+HEAPS = 2
+LARGEST_BYTES = 32 << 20
+"""Largest block that is kept: the most that glibc takes from a heap."""
+KEPT_BYTES = 64 << 20
+"""At the end of a heap; `Trim` takes it away once much less is held."""
+_OPTIONS = {  # glibc's malloc.h
+    "MALLOC_ARENA_MAX": (-8, HEAPS),
+    "MALLOC_MMAP_THRESHOLD_": (-3, LARGEST_BYTES),
+    "MALLOC_TRIM_THRESHOLD_": (-1, KEPT_BYTES),
+}
+
+
+def few_heaps() -> None:
+    """Few, which keep what is freed. To be called before there are threads; glibc's variables have the last word."""
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:
+        for name, (option, value) in _OPTIONS.items():
+            if name not in os.environ:
+                set_option(option, value)
+
+
+class Trim:
+    """One thread looks, now and then. Where there is no glibc, nothing happens."""
+
+    def __init__(self) -> None:
+        self._most = 0
+        self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+
+    def look(self, held: int) -> bool:
+        """``held``: bytes, now. True when freed memory was given back."""
+        self._most = max(self._most, held)
+        if self._trim is None or self._most - held < STEP_BYTES:
+            return False
+        self._most = held
+        self._trim(0)
+        return True
+
+
+AGAIN_SECONDS = 1.0
+COMES_WITHIN = 100
+"""Turns of a loop, at the end of each of which Python looks whether an exception has come from outside."""
+
+
+class Overtime(BaseException):
+    """Not an Exception, so that no model catches it."""
+
+
+class Watchdog:
+    """Safe with any number of threads."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._until: dict[int, float] = {}
+        self._raised: set[int] = set()
+        self._changed = threading.Event()
+        self._looks_at = math.inf
+        """When its thread looks again at the latest."""
+        self._closed = False
+        threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
+
+    def limited(self, seconds: float = math.inf) -> AbstractContextManager[None]:
+        """Bounds what the block does in this thread, to ``seconds`` if these are fewer. `Overtime` comes where the
+        engine lets it (`shared_hooks.forward.allowance`): in the model's code, and never after it.
+        """
+        return bounded(_Time(self, min(seconds, self._seconds)))
+
+    @contextmanager
+    def until(self, end: float) -> Iterator[None]:
+        """`Overtime` may come in the block, from ``end`` on (of the monotonic clock); never after the block."""
+        thread = threading.get_ident()
+        before = self._until.get(thread)
+        try:
+            self._set(thread, end)
+            yield
+        finally:
+            while True:  # it may come as the call begins
+                try:
+                    self._leave(thread, before)
+                    break
+                except Overtime:
+                    continue
+
+    @contextmanager
+    def put_off(self) -> Iterator[Callable[[], float]]:
+        """Nothing comes in the block, and what it takes does not count: `Overtime` may come as much later. What is
+        given says so, after the block.
+        """
+        thread, began, taken = threading.get_ident(), time.monotonic(), 0.0
+        before = self._until.get(thread)
+        try:
+            self._set(thread, math.inf)
+            yield lambda: taken
+        finally:
+            taken = time.monotonic() - began
+            self._leave(thread, None if before is None else before + taken)
+
+    def _set(self, thread: int, end: float) -> None:
+        with self._lock:
+            self._until[thread] = end
+            sooner = end < self._looks_at
+        if sooner:  # else its thread looks soon enough
+            self._changed.set()
+
+    def _leave(self, thread: int, before: float | None) -> None:
+        """``before``: the end of the block that this one lies in."""
+        while True:
+            try:
+                with self._lock:
+                    self._until.pop(thread, None)
+                if thread in self._raised:
+                    # One that has not come yet comes here. Taking it back (SetAsyncExc with NULL) would leave CPython
+                    # 3.11 looking for it at every call and loop, and under a profiler for ever.
+                    for _ in range(COMES_WITHIN):
+                        pass
+                    self._raised.discard(thread)
+                break
+            except Overtime:
+                continue
+        if before is not None:
+            self._set(thread, before)
+
+    def _look(self) -> None:
+        while not self._closed:
+            with self._lock:
+                now = time.monotonic()
+                for thread, until in self._until.items():
+                    if until <= now:
+                        self._raised.add(thread)
+                        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Overtime))
+                        self._until[thread] = now + AGAIN_SECONDS
+                waiting = self._looks_at = min(self._until.values(), default=math.inf)
+                self._changed.clear()
+            self._changed.wait(None if waiting == math.inf else max(waiting - now, 0.01))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed = True
+        self._changed.set()
+
+
+class _Time:
+    """The time of one request; a `shared_hooks.forward.allowance.Limit`."""
+
+    def __init__(self, watchdog: Watchdog, seconds: float) -> None:
+        self._watchdog = watchdog
+        self._seconds = seconds
+        self._end: float | None = None
+        """Counted from when the model first runs: what others' turns take is not this request's."""
+
+    def interruptible(self, seconds: float) -> AbstractContextManager[None]:
+        now = time.monotonic()
+        if self._end is None:
+            self._end = now + self._seconds
+        return self._watchdog.until(min(self._end, now + seconds))
+
+    @contextmanager
+    def uninterrupted(self) -> Iterator[None]:
+        with self._watchdog.put_off() as seconds:
+            yield
+        if self._end is not None:
+            self._end += seconds()
+
 
 ISOLATED_SECONDS = 60.0
 """How long the tasks of a client that has spoilt a batch go alone."""

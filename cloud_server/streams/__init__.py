@@ -2,14 +2,12 @@
 
 session    one stream, and its uploads
 handshake  do both sides hold the same model?
-crossings  descriptions of cuts, by digest
 probe      a stream that measures the link; the pace of an account's frames
 
 May import requests, decoding, models, wire, limits.
 """
 
-from cloud_server.streams.crossings import CrossingCache
-from cloud_server.streams.handshake import check_form
+from cloud_server.streams.handshake import CrossingCache, check_form
 from cloud_server.streams.probe import Pace, Probe
 from cloud_server.streams.session import InFrame, StreamSession
 

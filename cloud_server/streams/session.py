@@ -21,8 +21,7 @@ from cloud_server.limits import Limits
 from cloud_server.models import FILE, Engine, check_open
 from cloud_server.requests import Answer, Outlet, Request, RequestTable, State, about, store
 from cloud_server.scheduling import Payer
-from cloud_server.streams.crossings import CrossingCache
-from cloud_server.streams.handshake import agree, check_form
+from cloud_server.streams.handshake import CrossingCache, agree, check_form
 from cloud_server.streams.probe import Pace
 from protos.frames import ChunkFrame, ClientFrame, HeadedRequest, request_of
 from protos.isthmus.v1 import split_pb2

@@ -4,7 +4,6 @@ authentication      who calls, and may this call be served? for every RPC
 active_calls        calls that are served, and calls that wait, each of which holds a thread
 server              a core on a port, its health, and shutting down
 servicer            frames between gRPC and sessions
-inference_servicer  the Open Inference Protocol's messages
 rest                the same protocol by HTTP
 
 May import core, inference, access, streams, models, wire, limits.

@@ -20,9 +20,8 @@ from cloud_server.access import Register, Tls
 from cloud_server.core import Core
 from cloud_server.inference import Inference
 from cloud_server.transport.authentication import INFERENCE, MAX_WAITING, SERVICE, AuthInterceptor, server_credentials
-from cloud_server.transport.inference_servicer import InferenceServicer
 from cloud_server.transport.rest import RestServer
-from cloud_server.transport.servicer import SplitServicer
+from cloud_server.transport.servicer import InferenceServicer, SplitServicer
 from shared_hooks.errors import SpecError
 from shared_hooks.lifecycle import Stage
 

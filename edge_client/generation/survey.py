@@ -27,8 +27,7 @@ from edge_client.probing import probe
 from edge_client.screen.progress import counted, progress
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import Link, SplitForward
-from shared_hooks.profiling.decoding.measure import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, Measurement
-from shared_hooks.profiling.decoding.profile import DecodingProfile, generated
+from shared_hooks.profiling.decoding import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, DecodingProfile, Measurement, generated
 
 # A few real steps of a split generation, at the first and at the last cut: what the server takes, and what crosses.
 

@@ -20,8 +20,8 @@ from edge_client.planning.predict import Power
 from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
 from shared_hooks.metrics import Reading
-from shared_hooks.profiling.decoding import profile
-from shared_hooks.profiling.decoding.profile import DecodingProfile, Line, Part
+from shared_hooks.profiling import decoding
+from shared_hooks.profiling.decoding import DecodingProfile, Line, Part
 from shared_hooks.profiling.profile import Fields
 from shared_hooks.showing import short
 
@@ -592,9 +592,9 @@ class Measured:
     def as_dict(self) -> dict[str, Any]:
         """JSON-able."""
         return {
-            "edge": profile.to_json(self.edge),
-            "head": profile.to_json(self.head),
-            "cloud": profile.to_json(self.cloud),
+            "edge": decoding.to_json(self.edge),
+            "head": decoding.to_json(self.head),
+            "cloud": decoding.to_json(self.cloud),
             "link": self.link.as_dict(),
             "overhead": self.overhead.as_dict(),
             "load": {"pending": self.load.pending, "workers": self.load.workers, "queue_ns": self.load.queue_ns},
@@ -613,12 +613,12 @@ def read_measured(path: str | Path) -> Measured:
     link, overhead, load = top.inner("link"), top.inner("overhead"), top.inner("load")
     lines = [overhead.inner(f"{name}_bytes") for name in _LINES]
     return Measured(
-        profile.from_json(top.need("edge"), f"{top.place}.edge"),
-        profile.from_json(top.need("head"), f"{top.place}.head"),
-        profile.from_json(top.need("cloud"), f"{top.place}.cloud"),
+        decoding.from_json(top.need("edge"), f"{top.place}.edge"),
+        decoding.from_json(top.need("head"), f"{top.place}.head"),
+        decoding.from_json(top.need("cloud"), f"{top.place}.cloud"),
         Link(_curve(link, "up_points"), _curve(link, "down_points"), f"{link.text('source')}, kept in a file"),
         Overhead(
-            overhead.number("network_ns", profile.LEAST),
+            overhead.number("network_ns", decoding.LEAST),
             *(Line(one.number("fixed"), one.number("per_token")) for one in lines),
         ),
         Load(load.whole("pending"), load.whole("workers"), load.number("queue_ns")),

@@ -26,7 +26,7 @@ from shared_hooks import Crossing, EarlyOutput, LayerMetrics, Plan, WrappedModel
 from shared_hooks.codecs import Codec
 from shared_hooks.codecs.basis import Basis, Book, Frames
 from shared_hooks.codecs.learned import Learned
-from shared_hooks.codecs.plugins import Guarded
+from shared_hooks.codecs.registry import Guarded
 from shared_hooks.errors import (
     CutRefused,
     Disagreement,

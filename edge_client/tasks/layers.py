@@ -10,10 +10,10 @@ from edge_client.screen.text import Row, Tabular, printable, size, table
 from edge_client.survey.loading import cut_of
 from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.errors import UnknownLayer, near_path
-from shared_hooks.explanation import Explanation
+from shared_hooks.explaining import Explanation
 from shared_hooks.metrics import TensorShape
 from shared_hooks.planning import LayerInfo, blocks, last_layer
-from shared_hooks.profiling.inspection import Inspection, inspect
+from shared_hooks.profiling.timers import Inspection, inspect
 from shared_hooks.tensors import copied
 
 

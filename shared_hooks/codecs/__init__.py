@@ -6,7 +6,6 @@ quantised  8 to 1 bits an element
 basis      by what a calibration learnt of one tensor
 learned    by an encoder and a decoder that were trained for one cut
 noise      noise on what crosses
-plugins    codecs of other packages
 registry   codecs by name
 
 A codec of Isthmus's own is a file here and a name in `registry.CODECS`; one of yours needs no change here

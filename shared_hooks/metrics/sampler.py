@@ -20,7 +20,7 @@ from typing import Protocol
 import psutil
 
 from shared_hooks.metrics.energy import Gpu, Machine, Meters, MeterUnavailable, find_meters
-from shared_hooks.metrics.energy.nvml import NvmlUtilisation
+from shared_hooks.metrics.energy.boards import NvmlUtilisation
 from shared_hooks.metrics.records import Reading
 
 # Values sampled in the background, and what they say about an interval of time: measured, estimated, or nothing.

@@ -31,7 +31,8 @@ from shared_hooks.planning.cutting import (
     cut_after,
     frontier_bytes,
 )
-from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value, escapes
+from shared_hooks.recording import ModuleCall, Op, Storage, Trace, Value
+from shared_hooks.recording.ledger import put_off
 from shared_hooks.showing import Bar, bars, folded, html_table, panel, short, size, summary_of, text_table
 from shared_hooks.tensors import LiveSet, UnknownHolder, View, flatten
 
@@ -376,7 +377,7 @@ class Plan:
     leaves: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        with escapes.put_off():
+        with put_off():
             self._work_out()
 
     def __repr__(self) -> str:
@@ -402,7 +403,7 @@ class Plan:
     @cached_property
     def liveness(self) -> Liveness:
         """What is alive where."""
-        with escapes.put_off():
+        with put_off():
             return Liveness(self.trace)
 
     @cached_property

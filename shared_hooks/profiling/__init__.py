@@ -5,7 +5,6 @@ profile       the result
 profile_file  ... kept
 timers        one head, tail or whole forward, timed
 machine       on what it was measured
-inspection    what was measured, without running it
 decoding      the same of a model that is called step by step
 
 May import wrapped, planning, models, crossing, metrics, config, modules, tensors, errors.

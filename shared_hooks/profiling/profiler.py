@@ -24,7 +24,6 @@ from shared_hooks.metrics import Reading
 from shared_hooks.metrics.throttling import throttling
 from shared_hooks.planning import Plan
 from shared_hooks.profiling import machine
-from shared_hooks.profiling.inspection import NOTE, Inspection, inspect, weights_bytes
 from shared_hooks.profiling.machine import warnings_of_threads
 from shared_hooks.profiling.profile import (
     INPUT_CUT,
@@ -39,15 +38,19 @@ from shared_hooks.profiling.profile import (
     middle_half,
 )
 from shared_hooks.profiling.timers import (
+    NOTE,
     Around,
     HeadTimer,
     Inputs,
+    Inspection,
     Power,
     TailTimer,
     TimedCodec,
     TimedRun,
     WholeForwards,
     WholeTimes,
+    inspect,
+    weights_bytes,
 )
 from shared_hooks.wrapped import WrappedModel
 

@@ -5,7 +5,6 @@ operations  calls of torch functions
 trace       the facts
 kernels     what is read, overwritten and written, below
 ledger      storages and values met meanwhile
-escapes     memory in the hands of code outside torch; what stays in memory afterwards
 outliving   which changes of Python state affect the next run
 
 May import purity, forward, state, crossing, metrics, modules, tensors, errors.

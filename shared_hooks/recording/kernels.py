@@ -19,8 +19,7 @@ from shared_hooks.forward import (
     is_foreign,
     shape_from_data,
 )
-from shared_hooks.recording.escapes import bits_of, live_at_start
-from shared_hooks.recording.ledger import Ledger
+from shared_hooks.recording.ledger import Ledger, bits_of, live_at_start
 from shared_hooks.recording.trace import Event, Op, Span, Storage
 from shared_hooks.tensors import UnknownHolder, flatten
 

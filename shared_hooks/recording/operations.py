@@ -22,8 +22,8 @@ from shared_hooks.forward import (
     literals_of,
     name_of,
 )
-from shared_hooks.recording.escapes import Handed
 from shared_hooks.recording.kernels import KernelLog
+from shared_hooks.recording.ledger import Handed
 from shared_hooks.recording.trace import (
     NEVER,
     Event,

@@ -15,8 +15,7 @@ from shared_hooks.forward.allowance import watch_threads
 from shared_hooks.metrics import output_bytes
 from shared_hooks.modules import ModuleInfo, fast_path_off, running
 from shared_hooks.purity import is_safe, pure_modules
-from shared_hooks.recording import escapes
-from shared_hooks.recording.escapes import bits_of, outside_writes, perturbed
+from shared_hooks.recording.ledger import bits_of, outside_writes, perturbed, put_off
 from shared_hooks.recording.operations import OperationLog
 from shared_hooks.recording.outliving import Judge
 from shared_hooks.recording.trace import NEVER, Event, ModuleCall, Storage, Trace
@@ -336,7 +335,7 @@ def record(
 
     unknown: list[torch.Tensor] = []
     into_all = False
-    with escapes.put_off():
+    with put_off():
         recorder, output = recorded()
         if recorder.repeats.wrong:
             into_all = True

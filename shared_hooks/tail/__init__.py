@@ -2,7 +2,6 @@
 
 tail         the model's own Python again, answered from the recipe
 rehearsal    one run without data -> recipe
-slots        what crossed, in fully written memory
 meta_runner  kernels without data
 recipe       what the tail does before the cut
 recipe_book  recipes made once, kept, within a budget

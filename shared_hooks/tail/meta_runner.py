@@ -30,8 +30,7 @@ from shared_hooks.forward import (
     foreseen,
     written_by,
 )
-from shared_hooks.tail.recipe import Alias, Argument, Hole, Injected, Source
-from shared_hooks.tail.slots import Notes, Placing
+from shared_hooks.tail.recipe import Alias, Argument, Hole, Injected, Notes, Placing, Source
 from shared_hooks.tensors import View
 
 _INPLACE_VIEW = torch.Tag.inplace_view

@@ -1,22 +1,36 @@
-"""A recipe: what the tail does to get past the prefix of one cut. The tail's side makes it (`rehearsal`); never sent.
+"""A recipe: what the tail does to get past the prefix of one cut; and the slots that hold what crossed.
 
 *Steps* say what the replay does at each module call and operation of the prefix that is not simply run again; a
-*source* says where a tensor that a step gives comes from. `explain` prints both.
+*source* says where a tensor that a step gives comes from. `explain` prints both. The tail's side makes a recipe
+(`rehearsal`); it is never sent.
+
+A slot is a flat tensor in memory wholly written before anybody reads it. It begins at the address modulo 64 at which
+its storage began on the edge: some kernels round otherwise for memory that is aligned otherwise. With `guarded`, a
+debugging aid, each slot ends where a page begins that may not be touched.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ctypes
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from shared_hooks.crossing import Crossing, Fill, TensorForm
-from shared_hooks.modules import ROOT
+from shared_hooks import devices
+from shared_hooks.crossing import ALIGN, Crossing, EarlyOutput, Fill, PathDigest, Slot, TensorForm
+from shared_hooks.errors import BadFrame, CutRefused, IsthmusError, PlaceholderRead, PlanMismatch
+from shared_hooks.forward import Placeholder
+from shared_hooks.modules import ROOT, call_name
 from shared_hooks.showing import short
 from shared_hooks.state import PythonState
-from shared_hooks.tensors import Structure, View, dtype_name
+from shared_hooks.tensors import Structure, View, dtype_name, tensors_in
+from shared_hooks.tensors.staging import to_device
 
 # -- sources ----------------------------------------------------------------------------------------------------
 
@@ -216,3 +230,296 @@ def _said(source: Source) -> str:
 
 def _shape(shape: tuple[int, ...], dtype: torch.dtype) -> str:
     return f"{dtype_name(dtype)}[{', '.join(map(str, shape))}]"
+
+
+# What a rehearsal has noted so far: where it is, the steps, the first failure.
+
+
+class Frame:
+    """A module call that is running. ``start``: number of steps before it; ``wrote``: it writes to what it is given."""
+
+    def __init__(self, path: str, number: int, start: int) -> None:
+        self.path = path
+        self.number = number
+        self.start = start
+        self.index = 0
+        self.has_child = False
+        self.wrote = False
+        self.later = False
+        """Whether it is behind the branch cut, with all in it."""
+        self.layer = 0
+        """How many layers have run before it."""
+        self.counts: dict[str, int] = {}
+        """How often each module was called before it, where that is asked for."""
+
+
+class Notes:
+    """What one rehearsal notes. ``stack``: the module calls that are running; ``done``: the cut is reached;
+    ``in_opaque``: how many scripted or compiled modules are running.
+    """
+
+    def __init__(self, crossing: Crossing) -> None:
+        self.crossing = crossing
+        self.steps: list[Step] = []
+        self.stack = [Frame("", 1, 0)]
+        self.digest = PathDigest()
+        self.in_opaque = 0
+        # before the cut "input" there is nothing: the model is run to see how much work comes after it
+        self.done = crossing.layer_id < 0
+        self.failure: IsthmusError | None = None
+
+    @property
+    def frame(self) -> Frame:
+        """The module call that runs now."""
+        return self.stack[-1]
+
+    def refusal(self, what: str) -> CutRefused:
+        """An error that says where; kept, in case the model catches it."""
+        frame = self.frame
+        where = f" (in {call_name(frame.path, frame.number)})" if frame.path else ""
+        error = CutRefused(
+            f"cannot resume after layer {self.crossing.layer_id} ({self.crossing.layer_name}): {what}{where}"
+        )
+        self.failed(error)
+        return error
+
+    def failed(self, error: BaseException) -> None:
+        """Keep the first failure: a model that catches exceptions must not turn it into an answer."""
+        if self.done and isinstance(error, PlaceholderRead):
+            return  # after the cut there is no data to read
+        if self.failure is None and isinstance(error, IsthmusError):
+            self.failure = error
+
+
+GUARD = "ISTHMUS_GUARD_PAGES"
+_guarding = os.environ.get(GUARD, "") not in ("", "0")
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Put guard pages round all slots made in the block (of the whole process): a touch beyond one ends it.
+
+    Setting the environment variable ``ISTHMUS_GUARD_PAGES=1`` does the same from the start. CPU and Linux only.
+    """
+    global _guarding
+    before, _guarding = _guarding, True
+    try:
+        yield
+    finally:
+        _guarding = before
+
+
+def slots_of(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:
+    """One flat tensor a slot, on the tail's device. Raises `BadFrame` for bytes that no tensor of its type has."""
+    found: list[torch.Tensor] = []
+    pieces = iter(early.pieces)
+    starts = early.starts or (0,) * len(early.crossing.slots)
+    for slot, start in zip(early.crossing.slots, starts, strict=True):
+        own = [next(pieces) for _ in slot.pieces]
+        found.append(_filled(slot, start, own, device, may_use=early.disposable or not slot.written))
+    _check_truth(early, found)
+    return found
+
+
+def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Tensor]:
+    """The same without content."""
+    return [_made(slot, 0, device) for slot in slots]
+
+
+def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.device, *, may_use: bool) -> torch.Tensor:
+    if len(pieces) == 1 and slot.pieces[0].offset == 0 and slot.pieces[0].numel == slot.elements and not _guarding:
+        moved = to_device(pieces[0].reshape(-1), device)
+        copied = moved.data_ptr() != pieces[0].data_ptr()  # reshaping alone gives another view of the same memory
+        if (may_use or copied) and (not devices.is_host(moved.device) or moved.data_ptr() % ALIGN == start):
+            return moved
+    whole = _made(slot, start, device)
+    for view, piece in zip(slot.pieces, pieces, strict=True):
+        whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset).copy_(piece)
+    return whole
+
+
+def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
+    """Zeros: what no piece covers must be nobody's memory."""
+    if _guarding and device.type == "cpu":
+        return _between_guards(slot, start)
+    front = start // slot.dtype.itemsize if devices.is_host(device) else 0
+    return torch.zeros(front + slot.elements, dtype=slot.dtype, device=device)[front:]
+
+
+def _check_truth(early: EarlyOutput, slots: list[torch.Tensor]) -> None:
+    """Truth values are 0 or 1; kernels that count and then copy rely on it."""
+    for number in early.crossing.truths:
+        if slots[number].numel() and int(slots[number].view(torch.uint8).max()) > 1:
+            raise BadFrame(f"slot {number} holds truth values other than 0 and 1")
+
+
+_PAGE = mmap.PAGESIZE
+
+
+def _between_guards(slot: Slot, start: int) -> torch.Tensor:
+    size = -(-(max(slot.storage_bytes, 1) + start) // ALIGN) * ALIGN
+    pages = -(-size // _PAGE) * _PAGE
+    area = mmap.mmap(-1, pages + 2 * _PAGE)
+    memory = (ctypes.c_char * len(area)).from_buffer(area)
+    base = ctypes.addressof(memory)
+    protect = ctypes.CDLL(None, use_errno=True).mprotect
+    for guard in (base, base + _PAGE + pages):
+        if protect(ctypes.c_void_p(guard), ctypes.c_size_t(_PAGE), 0):
+            raise OSError(ctypes.get_errno(), "mprotect")
+    # as near to the guard behind it as its alignment allows
+    first = _PAGE + pages - size + start
+    inner = (ctypes.c_char * max(slot.storage_bytes, 1)).from_address(base + first)
+    inner.owner = memory  # type: ignore[attr-defined]
+    return torch.frombuffer(inner, dtype=torch.uint8)[: slot.storage_bytes].view(slot.dtype)
+
+
+# The memory of one request on the tail's side: slots, placeholders, and what depends on the inputs.
+#
+# All that a replay hands to the model is made here. A view is taken of a slot or of a tensor that depends on the
+# inputs, never of anything else, and torch checks it against the storage's real size; a write goes to storages that
+# this request made. What breaks these rules is an error, whatever the recipe says.
+
+
+class Placing:
+    """``slots``: one flat tensor each. ``holes``: placeholders shared by all requests of a recipe."""
+
+    def __init__(
+        self, slots: list[torch.Tensor], device: torch.device, holes: dict[Hole, Placeholder] | None = None
+    ) -> None:
+        self.slots = slots
+        self.device = device
+        self.holes = {} if holes is None else holes
+        self.tainted = {slot.untyped_storage()._cdata for slot in slots}
+        self.kept: list[Any] = []
+        self.filled: dict[int, torch.Tensor] | None = None
+        """Slot -> the memory that got its content, where somebody wants to know."""
+        self.made: set[int] = set()
+        """Storages of constants that this request's Python made; noted only where some are written."""
+
+    def release(self) -> None:
+        """Let go of the frontier."""
+        self.slots.clear()
+        self.kept.clear()
+        self.filled = None
+
+    def is_tainted(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor of the prefix depends on the inputs."""
+        if type(tensor) is Placeholder:
+            return True
+        try:
+            return tensor.untyped_storage()._cdata in self.tainted
+        except (RuntimeError, NotImplementedError):
+            return False
+
+    def taint(self, tensor: torch.Tensor) -> None:
+        """From here on the tensor's storage depends on the inputs."""
+        if type(tensor) is not Placeholder:
+            storage = tensor.untyped_storage()
+            self.tainted.add(storage._cdata)
+            self.kept.append(StorageWeakRef(storage))  # the address must not be used again for a constant
+
+    def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
+        """An operation on constants gave ``result``: storages that are none of its arguments' are this request's."""
+        given = {
+            a.untyped_storage()._cdata for a in arguments if type(a) is not Placeholder and a.layout == torch.strided
+        }
+        for tensor in tensors_in(result):
+            if type(tensor) is torch.Tensor and tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                if storage._cdata not in given and storage.resizable():
+                    self.made.add(storage._cdata)
+                    self.kept.append(storage)  # the address must not be used again
+
+    def overwrite(self, tensor: torch.Tensor) -> None:
+        """A kernel that is not run would write here. What it would have overwritten may be anybody's memory: zeros,
+        until it is filled. The model's own memory (a scratch buffer that is rewritten before it is read) stays as it
+        is, whatever values the request brought.
+        """
+        if type(tensor) is Placeholder or self.is_tainted(tensor):
+            return
+        if tensor.untyped_storage()._cdata in self.made:
+            whole_of(tensor, torch.uint8).zero_()
+        self.taint(tensor)
+
+    def tensor(self, source: Source, arguments: Sequence[torch.Tensor], *, fresh: bool = False) -> torch.Tensor:
+        """One tensor of the prefix. ``fresh``: autograd will put its mark on it. Raises `PlanMismatch`."""
+        if isinstance(source, Hole):
+            if fresh or 0 in source.form.shape:
+                return self.hole(source.form)
+            # nobody writes to a placeholder: one serves all requests
+            known = self.holes.get(source)
+            if known is None:
+                known = self.holes[source] = _placeholder(source.form, self.device)
+            return known
+        if isinstance(source, Injected):
+            return _viewed(self.slots[source.slot], source.view, source.dtype, source.flags)
+        if source.number >= len(arguments):
+            raise PlanMismatch("an argument is missing")
+        argument = arguments[source.number]
+        if isinstance(source, Argument):
+            return argument
+        if type(argument) is Placeholder or not self.is_tainted(argument):
+            raise PlanMismatch("a view of a tensor that is not this request's")
+        return _aliased(argument, source)
+
+    def hole(self, form: TensorForm) -> torch.Tensor:
+        """A placeholder of its own; for no elements at all a real tensor, since there is nothing to read."""
+        if 0 not in form.shape:
+            return _placeholder(form, self.device)
+        empty = torch.empty_strided(form.shape, form.stride, dtype=form.dtype, device=self.device)
+        self.kept.append(empty)
+        self.tainted.add(empty.untyped_storage()._cdata)
+        return empty
+
+    def fill(self, number: int, pieces: Sequence[View], argument: torch.Tensor) -> None:
+        """Put the pieces of a slot into the storage of a tensor that this request made. Raises `PlanMismatch`."""
+        slot = self.slots[number]
+        if type(argument) is Placeholder or argument.untyped_storage()._cdata not in self.made:
+            raise PlanMismatch("a write to a tensor that is not this request's")
+        whole = whole_of(argument, slot.dtype)
+        if whole.numel() < slot.numel():
+            raise PlanMismatch("a write beyond a tensor's memory")
+        for piece in pieces:
+            target = whole.as_strided(piece.shape, piece.stride, piece.offset)
+            target.copy_(slot.as_strided(piece.shape, piece.stride, slot.storage_offset() + piece.offset))
+        if self.filled is not None:
+            self.filled[number] = whole
+
+
+def _placeholder(form: TensorForm, device: torch.device) -> Placeholder:
+    return Placeholder(form.shape, form.stride, form.dtype, device)
+
+
+def _viewed(slot: torch.Tensor, view: View, dtype: torch.dtype, flags: str) -> torch.Tensor:
+    whole = slot if dtype is slot.dtype else slot.view(dtype)
+    return _flagged(whole.as_strided(view.shape, view.stride, whole.storage_offset() + view.offset), flags)
+
+
+def _aliased(argument: torch.Tensor, source: Alias) -> torch.Tensor:
+    view = source.view
+    whole = whole_of(argument, source.dtype)
+    return _flagged(whole.as_strided(view.shape, view.stride, view.offset), source.flags)
+
+
+def _flagged(tensor: torch.Tensor, flags: str) -> torch.Tensor:
+    if "c" in flags:
+        tensor = tensor.conj()
+    negated: torch.Tensor = torch._neg_view(tensor) if "n" in flags else tensor
+    return negated
+
+
+def whole_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The storage of a tensor as one flat tensor.
+
+    A view, so that what is written through it counts as written to the tensor.
+    """
+    if tensor.is_conj():
+        tensor = tensor.conj()
+    if tensor.is_neg():
+        tensor = torch._neg_view(tensor)
+    elements = tensor.untyped_storage().nbytes() // tensor.itemsize
+    whole = tensor.as_strided((elements,), (1,), 0)
+    if dtype is tensor.dtype:
+        return whole
+    fits = elements * tensor.itemsize // dtype.itemsize * dtype.itemsize
+    return whole.view(torch.uint8)[:fits].view(dtype)

@@ -24,9 +24,8 @@ from shared_hooks.purity import Turns
 from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.state import Settings
 from shared_hooks.tail.meta_runner import Budget
-from shared_hooks.tail.recipe import Recipe
+from shared_hooks.tail.recipe import Placing, Recipe, blank_slots
 from shared_hooks.tail.rehearsal import Facts, Rehearsal
-from shared_hooks.tail.slots import Placing, blank_slots
 from shared_hooks.tensors import ClassFinder
 
 

@@ -44,8 +44,11 @@ from shared_hooks.tail.recipe import (
     Argument,
     End,
     Enter,
+    Frame,
     Hole,
     Injected,
+    Notes,
+    Placing,
     ReadValue,
     Recipe,
     Run,
@@ -53,7 +56,6 @@ from shared_hooks.tail.recipe import (
     Source,
     Through,
 )
-from shared_hooks.tail.slots import Frame, Notes, Placing
 from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten, no_class, tensors_in, unflatten
 
 # The operations of a rehearsal's prefix: run on placeholders, and noted as steps of the recipe.

@@ -47,6 +47,7 @@ from shared_hooks.tail.recipe import (
     Hole,
     Injected,
     Nothing,
+    Placing,
     ReadValue,
     Recipe,
     Run,
@@ -55,9 +56,9 @@ from shared_hooks.tail.recipe import (
     Step,
     Through,
     label,
+    slots_of,
 )
 from shared_hooks.tail.rehearsal import arguments_from
-from shared_hooks.tail.slots import Placing, slots_of
 from shared_hooks.tensors import ClassFinder, Structure, no_class, tensors_in, unflatten
 
 Substitute = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]

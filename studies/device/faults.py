@@ -86,7 +86,7 @@ FAULTS = (
     ),
     Fault(
         "a crossing value stays on the host",
-        "shared_hooks/tail/slots.py",
+        "shared_hooks/tail/recipe.py",
         "        moved = to_device(pieces[0].reshape(-1), device)\n",
         "        moved = pieces[0].reshape(-1)\n",
     ),

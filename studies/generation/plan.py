@@ -35,8 +35,7 @@ from edge_client.planning.link import Curve, Link
 from edge_client.screen.text import table
 from edge_client.spoken import EDGE_ONLY
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
-from shared_hooks.profiling.decoding.measure import Measurement
-from shared_hooks.profiling.decoding.profile import words_at_random
+from shared_hooks.profiling.decoding import Measurement, words_at_random
 from studies.benchmarks.machine import facts
 
 LENGTHS = (16, 128, 384)

@@ -27,7 +27,7 @@ GUARDS: Final = (
     "shared_hooks/purity/*.py",
     "shared_hooks/state/*.py",
     "shared_hooks/generation/hidden.py",
-    "cloud_server/models/weights_guard.py",
+    "cloud_server/models/engine.py",
     # identity
     "cloud_server/access/*.py",
     "shared_hooks/config.py",

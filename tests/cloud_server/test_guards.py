@@ -16,13 +16,13 @@ from torch import nn
 
 from cloud_server.access import identities
 from cloud_server.access.identities import Credentials, Identities, Token
-from cloud_server.access.tls import written_since
+from cloud_server.access.register import written_since
 from cloud_server.config import read_config
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.service import Hold
 from cloud_server.limits import Limits
 from cloud_server.requests.request_table import Room
-from cloud_server.scheduling import trim
+from cloud_server.scheduling import scheduler as trim
 from cloud_server.scheduling.fair_queue import FairQueue, Payer, Task
 from cloud_server.transport.rest.application import read_body
 from shared_hooks.errors import NotAuthenticated, ServerUnavailable, TooLarge

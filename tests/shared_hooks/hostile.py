@@ -21,7 +21,7 @@ from shared_hooks.crossing.description import digest_of
 from shared_hooks.crossing.early import MAGIC
 from shared_hooks.crossing.format import decode
 from shared_hooks.errors import BadFrame, IsthmusError
-from shared_hooks.tail.slots import guarded
+from shared_hooks.tail.recipe import guarded
 from tests.shared_hooks.cutting import case_of
 from tests.shared_hooks.truth import memory_of
 from tests.zoo import Case

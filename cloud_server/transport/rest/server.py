@@ -16,10 +16,6 @@ from cloud_server.transport.authentication import server_context
 from cloud_server.transport.rest.pages import Pages
 from shared_hooks.errors import SpecError
 
-LEAST_BYTES, MOST_BYTES = 1 << 10, 32 << 10
-"""To parse in one go: the more, the faster the last was. As chunks of one byte they take Python some 2 and 70 ms."""
-
-
 log = logging.getLogger(__name__)
 
 HEADER_BYTES = 32 << 10

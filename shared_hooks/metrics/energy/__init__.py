@@ -1,7 +1,7 @@
 """Energy from the machine's own meters: one small interface (`Meter`), one function a backend, no invented numbers.
 
 meter         `Meter`, and the machine that it reads
-boards, nvml   the backends
+boards   the backends
 
 To add a backend, write a function ``find(machine: Machine) -> list[Meter]`` that raises
 `MeterUnavailable` with a few words when there is nothing, and name it in `BACKENDS`; see docs/energy.md.
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from shared_hooks.metrics.energy import boards, nvml
+from shared_hooks.metrics.energy import boards
 from shared_hooks.metrics.energy.meter import Absent, Gpu, Integrated, Machine, Meter, MeterUnavailable, Scope
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 BACKENDS: tuple[tuple[str, Callable[[Machine], list[Meter]]], ...] = (
-    ("NVML", nvml.find),
+    ("NVML", boards.find_nvml),
     ("RAPL", boards.find_rapl),
     ("INA3221", boards.find_ina3221),
     ("vcgencmd", boards.find_vcgencmd),

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from cloud_server.config import ModelEntry
-from cloud_server.models.engine import Computed, Identity
+from cloud_server.models.engine import Computed, Identity, WeightsGuard
 from cloud_server.models.served_model import ServedModel
-from cloud_server.models.weights_guard import WeightsGuard
 from shared_hooks import EarlyOutput, Parcel, WrappedModel
 from shared_hooks.errors import IsthmusError, ModelChanged, ServerUnavailable
 from shared_hooks.models import Table, spec_from_table

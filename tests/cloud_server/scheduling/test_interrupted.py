@@ -14,7 +14,7 @@ import torch
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from cloud_server.scheduling.watchdog import Overtime
+from cloud_server.scheduling.scheduler import Overtime
 from shared_hooks.crossing import generators
 from shared_hooks.modules.attach import running
 from studies.attacks.bulk import Target

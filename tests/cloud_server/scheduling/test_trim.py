@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloud_server.scheduling.trim import STEP_BYTES, Trim
+from cloud_server.scheduling.scheduler import STEP_BYTES, Trim
 
 
 def test_only_after_much_was_let_go() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edge_client.__main__ import main
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, UnknownLayer
-from shared_hooks.explanation import Explanation, Sent
+from shared_hooks.explaining import Explanation, Sent
 from tests.edge_client.small_models import Residual
 
 Captured = pytest.CaptureFixture[str]

@@ -7,7 +7,7 @@ import torch
 from edge_client.generation.survey import StepSampler, survey_decoding
 from edge_client.planning.generation import cloud_profile, head_profile, overhead_of
 from shared_hooks.generation import DecodingTail, InProcess
-from shared_hooks.profiling.decoding.measure import Measurement
+from shared_hooks.profiling.decoding import Measurement
 from tests.shared_hooks.generation.small import make, prompt
 
 

@@ -14,7 +14,7 @@ import torch
 
 from shared_hooks.codecs import CODECS, RAW, Codec, Coded, Grain, by_wire, check, is_offered, offered, register
 from shared_hooks.codecs.noise import Noise
-from shared_hooks.codecs.plugins import Guarded
+from shared_hooks.codecs.registry import Guarded
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import BadFrame, CodecFailed, SpecError
 from shared_hooks.profiling.profiler import ProfileOptions

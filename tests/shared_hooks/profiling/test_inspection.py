@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.profiling.inspection import Inspection, inspect, weights_bytes
+from shared_hooks.profiling.timers import Inspection, inspect, weights_bytes
 from tests.zoo import CASES, Case
 
 ROW = 4 * 2 * 8  # bytes of a (2, 8) float tensor

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_client.planning.link import Curve, Link
-from shared_hooks.profiling.decoding.profile import DecodingProfile, Line, Part
+from shared_hooks.profiling.decoding import DecodingProfile, Line, Part
 from shared_hooks.profiling.profile import Side
 
 MS = 1e6

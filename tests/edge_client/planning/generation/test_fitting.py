@@ -14,7 +14,7 @@ from edge_client.planning.generation import (
     overhead_of,
     predict_generation,
 )
-from shared_hooks.profiling.decoding.profile import DecodingProfile
+from shared_hooks.profiling.decoding import DecodingProfile
 from tests.edge_client.planning.generation.decoder import MS, WORDS, decoder, link
 
 EDGE = decoder("edge", 10)

@@ -10,7 +10,7 @@ import pytest
 from edge_client.call import Load
 from edge_client.planning.generation import KEY, Measured, Overhead, Workload, read_measured
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding.profile import Line
+from shared_hooks.profiling.decoding import Line
 from tests.edge_client.planning.generation.decoder import decoder, link
 
 MADE = Measured(

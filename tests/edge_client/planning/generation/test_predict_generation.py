@@ -21,7 +21,7 @@ from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.predict import Power
 from edge_client.spoken import EDGE_ONLY
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding.profile import Line
+from shared_hooks.profiling.decoding import Line
 from tests.edge_client.planning.generation.decoder import MS, WORDS, decoder, link
 
 EDGE, CLOUD = decoder("edge", 10), decoder("cloud", 1)

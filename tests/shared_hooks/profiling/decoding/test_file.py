@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling.decoding import profile
+from shared_hooks.profiling import decoding
 from tests.edge_client.planning.generation.decoder import decoder
 
 
 def test_a_profile_comes_back(tmp_path: Path) -> None:
     made = decoder("cloud", 1.5)
-    profile.write(made, tmp_path / "p.json")
-    assert profile.read(tmp_path / "p.json") == made
+    decoding.write(made, tmp_path / "p.json")
+    assert decoding.read(tmp_path / "p.json") == made
 
 
 @pytest.mark.parametrize(
@@ -32,15 +32,15 @@ def test_a_profile_comes_back(tmp_path: Path) -> None:
 )
 def test_what_is_no_profile_is_refused_by_place(change: dict[str, object], says: str) -> None:
     with pytest.raises(SpecError, match=says):
-        profile.from_json({**profile.to_json(decoder("edge", 1)), **change})
+        decoding.from_json({**decoding.to_json(decoder("edge", 1)), **change})
 
 
 def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="cannot be read"):
-        profile.read(tmp_path / "nowhere.json")
+        decoding.read(tmp_path / "nowhere.json")
     (tmp_path / "bad.json").write_text("{")
     with pytest.raises(SpecError, match="is not JSON"):
-        profile.read(tmp_path / "bad.json")
+        decoding.read(tmp_path / "bad.json")
     (tmp_path / "list.json").write_text(json.dumps([]))
     with pytest.raises(SpecError, match="expected an object"):
-        profile.read(tmp_path / "list.json")
+        decoding.read(tmp_path / "list.json")

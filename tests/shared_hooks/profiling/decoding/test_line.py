@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shared_hooks.profiling.decoding.profile import Line
+from shared_hooks.profiling.decoding import Line
 
 NUMBERS = st.floats(0, 1e9)
 

@@ -7,8 +7,14 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused, SpecError
-from shared_hooks.profiling.decoding.measure import Measurement, fitting_lengths, measure_decoding
-from shared_hooks.profiling.decoding.profile import blocks_of, weights_bytes, words_at_random
+from shared_hooks.profiling.decoding import (
+    Measurement,
+    blocks_of,
+    fitting_lengths,
+    measure_decoding,
+    weights_bytes,
+    words_at_random,
+)
 from tests.shared_hooks.generation.small import MODELS, make
 
 LISTS = {
