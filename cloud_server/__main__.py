@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not sys.stderr.isatty():  # a log
         quiet_libraries()
     if words[:1] == ["token"]:
-        from cloud_server.access.identities import token_command
+        from cloud_server.access import token_command
 
         return token_command(words[1:])
     # Until the server is up, and drains on Ctrl-C, there is nothing to end well. An exception might be caught or

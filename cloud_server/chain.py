@@ -4,7 +4,7 @@ This server is then a client, and uses the edge's connection: several requests u
 after a break and answered once, heartbeats, deadlines. It hands on only to servers that its operator has named; whom a
 client names beside these is refused.
 
-The next server hears who asked in a token that this one signs (`access.register`). Connections are kept apart by that,
+The next server hears who asked in a token that this one signs (`access.Register`). Connections are kept apart by that,
 so what one caller asks there is charged to that caller.
 """
 
@@ -32,7 +32,8 @@ from cloud_server.config import NextServer
 from cloud_server.executor import Finish
 from cloud_server.limits import Limits
 from cloud_server.models import Computed, Engine
-from cloud_server.requests import Request, store
+from cloud_server.requests import Request
+from cloud_server.requests.request_table import Handed, failed_answer, joined_answer
 from edge_client.probing import fetch_profile, probe
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, State, now_ns, wire
 from protos.isthmus.v1 import split_pb2
@@ -121,7 +122,7 @@ class Chain:
                 self._steps.submit(contextvars.Context().run, handed.run)
             except RuntimeError:  # it is closed
                 error = ServerUnavailable("the server is going away")
-                finish(request, store.failure(request, error), error)
+                finish(request, failed_answer(request, error), error)
         return partial(self._withdrawn.put, handed)
 
     def give_up(self, rest: Callable[[], Computed]) -> None:
@@ -366,13 +367,13 @@ class _Handed:
         if error is not None:
             named = type(error)(f"{self._server.name}: {error}")
             # not by the same id: this part would be computed once more, and its connection has tried long enough
-            self._finish(request, store.failure(request, named, retry=False), named)
+            self._finish(request, failed_answer(request, named, retry=False), named)
             return
         assert exchange is not None and exchange.reply is not None
         hop = request.route[0]
         sizes, took = (exchange.bytes_up, exchange.payload), now_ns() - self._began
-        handed = store.Handed(hop.server, hop.cut, *sizes, took, self._sends + exchange.sends)
-        self._finish(request, store.joined(request, self._own, exchange.reply, handed), None)
+        handed = Handed(hop.server, hop.cut, *sizes, took, self._sends + exchange.sends)
+        self._finish(request, joined_answer(request, self._own, exchange.reply, handed), None)
 
     def withdraw(self) -> None:
         """Its client does not want it any more."""
@@ -428,13 +429,13 @@ class _Step:
             error = ServerUnavailable(f"{type(wrong).__name__}: {wrong}")
         if error is not None:
             # not by the same id: this part would be computed once more, and its connection has tried long enough
-            self._finish(request, store.failure(request, error, retry=False), error)
+            self._finish(request, failed_answer(request, error, retry=False), error)
             return
         hop, (bytes_up, sends), reply = request.route[0], self._sizes, self._reply
         reply.header, reply.payload_bytes = computed.reply.header, computed.nbytes
         payload, took = b"".join(computed.buffers), now_ns() - self._began
-        handed = store.Handed(hop.server, hop.cut, bytes_up, payload, took, sends)
-        self._finish(request, store.joined(request, self._own, reply, handed), None)
+        handed = Handed(hop.server, hop.cut, bytes_up, payload, took, sends)
+        self._finish(request, joined_answer(request, self._own, reply, handed), None)
 
     def ask(self, chain: Chain, way: _Way, outgoing: Outgoing) -> StepReply:
         """One step on one connection. Raises what it is answered with, and DeadlineExceeded."""

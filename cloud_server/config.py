@@ -80,8 +80,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from cloud_server.access import Register, Tls
-from cloud_server.access.register import Signer, read_secret
+from cloud_server.access import Register, Signer, Tls, read_secret
 from cloud_server.arguments import TRIALS, ServerOptions, check_address, check_network, with_host
 from cloud_server.limits import Limits
 from edge_client.credentials import Credentials

@@ -12,7 +12,7 @@ import urllib.parse
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from cloud_server.access.identities import read_identities
+from cloud_server.access import read_identities
 from cloud_server.arguments import doctor, is_loopback
 from cloud_server.config import ModelEntry, NextServer, ServerConfig, composed
 from cloud_server.fleet import devices_of

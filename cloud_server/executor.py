@@ -19,7 +19,8 @@ from cloud_server.access import Caller
 from cloud_server.decoding import Taken
 from cloud_server.limits import Limits
 from cloud_server.models import BegunTail, Computed, Engine
-from cloud_server.requests import Answer, Request, RequestTable, store
+from cloud_server.requests import Answer, Request, RequestTable
+from cloud_server.requests.request_table import computed_answer, failed_answer
 from cloud_server.scheduling import Overtime, Result, Scheduler, Task, Watchdog
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import AccessRefused, Cancelled, CutRefused, InputMismatch, IsthmusError, ModelFailed, TooLarge
@@ -373,13 +374,13 @@ class Executor:
         """What it is answered with; or the report of its part, and the part, which others finish."""
         try:
             computed = compute()
-            answer = store.answer(request, computed, started_ns, self._load(request.caller, but=request))
+            answer = computed_answer(request, computed, started_ns, self._load(request.caller, but=request))
         except IsthmusError as error:
-            return store.failure(request, error), error, None
+            return failed_answer(request, error), error, None
         except BaseException as error:  # a worker survives everything
             failure = ModelFailed(f"{type(error).__name__}: {error}")
             failure.__cause__ = error
-            return store.failure(request, failure), failure, None
+            return failed_answer(request, failure), failure, None
         self._lifecycle.emit(Stage.ON_RESULT, computed=computed)
         return answer, None, computed if computed.is_part else None
 

@@ -13,7 +13,6 @@ model_choice  which model, on what device
 dial          the one place that opens a channel, and why one does not open
 light         an edge without PyTorch: heads as ONNX files
 light_codecs  ... codecs of what crosses, in numpy
-journal       lines of JSON that outlive their process
 interrupts    Ctrl-C, never lost
 intervention  activations changed on purpose
 credentials   what this side shows a server
@@ -71,8 +70,7 @@ if TYPE_CHECKING:
     from edge_client.tasks.layers import layers
     from edge_client.tasks.leakage import leakage
     from edge_client.tasks.learn import learn
-    from edge_client.tasks.plan import plan
-    from edge_client.tasks.plan_chain import plan_chain
+    from edge_client.tasks.plan import plan, plan_chain
     from edge_client.tasks.plan_generation import plan_generation
     from edge_client.tasks.profile import profile
     from edge_client.tasks.prune import prune
@@ -109,7 +107,7 @@ _HOME = {
     "learn": "tasks.learn",
     "local_server": "process",
     "plan": "tasks.plan",
-    "plan_chain": "tasks.plan_chain",
+    "plan_chain": "tasks.plan",
     "plan_generation": "tasks.plan_generation",
     "profile": "tasks.profile",
     "prune": "tasks.prune",

@@ -84,7 +84,7 @@ _END: Final = object()
 
 
 class Fed:
-    """Live inputs (`edge_client.request.many.LiveInputs`): the next is asked for when there is a place for it."""
+    """Live inputs (`edge_client.request.sending.LiveInputs`): the next is asked for when there is a place for it."""
 
     live = True
 

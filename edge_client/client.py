@@ -15,9 +15,7 @@ from torch import nn
 from edge_client.answer import Answer, Failure
 from edge_client.call import Call
 from edge_client.core import CONNECTION_ERRORS, ClientCore
-from edge_client.inputs import InputReader
-from edge_client.inputs.kinds import Swallowed
-from edge_client.inputs.reader import several
+from edge_client.inputs import InputReader, Swallowed, several
 from edge_client.model_choice import Inputs, ModelChoice
 from edge_client.request import (
     Cut,

@@ -350,7 +350,7 @@ def fetch_profile(
     credentials: Credentials | None = None,
     following: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The cloud's side of a model's profile, as `shared_hooks.profiling.profile_file.from_json` takes it.
+    """The cloud's side of a model's profile, as `shared_hooks.profiling.profile.from_json` takes it.
 
     ``codecs``: whose decoding it also measures, those of them that it knows. ``weights_hash``: of which version of the
     model. A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It

@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from edge_client.call import Call
-from edge_client.screen.text import one_line
+from edge_client.screen import one_line
 from edge_client.transport import now_ns
 from shared_hooks import WrappedModel, devices
 from shared_hooks.errors import CutRefused, SpecError

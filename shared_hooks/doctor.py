@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TextIO
 from shared_hooks.errors import IsthmusError
 from shared_hooks.lifecycle.log import one_line
 from shared_hooks.metrics.energy import Machine, find_meters
-from shared_hooks.metrics.throttling import throttling
+from shared_hooks.metrics.sampler import throttling
 from shared_hooks.version import __version__
 
 if TYPE_CHECKING:

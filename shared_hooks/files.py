@@ -1,4 +1,9 @@
-"""Files that are there whole or not at all: a power cut or a full disk in between leaves what was there before."""
+"""Files that are there whole or not at all, and files of lines of JSON of which each is on the disk or not there.
+
+A power cut or a full disk leaves what was there before. Of a `Journal` a line that an interruption cut off is dropped
+when the file is read again, a full disk is reported and leaves no half line, and two processes cannot write to one
+file.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,10 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Final
 
 from shared_hooks.errors import SpecError
 
@@ -79,3 +85,88 @@ def _to_disk(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+BEGINNING: Final = b'{"'
+"""How every record begins: a file that begins otherwise is somebody's own."""
+
+
+class JournalFile:
+    """Opened or made at ``path`` for ``option``, which messages name; ``kind`` is what else may hold its lock."""
+
+    def __init__(self, path: Path, option: str, kind: str) -> None:
+        self.path = path
+        self._option, self._kind = option, kind
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        except OSError as error:
+            raise SpecError(f"{option}: {path} cannot be written: {error.strerror}") from error
+        try:
+            self._lock()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __enter__(self) -> JournalFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Lets the file and its lock go."""
+        os.close(self._file)
+
+    def write(self, record: dict[str, Any]) -> None:
+        """One line, on the disk when this returns; all of it or nothing. Raises SpecError, for a full disk for one."""
+        data = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
+        good = os.fstat(self._file).st_size
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+            os.fsync(self._file)
+        except OSError as error:
+            os.ftruncate(self._file, good)  # else what is written next would go on in the middle of this line
+            raise SpecError(f"{self._option}: {self.path} cannot be written: {error.strerror}") from error
+
+    def clear(self) -> None:
+        """Nothing is in it any more."""
+        os.ftruncate(self._file, 0)
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Number (from 1) and bytes of each line; an end that was cut off is taken away."""
+        good = 0
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    if number == 1 and line[: len(BEGINNING)] != BEGINNING[: len(line)]:
+                        raise SpecError(
+                            f"{self._option}: {self.path} is no journal of a {self._kind}, and is left as it is; give "
+                            "another file"
+                        )
+                    os.ftruncate(self._file, good)
+                    return
+                good += len(line)
+                yield number, line
+
+    def parsed(self, number: int, line: bytes) -> dict[str, Any]:
+        """A line's record. Raises SpecError naming the line."""
+        try:
+            record = json.loads(line)
+            if not isinstance(record, dict):
+                raise ValueError("no object")
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"{self.path}, line {number}: not a {self._kind}'s journal: {error}") from error
+        return record
+
+    def _lock(self) -> None:
+        try:
+            import fcntl
+        except ImportError:  # a system without: two at once are the user's to avoid
+            return
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SpecError(f"{self._option}: another {self._kind} is writing to {self.path}") from error

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edge_client.screen.text import size, table
+from edge_client.screen import size, table
 from shared_hooks import WrappedModel
 from shared_hooks.tensors.staging import identical
 from studies.benchmarks.networks import ResNet18, UNet, ViT, built, image

@@ -41,7 +41,7 @@ from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.adaptive.chain import parts_of
 from edge_client.generation import SplitGenerator
 from edge_client.process import local_server
-from edge_client.tasks.plan_chain import plan_chain
+from edge_client.tasks.plan import plan_chain
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.models import load_spec
 from shared_hooks.tensors import tensors_in

@@ -27,9 +27,8 @@ from torch import nn
 from torch.nn import functional
 
 from edge_client.calibrating.study import STEPS, Study
-from edge_client.given import Given, given, labelled
+from edge_client.given import Given, Loaded, given, labelled, load
 from edge_client.model_choice import ModelChoice
-from edge_client.survey.loading import Loaded, load
 from edge_client.tasks.leakage import leakage
 from edge_client.tasks.learn import Learned, learn
 from edge_client.tasks.subject import subject_of

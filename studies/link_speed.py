@@ -20,7 +20,7 @@ from edge_client.process import local_server
 from studies.experiments.network import CLOUD, CLOUD_ADDRESS, EDGE, Network, inside
 
 SIZES = (183, 4_221, 8_339, 16_410, 16_531, 24_734, 65_536)
-"""What cuts of the shipped model send, and what `survey.gather.probe_sizes` adds."""
+"""What cuts of the shipped model send, and what `survey.probe_sizes` adds."""
 ANSWERS = (162, 648)
 SECONDS = 2.0
 PAYLOAD = 1448 / 1514

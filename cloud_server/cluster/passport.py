@@ -15,8 +15,18 @@ from typing import Any, Final
 
 import grpc
 
-from cloud_server.access import Caller, Credentials, Policy, Register, Tls
-from cloud_server.access.identities import HEADER, PASSPORT, SCHEME, hash_of, read_identities
+from cloud_server.access import (
+    HEADER,
+    PASSPORT,
+    SCHEME,
+    Caller,
+    Credentials,
+    Policy,
+    Register,
+    Tls,
+    hash_of,
+    read_identities,
+)
 from cloud_server.cluster.census import Place
 from cloud_server.config import ServerConfig
 from cloud_server.limits import NEVER

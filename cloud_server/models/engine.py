@@ -504,7 +504,7 @@ class Engine(Protocol):
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """This side's profile (`shared_hooks.profiling.profile_file`), measured now, with the decoding of ``codecs``.
+        """This side's profile (`shared_hooks.profiling.profile`), measured now, with the decoding of ``codecs``.
 
         What ``on_progress`` raises ends it. Raises CutRefused for a model without an example.
         """

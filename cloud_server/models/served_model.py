@@ -56,7 +56,7 @@ from shared_hooks.modules.manifest import Manifest
 from shared_hooks.observers import named, transforms
 from shared_hooks.planning import INPUT, OnlyPart
 from shared_hooks.profiling.machine import describe, kind
-from shared_hooks.profiling.profile_file import to_json
+from shared_hooks.profiling.profile import to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud
 from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.state import PythonState

@@ -1,8 +1,7 @@
 """Requests on their way through a server.
 
 request        one of them, its payload, its stream, its answer
-request_table  which requests there are, and how each ends
-store          answers as frames, kept until the client has them
+request_table  which requests there are, and how each ends; answers kept until the client has them
 
 May import decoding, models, wire, limits.
 """

@@ -99,7 +99,7 @@ class Watchdog:
 
     def limited(self, seconds: float = math.inf) -> AbstractContextManager[None]:
         """Bounds what the block does in this thread, to ``seconds`` if these are fewer. `Overtime` comes where the
-        engine lets it (`shared_hooks.forward.allowance`): in the model's code, and never after it.
+        engine lets it (`shared_hooks.forward.foresight`): in the model's code, and never after it.
         """
         return bounded(_Time(self, min(seconds, self._seconds)))
 
@@ -178,7 +178,7 @@ class Watchdog:
 
 
 class _Time:
-    """The time of one request; a `shared_hooks.forward.allowance.Limit`."""
+    """The time of one request; a `shared_hooks.forward.foresight.Limit`."""
 
     def __init__(self, watchdog: Watchdog, seconds: float) -> None:
         self._watchdog = watchdog

@@ -19,7 +19,8 @@ from cloud_server.access import Caller
 from cloud_server.decoding import Sessions, Step
 from cloud_server.limits import Limits
 from cloud_server.models import FILE, Engine, check_open
-from cloud_server.requests import Answer, Outlet, Request, RequestTable, State, about, store
+from cloud_server.requests import Answer, Outlet, Request, RequestTable, State, about
+from cloud_server.requests.request_table import answer_frames
 from cloud_server.scheduling import Payer
 from cloud_server.streams.handshake import CrossingCache, agree, check_form
 from cloud_server.streams.probe import Pace
@@ -636,7 +637,7 @@ class StreamSession:
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
-                for frame in store.frames(item, self._hub.limits.chunk_bytes, self._headed):
+                for frame in answer_frames(item, self._hub.limits.chunk_bytes, self._headed):
                     yield frame
                     self._moved = time.monotonic()
                     if self._phase is Phase.OVER:  # dropped meanwhile

@@ -15,6 +15,7 @@ from edge_client.adaptive.controller import SplitController
 from edge_client.adaptive.monitor import Check, Connect
 from edge_client.call import Call, Load
 from edge_client.core import ClientCore
+from edge_client.given import Loaded
 from edge_client.model_choice import Inputs
 from edge_client.planning.codecs import Codecs
 from edge_client.planning.link import Link
@@ -23,22 +24,13 @@ from edge_client.planning.objective import Constraints, Objective
 from edge_client.planning.partitioners import ByObjective, Partitioner, find_partitioner
 from edge_client.planning.predict import predict, watts_of
 from edge_client.probing import LinkProber, fetch_profile, probe
-from edge_client.screen.progress import in_notebook
-from edge_client.survey.gather import (
-    Gathered,
-    Wanted,
-    asked_of_servers,
-    edge_profile,
-    gather,
-    probe_sizes,
-    with_books,
-)
-from edge_client.survey.loading import Loaded
+from edge_client.screen import in_notebook
+from edge_client.survey import Gathered, Wanted, asked_of_servers, edge_profile, gather, probe_sizes, with_books
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import ServerUnavailable, SpecError
 from shared_hooks.models import ModelSpec
 from shared_hooks.models.inputs import to_device
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import Profile
 from shared_hooks.showing import short
 
@@ -214,8 +206,8 @@ def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
         how: dict[str, Any] = {"patience": FIRST_CALL_SECONDS, "credentials": wanted.credentials}
         codecs, weights = asked_of_servers(wanted.measured), edge.model.weights_hash
         data = fetch_profile(server, *known, on_progress, codecs=codecs, weights_hash=weights, **how)
-        cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
-        profile_file.check(cloud, edge.model)
+        cloud = profiles.from_json(data, "cloud", f"the profile that {server} sent")
+        profiles.check(cloud, edge.model)
         if Basis.name in wanted.measured:
             seconds = wanted.seconds
             cloud = with_books(cloud, loaded, wanted.books, server, log.warning, on_progress, seconds=seconds, **how)

@@ -19,18 +19,18 @@ from typing import Any, Final
 from edge_client.adaptive.beginning import AutoOptions, loaded_of
 from edge_client.call import Call
 from edge_client.core import ClientCore
+from edge_client.given import Loaded
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Constraints
 from edge_client.planning.predict import check_same_model
 from edge_client.probing import fetch_profile, probe
-from edge_client.screen.progress import counted, in_notebook
-from edge_client.screen.progress import progress as bar
+from edge_client.screen import counted, in_notebook
+from edge_client.screen import progress as bar
 from edge_client.spoken import AUTO
-from edge_client.survey.gather import Say, Wanted, edge_profile, probe_sizes
-from edge_client.survey.loading import Loaded
+from edge_client.survey import Say, Wanted, edge_profile, probe_sizes
 from shared_hooks.errors import CutRefused, IsthmusError, QuotaExceeded, SpecError
 from shared_hooks.lifecycle import Stage
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import identity
 
@@ -156,7 +156,7 @@ def measured(chain: Sequence[str], loaded: Loaded, wanted: Wanted, say: Say, pro
     for at, name in enumerate(chain):
         with bar(f"profile of {name}", None, progress) as advance:
             profile, link = _asked(chain, at, edge, wanted, counted(advance, wanted.seconds))
-        for text in profile_file.check(profile, who):
+        for text in profiles.check(profile, who):
             say(f"warning: {name}: {text}")
         check_same_model(edge, profile)
         stations.append(Station(name, profile, link))
@@ -258,8 +258,8 @@ def _asked(
         return known, link
     data = fetch_profile(chain[0], edge.model.model_id, *settings, on_progress, following=following, **how)
     if following:
-        profile = profile_file.from_json(data.get("profile"), "cloud", f"the profile of {name}")
+        profile = profiles.from_json(data.get("profile"), "cloud", f"the profile of {name}")
         return profile, Link.from_dict(data.get("link"), f"the server before {name}")
-    profile = profile_file.from_json(data, "cloud", f"the profile that {name} sent")
+    profile = profiles.from_json(data, "cloud", f"the profile that {name} sent")
     link, _ = probe(chain[0], probe_sizes(edge, None), (0, profile.answer_bytes), credentials=wanted.credentials)
     return profile, link

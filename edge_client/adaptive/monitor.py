@@ -17,7 +17,7 @@ from edge_client.call import Load
 from edge_client.core import ClientCore
 from edge_client.planning.link import Curve, Link
 from edge_client.probing import LinkProber
-from edge_client.screen.text import number
+from edge_client.screen import number
 from edge_client.transport import State, now_ns
 from shared_hooks.errors import Cancelled, IsthmusError, ServerUnavailable
 from shared_hooks.profiling.profile import Profile

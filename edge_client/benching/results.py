@@ -17,7 +17,7 @@ from edge_client.benching.generator import Fired
 from edge_client.benching.load import ABANDONED, CONFIDENCE, FEW_BEYOND, Ended, Shot, estimate, quantile
 from edge_client.pages import counted, duration, stem
 from edge_client.pages import render as page_of
-from edge_client.screen.text import printable, size
+from edge_client.screen import printable, size
 from shared_hooks.errors import SpecError
 
 # The figures of one rate, from what became of its requests.

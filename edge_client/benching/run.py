@@ -19,8 +19,8 @@ from edge_client.benching.load import FEW_BEYOND, Weighted, at_rate, cuts_of, me
 from edge_client.benching.load import arrivals as arrivals_of
 from edge_client.benching.results import FORMAT, KEPT, knee, render, step
 from edge_client.options import BenchOptions
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Column, Row, Tabular, finite, fitted, printable
+from edge_client.screen import Column, Row, Tabular, finite, fitted, printable
+from edge_client.screen import progress as bar
 from edge_client.spoken import check_seconds, option
 from shared_hooks.errors import ServerUnavailable, SpecError
 

@@ -3,5 +3,4 @@
 inputs   the inputs, and their labels
 outputs  which kind an output is of, and how far one is from another
 study    head, encode, decode, tail: over all inputs
-page     the table as a page: rate against loss, for every cut
 """

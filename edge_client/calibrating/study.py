@@ -21,9 +21,8 @@ from typing import Any, Final
 from edge_client.calibrating import inputs
 from edge_client.calibrating.inputs import Tally
 from edge_client.calibrating.outputs import Compare, Row, comparer, kind_of
-from edge_client.given import Given
+from edge_client.given import Given, Loaded
 from edge_client.planning.codecs import DOMINATED, TOO_LOSSY, CutLosses, LossTable
-from edge_client.survey.loading import Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import CODECS, by_wire
 from shared_hooks.codecs.basis import Basis, Book

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TextIO, TypeAlias
 
-from edge_client.screen.text import finite, one_line
+from edge_client.screen import finite, one_line
 from edge_client.settings import FILE_NAME, NONE, OWN, VARIABLE, how_named, server_of
 from shared_hooks.command_line import Parser
 from shared_hooks.errors import SpecError

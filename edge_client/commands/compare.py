@@ -12,7 +12,7 @@ from edge_client.benching.load import CONFIDENCE
 from edge_client.commands import common
 from edge_client.commands.common import check_json_target, write_json
 from edge_client.commands.report import table
-from edge_client.screen.text import milliseconds, one_line, printable
+from edge_client.screen import milliseconds, one_line, printable
 from edge_client.sweeping import settings
 from edge_client.sweeping.compare import SUM, Compared, as_dict, compare, read, render
 from shared_hooks.errors import SpecError

@@ -19,7 +19,7 @@ from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.live import Dashboard
-from edge_client.screen.text import one_line, printable
+from edge_client.screen import one_line, printable
 from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import IsthmusError, SpecError

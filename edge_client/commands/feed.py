@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, Final, TypeAlias
 
+from edge_client.given import cut_for as cut_for
+from edge_client.given import cut_of as cut_of
+from edge_client.given import example_of as example_of
+from edge_client.given import find as find
+from edge_client.given import first_readable as first_readable
+from edge_client.given import load as load
 from edge_client.model_choice import ModelChoice
-from edge_client.screen.text import milliseconds
-from edge_client.sources import Item, Source, Tally
-from edge_client.sources.opening import open_source
-from edge_client.sources.source import Files
+from edge_client.screen import milliseconds
+from edge_client.sources import Files, Item, Source, Tally, open_source
 from edge_client.spoken import CLOUD_FILE
-from edge_client.survey.loading import cut_for as cut_for
-from edge_client.survey.loading import cut_of as cut_of
-from edge_client.survey.loading import example_of as example_of
-from edge_client.survey.loading import find as find
-from edge_client.survey.loading import first_readable as first_readable
-from edge_client.survey.loading import load as load
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem
 
@@ -203,7 +201,7 @@ class Pace:
         }
 
 
-# The model's choice from the command line; what `edge_client.survey.loading` makes of words.
+# The model's choice from the command line; what `edge_client.survey` makes of words.
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:

@@ -17,7 +17,7 @@ from edge_client.commands.common import check_json_target, credentials_of, neede
 from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.report import table
 from edge_client.model_choice import ModelChoice
-from edge_client.screen.text import one_line, printable
+from edge_client.screen import one_line, printable
 from edge_client.settings import NONE
 from edge_client.spoken import EDGE_ONLY
 from edge_client.tracing import Traces

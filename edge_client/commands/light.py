@@ -19,7 +19,7 @@ from edge_client.commands import common
 from edge_client.commands.common import credentials_of, keywords, needed, say, show_bench
 from edge_client.light import Heads, LightAnswer, LightClient, provider_of
 from edge_client.settings import OWN
-from edge_client.sources.cameras import KEPT, camera, is_camera
+from edge_client.sources import KEPT, camera, is_camera
 from shared_hooks.errors import InputMismatch, IsthmusError, ServerUnavailable, SpecError
 from shared_hooks.frames import Frame
 from shared_hooks.version import __version__

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from edge_client.answer import Answer
 from edge_client.commands.feed import Named, Pace
-from edge_client.screen.observation_table import tables
-from edge_client.screen.text import milliseconds, one_line, printable, size
-from edge_client.screen.text import table as table
+from edge_client.screen import milliseconds, one_line, printable, size, tables
+from edge_client.screen import table as table
 from edge_client.sources import Tally
 from edge_client.spoken import CLOUD_FILE, EDGE_ONLY
 from edge_client.transport import Part, Times

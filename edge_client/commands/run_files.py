@@ -19,11 +19,10 @@ import torch
 from safetensors.torch import save_file
 
 from edge_client.commands.feed import Named
-from edge_client.journal import JournalFile
 from edge_client.request import NOT_SERVED
-from edge_client.screen.text import finite, one_line
+from edge_client.screen import finite, one_line
 from shared_hooks.errors import BadFrame, Cancelled, DeadlineExceeded, IsthmusError, SpecError
-from shared_hooks.files import write_text, write_whole
+from shared_hooks.files import JournalFile, write_text, write_whole
 from shared_hooks.models import InputItem, ModelSpec, Prediction
 from shared_hooks.observers.kinds.attention import coloured
 from shared_hooks.observers.thumbnails import decoded

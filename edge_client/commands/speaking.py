@@ -27,7 +27,7 @@ from edge_client.core import ClientCore
 from edge_client.generation import Conversation, SplitGenerator, Summary, TextStream, Words
 from edge_client.generation.drafting import Assistant, Constant, Drafting, FirstLayers, Lookup, Measured, Source
 from edge_client.model_choice import ModelChoice
-from edge_client.screen.text import one_line, printable, table
+from edge_client.screen import one_line, printable, table
 from edge_client.spoken import AUTO
 from edge_client.transport import ConnectionOptions
 from shared_hooks.errors import DeadlineExceeded, ModelFailed, SpecError, near

@@ -27,7 +27,7 @@ from edge_client.settings import NONE
 from shared_hooks.errors import CutRefused, HookRefused, SpecError
 
 if TYPE_CHECKING:
-    from edge_client.survey.loading import Loaded
+    from edge_client.given import Loaded
     from edge_client.tasks.plan import Planned
     from edge_client.tasks.plan_generation import PlannedGeneration
     from edge_client.tasks.sweep import Swept
@@ -80,7 +80,7 @@ def leakage(options: argparse.Namespace) -> int:
 
 def prune(options: argparse.Namespace) -> int:
     """Score a layer's channels, judge every choice, write masks and smaller models, measure them."""
-    from edge_client.screen.text import one_line
+    from edge_client.screen import one_line
     from edge_client.tasks.prune import prune
 
     check_json_target(options.json)
@@ -189,7 +189,7 @@ def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> i
 
 def _plan_chain(servers: list[str], options: argparse.Namespace) -> int:
     """The best cuts along a chain of servers."""
-    from edge_client.tasks.plan_chain import plan_chain
+    from edge_client.tasks.plan import plan_chain
 
     names = "edge_profile cloud_profile max_bytes_per_second input max_edge_memory min_accuracy rate uplink leakage top"
     names += " report"
@@ -281,7 +281,7 @@ def _print_journal(line: str) -> None:
 
 def layers(options: argparse.Namespace) -> int:
     """The layers of a model in execution order, and where it can be cut; or one cut explained."""
-    from edge_client.screen.text import printable
+    from edge_client.screen import printable
     from edge_client.tasks.layers import layers
 
     check_json_target(options.json)
@@ -364,7 +364,7 @@ def _verdict(found: Verified) -> str:
 
 def _lines(found: Verified) -> Iterator[str]:
     from edge_client.commands.report import table
-    from edge_client.screen.text import printable
+    from edge_client.screen import printable
 
     rows = [[str(one.layer_id), one.name, "refused", one.reason] for one in found.cuts if one.refused]
     for one in found.wrong:

@@ -22,8 +22,7 @@ from edge_client.commands.feed import choice_of, cut_for, find
 from edge_client.commands.hooks import configured
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.model_choice import ModelChoice
-from edge_client.screen.observation_table import ObservationTable, tables
-from edge_client.screen.text import one_line, printable
+from edge_client.screen import ObservationTable, one_line, printable, tables
 from edge_client.transport import ConnectionOptions
 from shared_hooks.models import InputItem
 from shared_hooks.observers import named

@@ -24,7 +24,7 @@ from edge_client.planning.generation import (
 )
 from edge_client.planning.objective import Constraints, Objective
 from edge_client.probing import probe
-from edge_client.screen.progress import counted, progress
+from edge_client.screen import counted, progress
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.generation import Link, SplitForward
 from shared_hooks.profiling.decoding import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, DecodingProfile, Measurement, generated

@@ -3,5 +3,4 @@
 examples   what crosses a cut for many inputs, and the rest of the model behind it, with gradients
 training   an encoder and a decoder that leave the model's answers as they are
 inversion  decoders that try to give back the inputs, and what they reach: SSIM, PSNR, tokens
-page       the report of a leakage
 """

@@ -14,8 +14,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from edge_client.given import Given
-from edge_client.survey.loading import Loaded
+from edge_client.given import Given, Loaded
 from shared_hooks import WrappedModel
 from shared_hooks.codecs import Grain
 from shared_hooks.crossing import Crossing, EarlyOutput

@@ -11,8 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from edge_client.call import Load
-from edge_client.screen.observation_table import tables
-from edge_client.screen.text import finite, one_line
+from edge_client.screen import finite, one_line, tables
 
 if TYPE_CHECKING:
     from edge_client.answer import Answer

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from edge_client.screen.text import size
+from edge_client.screen import size
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short
 

@@ -10,7 +10,7 @@ from edge_client.pages import blocks, counted, duration, stem
 from edge_client.pages import render as page_of
 from edge_client.planning.mincut import INPUTS, Best
 from edge_client.planning.objective import Candidate, Decision
-from edge_client.screen.text import printable, size
+from edge_client.screen import printable, size
 
 TEMPLATE: Final = Path(__file__).parent / "page.html.j2"
 MOST_NODES: Final = 40

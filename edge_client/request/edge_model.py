@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edge_client.call import Call
-from edge_client.inputs.kinds import another_size, unfit
+from edge_client.inputs import another_size, unfit
 from edge_client.model_choice import ModelChoice
 from edge_client.request.ahead import Ahead, Frame, SentFrames, Way
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, WORDS

@@ -12,8 +12,7 @@ from typing import Any, Final
 from edge_client.answer import Answer
 from edge_client.call import Call
 from edge_client.request.edge_model import Cut, EdgeModel
-from edge_client.request.many import Position
-from edge_client.request.sending import NOT_SERVED, Done, Reports, Route, Running, Sender, restarted, settle
+from edge_client.request.sending import NOT_SERVED, Done, Position, Reports, Route, Running, Sender, restarted, settle
 from edge_client.spoken import EDGE_ONLY
 from edge_client.transport import Connection, Exchange, Outgoing, ServerTimes, Stamps, Times, now_ns, wire
 from edge_client.transport.times import forward_metrics, layer_metrics

@@ -3,9 +3,8 @@
 settings    what a sweep measures: what must be the same to resume it
 records     an answer as rows
 runner      input by input, round by round
-results     all files, from the journal; CSV and Parquet
 summary   each way's numbers, the decision
 wording   what the page says in words
-report    the page (page.html.j2, page.js; the charts are in edge_client.pages)
+report    all files, from the journal; CSV and Parquet; the page (page.html.j2, page.js; charts: edge_client.pages)
 compare     two sweeps side by side, taking noise into account; the same as a page (compare.html.j2, compare.js)
 """

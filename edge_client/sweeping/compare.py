@@ -23,7 +23,7 @@ import numpy as np
 from edge_client.pages import counted, duration
 from edge_client.pages import render as page_of
 from edge_client.planning.objective import STAGES
-from edge_client.screen.text import size
+from edge_client.screen import size
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
 from shared_hooks.errors import SpecError
 from shared_hooks.showing import short

@@ -15,8 +15,7 @@ from edge_client.answer import Answer, Failure
 from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.given import Given
-from edge_client.screen.observation_table import tables
-from edge_client.screen.text import finite, one_line
+from edge_client.screen import finite, one_line, tables
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweeping.records import Records, Way, rotated
 from edge_client.sweeping.settings import Entry, Journal

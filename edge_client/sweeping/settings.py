@@ -16,16 +16,15 @@ import torch
 
 from edge_client.call import Call
 from edge_client.credentials import Credentials
-from edge_client.given import Given, given, named
-from edge_client.journal import JournalFile
+from edge_client.given import Given, Loaded, given, named
 from edge_client.options import SweepOptions
 from edge_client.planning.explain import break_evens, explain
 from edge_client.planning.objective import Objective, decide
 from edge_client.spoken import either, option
-from edge_client.survey.gather import Gathered
-from edge_client.survey.loading import Loaded
+from edge_client.survey import Gathered
 from edge_client.sweeping.records import Way
 from shared_hooks.errors import InputMismatch, SpecError
+from shared_hooks.files import JournalFile
 from shared_hooks.models import BUILT_IN, ModelSpec, find_inputs
 from shared_hooks.profiling.machine import describe
 from shared_hooks.version import __version__

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from edge_client.planning.objective import STAGES, Candidate, Decision, Objective, decide
-from edge_client.screen.text import finite
+from edge_client.screen import finite
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS, Mode, Way
 from shared_hooks.errors import SpecError

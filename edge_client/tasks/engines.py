@@ -14,11 +14,11 @@ from typing import Any, Final
 import torch
 
 from edge_client.credentials import Credentials
+from edge_client.given import Loaded
 from edge_client.light import LightClient
 from edge_client.planning.objective import Candidate, Decision
 from edge_client.spoken import EDGE_ONLY, option
-from edge_client.survey.gather import Say
-from edge_client.survey.loading import Loaded
+from edge_client.survey import Say
 from edge_client.tasks.export import FIXED, WHOLE, Writer, apart
 from edge_client.tasks.subject import Subject
 from shared_hooks import devices

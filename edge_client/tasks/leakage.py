@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import io
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +18,17 @@ from typing import Any, Final
 import numpy as np
 import torch
 import xxhash
+from PIL import Image
 
 from edge_client.calibrating.inputs import Data, inputs_of, student
-from edge_client.given import Given
-from edge_client.journal import JournalFile
-from edge_client.learning import page
+from edge_client.given import Given, Loaded
 from edge_client.learning.examples import Examples, examples_of
 from edge_client.learning.inversion import (
     STEPS,
     WIDTHS,
     Feature,
     Split,
+    as_array,
     crossing_features,
     embedding_of,
     explained,
@@ -37,20 +40,127 @@ from edge_client.learning.inversion import (
     tokens_recovered,
 )
 from edge_client.options import LeakageOptions
+from edge_client.pages import counted, stem
+from edge_client.pages import render as page_of
 from edge_client.planning.leakage import CutLeakage, LeakageTable, Spread, write
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Row, Tabular, printable, table
+from edge_client.screen import Row, Tabular, printable, table
+from edge_client.screen import progress as bar
 from edge_client.spoken import either, option
-from edge_client.survey.loading import Loaded
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import choose
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.subject import Model, subject_of
 from shared_hooks.codecs import CODECS, check
 from shared_hooks.errors import CutRefused, InputMismatch, IsthmusError, SpecError, near
-from shared_hooks.files import write_text
+from shared_hooks.files import JournalFile, write_text
 from shared_hooks.options import takes
 from shared_hooks.profiling.profiler import identity
+
+TEMPLATE: Final = Path(__file__).parent / "leakage.html.j2"
+LEAST_SIDE: Final = 64
+"""Pixels of a picture's side on the page, at least."""
+
+
+class Pictures:
+    """Inputs and what was given back of them, a row each; kept in ``folder``, where there is one."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._rows: dict[str, bytes] = {}
+        self._span = (0.0, 1.0)
+        if folder is not None:
+            folder.mkdir(exist_ok=True)
+
+    def begin(self, originals: torch.Tensor, average: torch.Tensor) -> None:
+        """(n, C, H, W) each."""
+        self._span = float(originals.min()), float(originals.max())
+        self.add("the inputs", originals)
+        self.add("the average", average)
+
+    def add(self, name: str, pictures: torch.Tensor) -> None:
+        """(n, C, H, W)."""
+        rows = as_array(pictures, self._span)
+        rows = rows.repeat(3, axis=3) if rows.shape[3] == 1 else rows[..., :3]
+        joined = Image.fromarray(rows.transpose(1, 0, 2, 3).reshape(rows.shape[1], -1, rows.shape[3]))
+        factor = max(1, LEAST_SIDE // rows.shape[1])
+        joined = joined.resize((joined.width * factor, joined.height * factor), Image.Resampling.NEAREST)
+        made = io.BytesIO()
+        joined.save(made, "PNG")
+        self._rows[name] = made.getvalue()
+        if self._folder is not None:
+            (self._folder / f"{_slug(name)}.png").write_bytes(made.getvalue())
+
+    def shown(self, name: str) -> str | None:
+        """As a data URL; None where there is none."""
+        data = self._rows.get(name)
+        if data is None and self._folder is not None and (file := self._folder / f"{_slug(name)}.png").is_file():
+            data = file.read_bytes()
+        return None if data is None else f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9]+", "_", name)
+
+
+def render(known: LeakageTable, pictures: Pictures, caution: str) -> str:
+    """HTML."""
+    model = printable(known.model.model_id)
+    measured = [one for one in known.cuts if not one.refused]
+    names = list(dict.fromkeys([*known.average, *(name for one in measured for name in one.scores)]))
+    rows = [["only the average", "", "0 %", "", *(_number(known.average.get(name)) for name in names)]]
+    for one in measured:
+        reach = f"{one.leakage.low:.0%} to {one.leakage.high:.0%}"
+        scores = [f"{_number(found.mean)} ± {_number(found.high - found.mean)}" for found in one.scores.values()]
+        rows.append([printable(one.cut), one.codec, f"{one.leakage.mean:.0%}", reach, *scores])
+    rows.append(["the raw input", "", "100 %", "", *(_number(known.raw.get(name)) for name in names)])
+    shown = [(name, pictures.shown(name)) for name in ("the inputs", "the average")]
+    shown += [(f"{printable(one.cut)}, {one.codec}", pictures.shown(f"{one.cut} {one.codec}")) for one in measured]
+    return page_of(
+        TEMPLATE,
+        ("lines",),
+        {"file": stem(f"{model}-leakage"), "model": model, "series": _series(known)},
+        title=f"{model}: leakage",
+        kicker="Isthmus leakage",
+        heading=f"{model}: what crosses, and what it gives away",
+        lead=f"{counted(known.attacked, 'input')} attacked, {counted(known.seeds, 'seed')}, a {known.decoder} decoder.",
+        partial=None,
+        contents=[("depth", "by depth"), ("given", "given back"), ("cuts", "every cut")],
+        cards=_cards(known),
+        caution=caution,
+        pictures=[(name, data) for name, data in shown if data is not None],
+        headers=["cut after", "codec", "leakage", "95 % of seeds", *names],
+        rows=rows,
+        refused=[(printable(one.cut), printable(one.refused)) for one in known.cuts if one.refused],
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
+
+
+def _series(known: LeakageTable) -> list[dict[str, Any]]:
+    found: dict[str, list[list[float]]] = {}
+    for one in known.cuts:
+        if not one.refused:
+            found.setdefault(one.codec, []).append([one.layer_id, 100 * one.leakage.mean])
+    return [{"name": name, "points": sorted(points)} for name, points in found.items()]
+
+
+def _cards(known: LeakageTable) -> list[dict[str, str]]:
+    measured = [one for one in known.cuts if not one.refused]
+    if not measured:
+        return []
+    least, most = (pick(measured, key=lambda one: one.leakage.mean) for pick in (min, max))
+    return [
+        {
+            "title": title,
+            "figure": f"{one.leakage.mean:.0%}",
+            "name": f"{printable(one.cut)}, {one.codec}",
+            "text": f"{one.leakage.low:.0%} to {one.leakage.high:.0%} over the seeds",
+        }
+        for title, one in (("Gives away the least", least), ("Gives away the most", most))
+    ]
+
 
 FORMAT: Final = "isthmus leakage 1"
 FILE: Final = "leakage.json"
@@ -190,7 +300,7 @@ def leakage(model: Model, inputs: Data, *, options: LeakageOptions) -> Leaked:
         found = meter.run(cuts, options.progress)
     if folder is not None:
         write(found, folder / FILE)
-        write_text(folder / REPORT, page.render(found, meter.pictures, CAUTION))
+        write_text(folder / REPORT, render(found, meter.pictures, CAUTION))
     warnings = tuple(meter.warnings)
     return Leaked(found, folder, meter.seconds, warnings)
 
@@ -224,7 +334,7 @@ class _Meter:
         self._loaded, self._items, self._others, self._codecs = loaded, items, others, list(dict.fromkeys(codecs))
         self._labelled, self._decoder, self._seeds, self._steps = labelled, decoder, seeds, steps
         self.warnings: list[str] = []
-        self.pictures = page.Pictures()
+        self.pictures = Pictures()
         self.seconds = 0.0
         self._file: JournalFile | None = None
         self._known: dict[str, Any] = {}
@@ -238,7 +348,7 @@ class _Meter:
     def keep(self, file: JournalFile, lines: Sequence[Mapping[str, Any]], pictures: Path) -> None:
         """Write down every attack, and do not repeat those of ``lines``."""
         self._file, self._known = file, {line["attack"]: line["scores"] for line in lines}
-        self.pictures = page.Pictures(pictures)
+        self.pictures = Pictures(pictures)
 
     def _once(self, key: str, attack: Callable[[], Any]) -> Any:
         if key not in self._known:

@@ -18,18 +18,16 @@ import xxhash
 from edge_client.calibrating.inputs import Data, inputs_of, share
 from edge_client.calibrating.outputs import KINDS, MEANS
 from edge_client.calibrating.study import Study
-from edge_client.given import Given
-from edge_client.journal import JournalFile
+from edge_client.given import Given, Loaded
 from edge_client.learning.examples import Examples, examples_of
 from edge_client.learning.training import Terms, Trainer, ladder, parted
 from edge_client.options import LearnOptions
 from edge_client.planning.codecs import CodecLoss, LossTable, loss_of, write
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Row, Tabular, printable, size, table
+from edge_client.screen import Row, Tabular, printable, size, table
+from edge_client.screen import progress as bar
 from edge_client.spoken import either, option
 from edge_client.spoken import size as parse_size
-from edge_client.survey.gather import Say
-from edge_client.survey.loading import Loaded
+from edge_client.survey import Say
 from edge_client.sweeping.settings import continued, installed
 from edge_client.tasks.calibrate import percent
 from edge_client.tasks.subject import Model, subject_of
@@ -37,6 +35,7 @@ from shared_hooks.codecs import Codec, Coded, Grain, temporary
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.codecs.learned import PREFIX, Design, LearnedFile, read
 from shared_hooks.errors import CutRefused, SpecError, near
+from shared_hooks.files import JournalFile
 from shared_hooks.options import takes
 
 TIMED: Final = 20

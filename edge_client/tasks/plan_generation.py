@@ -31,10 +31,10 @@ from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate, Constraints, Decision, Objective
 from edge_client.planning.predict import watts_of
 from edge_client.process import local_server
-from edge_client.screen.text import Column, Row, Tabular, fitted, printable, size
+from edge_client.screen import Column, Row, Tabular, fitted, printable, size
 from edge_client.settings import OWN
 from edge_client.spoken import option
-from edge_client.survey.gather import Say
+from edge_client.survey import Say
 from edge_client.tasks.plan import given_link
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from edge_client.transport import ConnectionOptions

@@ -13,18 +13,16 @@ from edge_client.options import ProfilingOptions
 from edge_client.planning.codecs import AUTO, LossTable, chosen_from, named, table_of
 from edge_client.probing import fetch_profile
 from edge_client.process import local_server
-from edge_client.screen.progress import counted
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Column, Row, Tabular, fitted, milliseconds, printable, size, table
+from edge_client.screen import Column, Row, Tabular, counted, fitted, milliseconds, printable, size, table
+from edge_client.screen import progress as bar
 from edge_client.settings import OWN, how_named
 from edge_client.spoken import option
-from edge_client.survey.gather import Say, asked_of_servers, with_books
+from edge_client.survey import Say, asked_of_servers, with_books
 from edge_client.tasks.subject import Model, Subject, address_of, subject_of
 from shared_hooks.codecs.basis import Basis
 from shared_hooks.errors import SpecError, near
 from shared_hooks.options import takes
-from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles
-from shared_hooks.profiling.profile_file import check, from_json, to_json
+from shared_hooks.profiling.profile import LayerProfile, Profile, Quartiles, check, from_json, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 
 # A profile as text: machine, layers, what lies outside them, the slowest cuts.

@@ -9,18 +9,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from edge_client.given import Given
+from edge_client.given import Given, cut_of
 from edge_client.options import PruneOptions
 from edge_client.pruning import data as files
 from edge_client.pruning import page
 from edge_client.pruning.data import Data, Trial, answers, judge, keeps_of, scorings_of, try_all
-from edge_client.pruning.page import Report, Smaller, accuracy_table, served_table, structural_table
-from edge_client.pruning.served import Way
-from edge_client.pruning.served import serve as through_a_server
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Row, Tabular, printable, table
+from edge_client.pruning.page import Report, Smaller, Way, accuracy_table, served_table, structural_table
+from edge_client.pruning.page import serve as through_a_server
+from edge_client.screen import Row, Tabular, printable, table
+from edge_client.screen import progress as bar
 from edge_client.spoken import either, option
-from edge_client.survey.loading import cut_of
 from edge_client.tasks.subject import Model, Subject, subject_of
 from shared_hooks.errors import CutRefused, SpecError
 from shared_hooks.files import write_text

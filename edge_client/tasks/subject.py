@@ -16,12 +16,11 @@ from rich.tree import Tree
 from torch import nn
 
 from edge_client.credentials import Credentials
-from edge_client.given import Given, given
+from edge_client.given import Given, Loaded, fails_on, given, name_of
 from edge_client.model_choice import Inputs, ModelChoice
-from edge_client.screen.text import printable
+from edge_client.screen import printable
 from edge_client.settings import OWN, server_of
-from edge_client.survey.gather import models_of
-from edge_client.survey.loading import Loaded, fails_on, name_of
+from edge_client.survey import models_of
 from shared_hooks import WrappedModel
 from shared_hooks.config import resolve
 from shared_hooks.errors import IsthmusError, SpecError

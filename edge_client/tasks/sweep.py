@@ -12,20 +12,19 @@ from edge_client import interrupts
 from edge_client.client import EdgeClient
 from edge_client.core import CONNECTION_ERRORS
 from edge_client.credentials import Credentials
-from edge_client.given import Given
+from edge_client.given import Given, Loaded, first_readable
 from edge_client.options import SweepOptions
 from edge_client.planning.leakage import LeakageBound, LeakageTable, read
 from edge_client.planning.objective import Objective
 from edge_client.process import local_server
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Row, Tabular, milliseconds, one_line, printable, size, table
+from edge_client.screen import Row, Tabular, milliseconds, one_line, printable, size, table
+from edge_client.screen import progress as bar
 from edge_client.settings import OWN
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY, either, option
-from edge_client.survey.gather import Say, Wanted, gather
-from edge_client.survey.loading import Loaded, first_readable
+from edge_client.survey import Say, Wanted, gather
 from edge_client.sweeping import settings
 from edge_client.sweeping.records import Way, choose, ways_of
-from edge_client.sweeping.results import write
+from edge_client.sweeping.report import write
 from edge_client.sweeping.runner import Meter, SweepRun
 from edge_client.sweeping.settings import (
     Journal,

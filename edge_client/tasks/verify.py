@@ -18,8 +18,8 @@ from edge_client.client import EdgeClient
 from edge_client.credentials import Credentials
 from edge_client.options import VerifyOptions
 from edge_client.process import local_server
-from edge_client.screen.progress import progress as bar
-from edge_client.screen.text import Row, Tabular, printable, table
+from edge_client.screen import Row, Tabular, printable, table
+from edge_client.screen import progress as bar
 from edge_client.settings import OWN, chain_of
 from edge_client.spoken import EDGE_ONLY, option
 from edge_client.tasks.subject import NO_EXAMPLE, Model, Subject, address_of, subject_of

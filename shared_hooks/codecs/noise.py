@@ -15,8 +15,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from shared_hooks.codecs.codec import Codec, Coded, Grain, Param
-from shared_hooks.codecs.lossless import RAW
+from shared_hooks.codecs.codec import RAW, Codec, Coded, Grain, Param
 from shared_hooks.errors import SpecError
 
 PREFIX: Final = "noise:"

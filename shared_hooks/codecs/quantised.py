@@ -20,8 +20,7 @@ import torch
 
 from shared_hooks import devices
 from shared_hooks.codecs import codec
-from shared_hooks.codecs.codec import Codec, Coded, Grain, Param
-from shared_hooks.codecs.lossless import joined, least, parted
+from shared_hooks.codecs.codec import Codec, Coded, Grain, Param, joined, least, parted
 from shared_hooks.tensors.staging import to_host
 
 # Numbers <-> symbols: divided by a step and rounded to whole levels, where the numbers are.

@@ -24,8 +24,21 @@ import torch
 
 from shared_hooks.codecs import learned, noise
 from shared_hooks.codecs.basis import Basis, Frames
-from shared_hooks.codecs.codec import MAX_PARAMS, MAX_TEXT, Codec, Coded, Grain, Param
-from shared_hooks.codecs.lossless import RAW, Half, Lz4, Shuffled, Sparse, Zstd, bytes_of
+from shared_hooks.codecs.codec import (
+    MAX_PARAMS,
+    MAX_TEXT,
+    RAW,
+    Codec,
+    Coded,
+    Grain,
+    Half,
+    Lz4,
+    Param,
+    Shuffled,
+    Sparse,
+    Zstd,
+    bytes_of,
+)
 from shared_hooks.codecs.quantised import Quantised
 from shared_hooks.config import resolve
 from shared_hooks.errors import CodecFailed, SpecError, near

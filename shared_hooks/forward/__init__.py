@@ -3,23 +3,25 @@
 session     layers numbered, timed, banked; values that nobody may read
 context     settings that change kernels
 operations  what counts as an operation
-foresight   which operations need no data to know their result's form
-allowance   what a forward may take: memory, time, threads
+foresight   which operations need no data to know their result's form; the memory that kernels may take
 
 May import metrics, modules, tensors, errors.
 """
 
-from shared_hooks.forward.allowance import Allowance, bounded, interruptible, uninterrupted
 from shared_hooks.forward.foresight import (
+    Allowance,
     Foresight,
     Form,
     KernelForms,
     Same,
     Unforeseen,
+    bounded,
     bytes_of_results,
     call_key,
     foreseen,
     forms_key,
+    interruptible,
+    uninterrupted,
 )
 from shared_hooks.forward.operations import (
     COPIES_BYTES,

@@ -119,7 +119,7 @@ class CallReports:
         return sum([nbytes for _, nbytes in self._sizes.values()])
 
     def magnitude(self) -> Any:
-        """See `allowance.magnitude`."""
+        """See `foresight.magnitude`."""
         return frozenset([(key, found) for key, (found, _) in self._sizes.items()])
 
     def copied(self) -> CallReports:

@@ -493,7 +493,7 @@ class Heard:
         return kwargs, used
 
     def magnitude(self) -> Any:
-        """See `allowance.magnitude`: of what was reported, and of the tensors' sizes."""
+        """See `foresight.magnitude`: of what was reported, and of the tensors' sizes."""
         if self._told[0] is not self._structure or self._told[1] is not self._forms:
             self._told = self._structure, self._forms
             self._magnitudes = magnitude(self._structure), magnitude(self._forms)

@@ -414,7 +414,7 @@ class Mirror:
         return nodes + PLACE_BYTES * sum(map(len, places))
 
     def magnitude(self) -> Any:
-        """See `allowance.magnitude`: of every size and number in the state."""
+        """See `foresight.magnitude`: of every size and number in the state."""
         found: list[Any] = []
         for node in self._nodes(self.root):
             found.append(node.cls)

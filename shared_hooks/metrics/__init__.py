@@ -2,9 +2,8 @@
 
 records      the records: of a layer, of a forward; each number says where it comes from
 measurement  marks of one forward -> its records
-sampler      the thread that reads sensors, and what a layer had of that
+sampler      the thread that reads sensors, and what a layer had of that; what holds a processor or a GPU back
 energy       meters, one file a backend
-throttling   what holds a processor or a GPU back
 
 May import modules, tensors, errors.
 """

@@ -3,15 +3,13 @@
 planner   plans made and kept, by signature and path
 part      the weights of one part in memory, the others in their files
 plan      layers, cuts, a digest to agree on
-branches  cuts after a set of calls: what runs behind them though it comes before
-cutting   frontier -> description, and captures for the head
+cutting   frontier -> description, and captures for the head; cuts after a set of calls
 lengths   cuts of sizes that were never planned
 
 May import recording, forward, state, models, crossing, lifecycle, modules, tensors, errors; nothing of the tail.
 """
 
-from shared_hooks.planning.branches import Branch
-from shared_hooks.planning.cutting import UNSEEN, Capture, Cutting, blocks, last_layer
+from shared_hooks.planning.cutting import UNSEEN, Branch, Capture, Cutting, blocks, last_layer
 from shared_hooks.planning.lengths import Moving, Rule, Size, SizedCrossing, Terms, value_at
 from shared_hooks.planning.part import OnlyPart
 from shared_hooks.planning.plan import INPUT, Cut, Follower, LayerInfo, Layers, Plan, Walk, members

@@ -20,13 +20,14 @@ from shared_hooks.crossing import Crossing
 from shared_hooks.errors import CutRefused, UnknownLayer, near_path
 from shared_hooks.modules import GROUP, ROOT, ModuleInfo
 from shared_hooks.modules.tables import grouped
-from shared_hooks.planning.branches import Branch, branch_of
 from shared_hooks.planning.cutting import (
+    Branch,
     Capture,
     Cutting,
     Frontier,
     Liveness,
     blocks,
+    branch_of,
     crossing_of,
     cut_after,
     frontier_bytes,
@@ -323,7 +324,7 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Wal
 
 INPUT = "input"
 Cut = int | str | tuple[int | str, ...] | list[int | str]
-"""A layer's id, the name of a layer or block, or "input"; several, or "a + b", are a branch cut (`planning.branches`),
+"""A layer's id, the name of a layer or block, or "input"; several, or "a + b", are a branch cut (`planning.cutting`),
 and so is a group of modules, "group:vision" (`modules.tables`)."""
 
 

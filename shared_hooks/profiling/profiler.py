@@ -21,7 +21,7 @@ from shared_hooks.codecs.basis import Basis, Book
 from shared_hooks.crossing import Parcel
 from shared_hooks.errors import CutRefused, IsthmusError, SpecError
 from shared_hooks.metrics import Reading
-from shared_hooks.metrics.throttling import throttling
+from shared_hooks.metrics.sampler import throttling
 from shared_hooks.planning import Plan
 from shared_hooks.profiling import machine
 from shared_hooks.profiling.machine import warnings_of_threads

@@ -24,8 +24,7 @@ from torch import nn
 from shared_hooks.forward import Placeholder
 from shared_hooks.modules import COMPILED, Shim
 from shared_hooks.modules.attach import _ABSENT, is_of_class
-from shared_hooks.purity.code import Analysis
-from shared_hooks.purity.values import Impure, is_plain, torch_functions, torch_own
+from shared_hooks.purity.code import Analysis, Impure, is_plain, torch_functions, torch_own
 
 _TORCH_NN = os.path.join(torch.__path__[0], "nn") + os.sep
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

@@ -77,7 +77,7 @@ class OperationLog(KernelLog):
             op.args_tainted |= value.hangs(op.seq)
             op.takes_chosen |= value.chosen
         first_event, own = len(self.events), self.numbered
-        before = self.storage_of(tensors[0]) if name == "data.__set__" else None
+        before = (self.storage_of(tensors[0]), _placed(tensors[0])) if name == "data.__set__" else None
         self._look()
         self.fresh.clear()
         unseen = self.repeats.may_be_unseen and not (only_form or op.takes_chosen)
@@ -105,8 +105,9 @@ class OperationLog(KernelLog):
         if name in COPIES_BYTES:
             self.events.append(Event(self.tick(), [self.span(tensor) for tensor in tensors], [], []))
             op.reads_tainted |= op.args_tainted
-        if before is not None:
-            self.moved(tensors[0], before, op.args_tainted)
+        stays = before == (self.storage_of(tensors[0]), _placed(tensors[0])) if before is not None else False
+        if before is not None and not stays:
+            self.moved(tensors[0], before[0], op.args_tainted)
         if viewing:
             self._viewed(arguments[0].storage, arguments_of((result,), {}))
         elif assigning:
@@ -139,7 +140,7 @@ class OperationLog(KernelLog):
             results = self._results(op, tensors, result)
             if again and repeat is None and self.regular and _is_told(op):
                 self.repeats.learn(func, args, kwargs, tensors, op, self.events[first_event:], results, made)
-        elif name.endswith(".__set__"):
+        elif name.endswith(".__set__") and not stays:  # `Module.to` assigns to each parameter what it holds
             op.trouble = f"it assigns {name.removesuffix('.__set__')} of a tensor"
         self.ops.append(op)
         self.stack[-1].items.append(op)
@@ -265,3 +266,8 @@ class OperationLog(KernelLog):
 def _is_told(op: Op) -> bool:
     """Whether all that an operation did stands in its events."""
     return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.unforeseen) and bool(op.args)
+
+
+def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where in its storage a tensor lies, and as what."""
+    return tensor.shape, tensor.dtype, tensor.layout == torch.strided and (tensor.stride(), tensor.storage_offset())

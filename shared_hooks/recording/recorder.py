@@ -11,7 +11,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shared_hooks.forward.allowance import watch_threads
+from shared_hooks.forward.foresight import watch_threads
 from shared_hooks.metrics import output_bytes
 from shared_hooks.modules import ModuleInfo, fast_path_off, running
 from shared_hooks.purity import is_safe, pure_modules

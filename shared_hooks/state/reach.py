@@ -202,6 +202,8 @@ def sets_in(function: types.FunctionType) -> frozenset[str]:
 
 
 _SETTERS = frozenset({"setattr", "delattr", "patch"})
+_MAKERS = frozenset({"__init__", "__post_init__"})
+"""Methods that set attributes of an object that has just been made."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -221,7 +223,8 @@ def _set_on_self(code: _Same) -> frozenset[str]:
 
 
 class Reach:
-    """The functions that a model's forward may run: grows by classes and functions that are found on the way.
+    """The functions that a model's forward may run: grows by classes and functions that are found on the way. What sets
+    a property counts where some function sets an attribute of its name.
 
     ``files``: where the model's own classes are written. Of installed libraries only functions in these count; a
     model's library has thousands of others.
@@ -234,6 +237,11 @@ class Reach:
         self._waiting: dict[str, list[types.FunctionType]] = {}
         self._kinds: set[type] = set()
         self._fresh: list[types.FunctionType] = []
+        self._set: set[str] = set()
+        self._setters: dict[str, list[types.FunctionType]] = {}
+        self._sets_by_text = False
+        self._on_contexts: set[int] = set()
+        """Functions whose first argument is an object that torch makes for each of their calls."""
 
     def counts(self, file: str) -> bool:
         """Whether code of this file is the model's own."""
@@ -251,12 +259,16 @@ class Reach:
             return
         self._kinds.add(kind)
         for name, value in list(vars(kind).items()):
+            always = name.startswith("__") and not (name == "__init__" and issubclass(kind, nn.Module))
             for function in unwrapped(value):
-                always = name.startswith("__") and not (name == "__init__" and issubclass(kind, nn.Module))
-                if always or name in self.names:
+                if issubclass(kind, torch.autograd.Function) and isinstance(value, staticmethod):
+                    self._on_contexts.add(id(function))
+                is_set = isinstance(value, property) and function not in unwrapped(value.fget)
+                known, waiting = (self._set, self._setters) if is_set else (self.names, self._waiting)
+                if always or name in known:
                     self.add(function)
                 else:
-                    self._waiting.setdefault(name, []).append(function)
+                    waiting.setdefault(name, []).append(function)
 
     def add(self, function: types.FunctionType) -> None:
         """A function that may run."""
@@ -264,13 +276,18 @@ class Reach:
             return
         self.functions[id(function)] = function
         self._fresh.append(function)
-        names = names_in(function) - self.names
+        names = names_in(function)
+        self._sets_by_text |= not names.isdisjoint({*_SETTERS, "__setattr__"})
         if function.__name__ == "__init__":
-            names -= {"__init__"}  # an object's ``super().__init__()`` is no call of a module's
-        for name in names:
-            self.names.add(name)
-            for waiting in self._waiting.pop(name, ()):
-                self.add(waiting)
+            names -= _MAKERS  # an object's ``super().__init__()`` is no call of a module's
+        self._release(names, self.names, self._waiting)
+        self._release(self.names if self._sets_by_text else accesses(function)[1], self._set, self._setters)
+
+    def _release(self, names: Collection[str], known: set[str], waiting: dict[str, list[types.FunctionType]]) -> None:
+        for name in [name for name in names if name not in known]:
+            known.add(name)
+            for function in waiting.pop(name, ()):
+                self.add(function)
 
     def fresh(self) -> list[types.FunctionType]:
         """Functions that were added since the last call."""
@@ -323,8 +340,9 @@ class Reach:
         ]
 
     def _constructs(self, function: types.FunctionType, attribute: str) -> bool:
-        new = function.__name__ == "__init__" and "__init__" not in self.names
-        return new and attribute in _set_on_self(_Same(function.__code__))
+        makes = function.__name__ in _MAKERS and _MAKERS.isdisjoint(self.names)
+        of_context = id(function) in self._on_contexts and not self.reads(function.__name__)
+        return (makes or of_context) and attribute in _set_on_self(_Same(function.__code__))
 
 
 class ForwardCode:

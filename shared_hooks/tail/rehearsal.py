@@ -33,7 +33,7 @@ from shared_hooks.forward import (
     name_of,
     unreflected,
 )
-from shared_hooks.forward.allowance import watch_threads
+from shared_hooks.forward.foresight import watch_threads
 from shared_hooks.modules import ModuleInfo, call_name, running
 from shared_hooks.purity import is_pure, is_safe, pure_modules
 from shared_hooks.state import PythonState

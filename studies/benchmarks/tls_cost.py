@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from cloud_server.access.identities import entry, hash_of, new_token
+from cloud_server.access import entry, hash_of, new_token
 from deploy import certs
 from edge_client import EdgeClient
 from edge_client.credentials import Credentials

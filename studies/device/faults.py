@@ -61,7 +61,7 @@ FAULTS = (
     ),
     Fault(
         "a payload read while it is copied",
-        "shared_hooks/codecs/lossless.py",
+        "shared_hooks/codecs/codec.py",
         "to_host(tensor).view(",
         'tensor.to("cpu", non_blocking=True).view(',
     ),

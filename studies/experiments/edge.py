@@ -26,13 +26,13 @@ from edge_client.model_choice import ModelChoice
 from edge_client.planning.link import Curve, Link, as_points
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY
-from edge_client.survey.gather import LONGEST_PAUSE
+from edge_client.survey import LONGEST_PAUSE
 from edge_client.transport import Stamps, now_ns
 from edge_client.transport.options import ConnectionOptions
 from shared_hooks.errors import IsthmusError
 from shared_hooks.forward.session import run_plain
 from shared_hooks.models import InputItem, find_inputs, load_spec
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 from shared_hooks.tensors.staging import identical
 
@@ -78,7 +78,7 @@ class Edge:
             files=[Path(file)],
             prepare=lambda path: self.spec.preprocess(InputItem(path)),
         )
-        return profile_file.to_json(made)
+        return profiles.to_json(made)
 
     def cloud(self, repetitions: int, seconds: float) -> Any:
         """The cloud's profile, as it answers."""
@@ -118,7 +118,7 @@ class Edge:
 
         Of each request: start, end, what was chosen, what answered it, its error, and whether its output is exact.
         """
-        edge, cloud = (profile_file.from_json(plan[side], side) for side in ("edge", "cloud"))
+        edge, cloud = (profiles.from_json(plan[side], side) for side in ("edge", "cloud"))
         link = Link(Curve(as_points(plan["up"])), Curve(as_points(plan["down"])))
         controller = SplitController(
             edge,

@@ -20,9 +20,9 @@ from edge_client.planning.link import Curve, Link, as_points
 from edge_client.planning.objective import STAGES, Candidate
 from edge_client.planning.predict import Correction, Sample, cuts_to_ask, predict
 from edge_client.spoken import EDGE_ONLY
-from edge_client.survey.gather import CORRECTION_ROUNDS
+from edge_client.survey import CORRECTION_ROUNDS
 from edge_client.sweeping.records import SEGMENTS, STAGE_SEGMENTS
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import INPUT_CUT
 from studies.experiments import images
 from studies.experiments.testbed import ROOT, SERVER, Testbed, reference
@@ -91,8 +91,8 @@ def _model(
         bed.network.rate(100)
         say(f"{model}: profiles ...")
         depth = {"repetitions": scope.profile_repetitions, "seconds": scope.profile_seconds}
-        edge = profile_file.from_json(ask(process, "profile", file=files[0], **depth))
-        cloud = profile_file.from_json(ask(process, "cloud", **depth))
+        edge = profiles.from_json(ask(process, "profile", file=files[0], **depth))
+        cloud = profiles.from_json(ask(process, "cloud", **depth))
         found = []
         for rate in scope.rates:
             bed.network.rate(rate)

@@ -22,7 +22,7 @@ from edge_client.planning.codecs import Codecs
 from edge_client.planning.predict import Candidate, predict
 from edge_client.spoken import CLOUD_FILE, CLOUD_ONLY, EDGE_ONLY
 from shared_hooks.models import InputItem, load_spec
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from studies.experiments import images
 from studies.experiments.phases import Move, Phase, Request, judge
 from studies.experiments.prediction import ANSWER_SIZES, PROBE_SIZES, ask, link_of
@@ -196,7 +196,7 @@ def _oracle(
     codecs: Codecs | None = None,
 ) -> tuple[dict[str, dict[str, float]], list[str]]:
     """Of each phase every plausible candidate's mean latency (ms); and those that would be good in all of them."""
-    edge, cloud = (profile_file.from_json(plan[side]) for side in ("edge", "cloud"))
+    edge, cloud = (profiles.from_json(plan[side]) for side in ("edge", "cloud"))
     there = {phase.mbits: phase.name for phase in phases if phase.mbits is not None}
     predicted: dict[float, list[Candidate]] = {}
     for mbits in there:

@@ -38,7 +38,7 @@ GUARDS: Final = (
     "shared_hooks/crossing/parcel.py",
     "shared_hooks/tensors/views.py",
     "shared_hooks/codecs/quantised.py",
-    "shared_hooks/codecs/lossless.py",
+    "shared_hooks/codecs/codec.py",
     "cloud_server/transport/rest/application.py",
     "cloud_server/models/admission.py",
     "shared_hooks/batching/*.py",

@@ -14,9 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from cloud_server.access import identities
-from cloud_server.access.identities import Credentials, Identities, Token
-from cloud_server.access.register import written_since
+from cloud_server import access as identities_file
+from cloud_server.access import Credentials, Identities, Token, written_since
 from cloud_server.config import read_config
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.inference.service import Hold
@@ -126,11 +125,11 @@ def test_a_model_that_writes_its_weights_fails_and_the_next_request_is_right(tmp
 
 
 def test_a_token_expires_after_as_many_days_as_were_asked_for() -> None:
-    lines = identities.entry("edge-1", bytes(32), 2.5).splitlines()
+    lines = identities_file.entry("edge-1", bytes(32), 2.5).splitlines()
     (said,) = (line.partition(" = ")[2] for line in lines if line.startswith("expires"))
     expires = datetime.fromisoformat(said.replace("Z", "+00:00")).timestamp()
     assert expires == pytest.approx(time.time() + 2.5 * 24 * 3600, abs=60)
-    assert "expires" not in identities.entry("edge-1", bytes(32), None)
+    assert "expires" not in identities_file.entry("edge-1", bytes(32), None)
 
 
 def test_a_file_written_since_and_one_of_another_clock(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
-from cloud_server.access.identities import read_identities
+from cloud_server.access import read_identities
 from cloud_server.config import read_config
 from edge_client.planning import partitioners
 from edge_client.settings import server_of

@@ -11,7 +11,7 @@ import torch
 
 from cloud_server import Limits
 from edge_client import Answer, EdgeClient
-from edge_client.request.many import Pending
+from edge_client.request.sending import Pending
 from shared_hooks.batching import Ways
 from shared_hooks.errors import CutRefused
 from tests.edge_client.served import Served, Small, served

@@ -11,8 +11,7 @@ import torch
 
 import edge_client
 from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
-from cloud_server.access import Register
-from cloud_server.access.identities import entry, hash_of, new_token
+from cloud_server.access import Register, entry, hash_of, new_token
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice
 from edge_client.credentials import Credentials
 from shared_hooks import WrappedModel

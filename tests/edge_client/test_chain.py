@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 import edge_client
 from cloud_server import CloudServer, Core, Limits, ModelEntry, ServedModel
-from cloud_server.access import Register
-from cloud_server.access.register import AUDIENCE, Signer
+from cloud_server.access import AUDIENCE, Register, Signer
 from cloud_server.chain import Chain
 from cloud_server.config import NextServer
 from edge_client import ConnectionOptions, EdgeClient, ModelChoice

@@ -31,7 +31,7 @@ NOT_FOR_A_CLIENT = (
     *("torch._dynamo", "torch._inductor", "torch.onnx"),
     *("shared_hooks.tail", "shared_hooks.explaining", "shared_hooks.verification", "shared_hooks.mapping"),
     *("shared_hooks.selection", "shared_hooks.doctor", "shared_hooks.profiling.profiler"),
-    *("edge_client.adaptive", "edge_client.planning", "edge_client.survey.gather", "edge_client.sweeping"),
+    *("edge_client.adaptive", "edge_client.planning", "edge_client.survey", "edge_client.sweeping"),
     *("edge_client.live", "shared_hooks.sinks", "tensorboard", "wandb"),
     *("edge_client.pruning", "edge_client.doctor", "edge_client.process"),
 )

@@ -136,6 +136,99 @@ class InitsSizes(SetsSizes):
         return self.sizes
 
 
+class Grows(MakesSizes):
+    """As a GPT of litgpt: a property may be set, and no forward does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._longest = 8
+
+    @property
+    def longest(self) -> int:
+        return self._longest
+
+    @longest.setter
+    def longest(self, value: int) -> None:
+        self._longest = value
+
+    def sized(self, x: Tensor) -> Sizes:
+        return Sizes(self.longest)
+
+
+class GrowsByData(Grows):
+    def sized(self, x: Tensor) -> Sizes:
+        self.longest = 8 if x.max() < 1000 else 9
+        return super().sized(x)
+
+
+class GrowsByName(Grows):
+    name = "long" + "est"
+
+    def sized(self, x: Tensor) -> Sizes:
+        setattr(self, self.name, 8 if x.max() < 1000 else 9)
+        return super().sized(x)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, width: int) -> Tensor:
+        ctx.width = width
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * 2, None
+
+
+class Doubles(MakesSizes):
+    """What torch hands to a function of its own has an attribute called like the module's."""
+
+    def sized(self, x: Tensor) -> Sizes:
+        return Sizes(int(Doubled.apply(x, self.width).shape[-1]))  # type: ignore[no-untyped-call]
+
+
+class DoublesSelf(MakesSizes):
+    """A function that is called with the module in a context's place."""
+
+    def sized(self, x: Tensor) -> Sizes:
+        Doubled.forward(self, x, 8 if x.max() < 1000 else 9)
+        return Sizes(self.width)
+
+
+@dataclass
+class Derived:
+    width: int
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        self.total = 2 * self.width
+
+
+class Configured(MakesSizes):
+    """As Jamba of mambapy: a configuration works out some of its fields when it is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes = Derived(4)
+
+    def sized(self, x: Tensor) -> Sizes:
+        return Sizes(self.sizes.total)
+
+
+class Reconfigured(Configured):
+    def sized(self, x: Tensor) -> Sizes:
+        self.sizes.width = 4 if x.max() < 1000 else 5
+        self.sizes.__post_init__()
+        return super().sized(x)
+
+
+class ToItsDevice(Base):
+    """As experts that are sent to where their input is: each parameter is assigned what it holds."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b.to(x.device)(self.a.to(x.device)(x))
+
+
 class Rescaled(Base):
     """As RWKV: the first forward changes weights, and notes that it did."""
 
@@ -285,6 +378,23 @@ def test_what_a_modules_init_sets_is_not_set_in_a_forward() -> None:
     assert all(cuts(WrappedModel(MakesSizes().eval()), 2))
     assert not any(cuts(WrappedModel(SetsSizes().eval()), 2))
     assert not any(cuts(WrappedModel(InitsSizes().eval()), 2))
+
+
+@pytest.mark.parametrize("kind", [Grows, Doubles, Configured, ToItsDevice])
+def test_what_no_forward_sets_is_no_state(kind: type[Base]) -> None:
+    torch.manual_seed(0)
+    model = kind().eval()
+    edge = WrappedModel(model)
+    assert all(cuts(edge, 2))
+    x = torch.randn(2, 8)
+    cloud = WrappedModel(copy.deepcopy(model))
+    for cut in range(len(edge.layers)):
+        assert torch.equal(cloud.tail(edge.head(cut, x)), edge.forward(x))
+
+
+@pytest.mark.parametrize("kind", [GrowsByData, GrowsByName, DoublesSelf, Reconfigured])
+def test_what_a_forward_sets_from_data_is_state(kind: type[Base]) -> None:
+    assert not any(cuts(WrappedModel(kind().eval()), 2))
 
 
 def test_where_data_decides_nothing_is_proven() -> None:

@@ -12,7 +12,7 @@ import torch
 from cloud_server.scheduling.scheduler import Overtime, Watchdog
 from shared_hooks.crossing import generators
 from shared_hooks.errors import BadFrame
-from shared_hooks.forward.allowance import interruptible
+from shared_hooks.forward.foresight import interruptible
 from shared_hooks.forward.session import Placeholder, PlaceholderRead
 from shared_hooks.tail.recipe import guarded
 from shared_hooks.tensors.trees import classes_of, unflatten

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloud_server.__main__ import main
-from cloud_server.access.identities import Policy, hash_of, read_identities
+from cloud_server.access import Policy, hash_of, read_identities
 from shared_hooks.errors import SpecError
 
 HASH = "ab" * 32

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloud_server.access import Caller, Policy, Quotas
-from cloud_server.access.register import BURST_SECONDS, KEPT
+from cloud_server.access import BURST_SECONDS, KEPT, Caller, Policy, Quotas
 from cloud_server.core import Core
 from shared_hooks.errors import QuotaExceeded
 from tests.cloud_server.fakes import CoreClient, FakeEngine

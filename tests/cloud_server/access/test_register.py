@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloud_server.access import Credentials, Register
-from cloud_server.access.identities import hash_of
+from cloud_server.access import Credentials, Register, hash_of
 from shared_hooks.errors import NotAuthenticated
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cloud_server import cli
-from cloud_server.access.identities import entry
+from cloud_server.access import entry
 from cloud_server.cluster import front, passport, replica
 from cloud_server.config import ModelEntry, Scale, ServerConfig, read_config
 from cloud_server.limits import GIB, Limits

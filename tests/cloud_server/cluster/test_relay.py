@@ -16,8 +16,7 @@ import pytest
 import torch
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from cloud_server.access import Caller, Policy
-from cloud_server.access.identities import entry, hash_of, new_token
+from cloud_server.access import Caller, Policy, entry, hash_of, new_token
 from cloud_server.cluster import passport, relay
 from cloud_server.cluster.census import Place
 from cloud_server.cluster.passport import stamp

@@ -10,8 +10,8 @@ import grpc
 import pytest
 import torch
 
-from cloud_server.access.identities import entry as identity
-from cloud_server.access.identities import hash_of, new_token
+from cloud_server.access import entry as identity
+from cloud_server.access import hash_of, new_token
 from cloud_server.fleet import Fleet, ThisProcess
 from cloud_server.telemetry import counted
 from edge_client import EdgeClient

@@ -10,10 +10,10 @@ import grpc
 import pytest
 import torch
 
-from cloud_server.access.identities import entry as identity
-from cloud_server.access.identities import hash_of, new_token
+from cloud_server.access import entry as identity
+from cloud_server.access import hash_of, new_token
 from cloud_server.limits import MIB, Limits
-from cloud_server.transport import CloudServer, inference_servicer
+from cloud_server.transport import CloudServer, servicer
 from protos.inference import inference_pb2 as pb
 from tests.cloud_server.fakes import FakeEngine
 from tests.cloud_server.inference.served import Asker, asked, crossing, engine, outputs, serving, tail, typed
@@ -259,7 +259,7 @@ class TestBounds:
             same(asker.infer(asked(x)), x)
             same(asker.infer(typed(x[:2])), x[:2])
             refused(asker, typed(x), CODE.RESOURCE_EXHAUSTED, "max_inference_bytes")
-            monkeypatch.setattr(inference_servicer, "MAX_VALUES", 32)
+            monkeypatch.setattr(servicer, "MAX_VALUES", 32)
             answer = asker.infer(typed(x))
             same(answer, x)
             assert answer.raw_output_contents

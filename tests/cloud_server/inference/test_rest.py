@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from cloud_server.access import Tls
-from cloud_server.access.identities import entry as identity
-from cloud_server.access.identities import hash_of, new_token
+from cloud_server.access import Tls, hash_of, new_token
+from cloud_server.access import entry as identity
 from cloud_server.limits import MIB, Limits
 from cloud_server.transport import CloudServer
 from cloud_server.transport.rest import connections as connections_module

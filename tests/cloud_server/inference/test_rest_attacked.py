@@ -21,9 +21,8 @@ import numpy as np
 import pytest
 import torch
 
-from cloud_server.access import Tls
-from cloud_server.access.identities import entry as identity
-from cloud_server.access.identities import hash_of, new_token
+from cloud_server.access import Tls, hash_of, new_token
+from cloud_server.access import entry as identity
 from cloud_server.inference import Named, Result
 from cloud_server.inference.sending import AT_ONCE
 from cloud_server.limits import MIB, Limits

@@ -18,8 +18,7 @@ from h2.connection import H2Connection
 from h2.events import ConnectionTerminated, ResponseReceived, StreamReset, TrailersReceived
 
 from cloud_server import access
-from cloud_server.access import Register, Tls
-from cloud_server.access.identities import entry, hash_of, new_token
+from cloud_server.access import Register, Tls, entry, hash_of, new_token
 from cloud_server.core import Core
 from cloud_server.transport import CloudServer
 from cloud_server.transport.authentication import AuthInterceptor

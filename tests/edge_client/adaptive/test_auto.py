@@ -28,13 +28,13 @@ from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Candidate
 from edge_client.process import local_server
 from edge_client.request import Done
-from edge_client.survey.gather import Wanted
+from edge_client.survey import Wanted
 from edge_client.transport.times import Stamps
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import Cancelled, DeadlineExceeded, ModelFailed, SpecError
 from shared_hooks.metrics.records import Reading
 from shared_hooks.models import find_inputs, load_spec
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from studies.experiments.relay import Relay
 from tests.edge_client import fake_server as fake
 from tests.edge_client import small_models
@@ -262,8 +262,8 @@ def test_what_is_fetched_at_first_is_left_when_it_is_told_to_stop(stage: str, mo
 
     profile: Any = SimpleNamespace(answer_bytes=1, model=SimpleNamespace(weights_hash="aa"))
     monkeypatch.setattr("edge_client.adaptive.beginning.fetch_profile", lambda *_, **__: {})
-    monkeypatch.setattr(profile_file, "from_json", lambda *_: profile)
-    monkeypatch.setattr(profile_file, "check", lambda *_: None)
+    monkeypatch.setattr(profiles, "from_json", lambda *_: profile)
+    monkeypatch.setattr(profiles, "check", lambda *_: None)
     monkeypatch.setattr("edge_client.adaptive.beginning.probe_sizes", lambda *_: (0,))
     monkeypatch.setattr(f"edge_client.adaptive.beginning.{stage}", going_on)
     loaded: Any = SimpleNamespace(spec=load_spec("digits"))

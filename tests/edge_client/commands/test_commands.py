@@ -22,8 +22,7 @@ from edge_client.client import EdgeClient
 from edge_client.commands import report
 from edge_client.commands.common import check_json_target
 from edge_client.commands.tasks import COMMANDS
-from edge_client.screen.progress import progress
-from edge_client.screen.text import size
+from edge_client.screen import progress, size
 from shared_hooks.errors import Disagreement, ServerUnavailable, SpecError
 from shared_hooks.models import load_spec
 from tests.edge_client import fake_server as fake
@@ -517,7 +516,7 @@ def test_a_swallowed_ctrl_c_comes_again() -> None:
 
 def test_progress_is_one_printable_line(capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes next may be a server's word."""
-    monkeypatch.setattr("edge_client.screen.progress.PLAIN_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr("edge_client.screen.PLAIN_EVERY_SECONDS", 0.0)
     with progress("server's profile", None) as advance:
         advance("\x1b[31mred\nand more")
     assert capsys.readouterr().err == "server's profile: 1, \\x1b[31mred and more\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edge_client.commands.feed import Pace
-from edge_client.screen.text import number
+from edge_client.screen import number
 
 
 def paced(*latencies_ms: int, in_flight: int = 1, warmup: int = 0) -> Pace:

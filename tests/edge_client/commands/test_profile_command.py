@@ -15,8 +15,7 @@ from edge_client.tasks.profile import as_text
 from shared_hooks import WrappedModel
 from shared_hooks.errors import ServerUnavailable
 from shared_hooks.models import load_spec
-from shared_hooks.profiling.profile import Profile, Quartiles
-from shared_hooks.profiling.profile_file import from_json, read, to_json
+from shared_hooks.profiling.profile import Profile, Quartiles, from_json, read, to_json
 from shared_hooks.profiling.profiler import ProfileOptions, profile_cloud, profile_edge
 from tests.shipped import IMAGES
 

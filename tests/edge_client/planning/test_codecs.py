@@ -14,7 +14,7 @@ from edge_client.planning.partitioners import Situation, find_partitioner
 from edge_client.planning.predict import predict
 from edge_client.spoken import CLOUD_ONLY
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import ModelIdentity
 from tests.edge_client.planning.made import MS, Layer, loss, profile, with_codecs
 
@@ -125,4 +125,4 @@ def test_a_table_of_other_weights_is_refused_by_name() -> None:
 
 def test_profiles_keep_their_codecs_in_files() -> None:
     for one in (EDGE, CLOUD):
-        assert profile_file.from_json(profile_file.to_json(one)).cuts == one.cuts
+        assert profiles.from_json(profiles.to_json(one)).cuts == one.cuts

@@ -10,7 +10,7 @@ import pytest
 from edge_client.planning.explain import BreakEven, break_evens, crossing, explain, round_trip, uplink
 from edge_client.planning.link import Curve, Link, Speed
 from edge_client.planning.objective import Candidate, Objective, decide
-from edge_client.planning.partitioners.partitioner import chosen
+from edge_client.planning.partitioners import chosen
 from edge_client.planning.predict import predict
 from edge_client.spoken import EDGE_ONLY
 from tests.edge_client.planning.made import MS, Layer, profile

@@ -11,11 +11,10 @@ import pytest
 from edge_client.planning import partitioners as package
 from edge_client.planning.link import Curve, Link
 from edge_client.planning.objective import Constraints, Decision, Objective, decide
-from edge_client.planning.partitioners import Situation, find_partitioner, partitioners
-from edge_client.planning.partitioners.regression import LayerModel
+from edge_client.planning.partitioners import LayerModel, Situation, find_partitioner, partitioners
 from edge_client.planning.predict import Power, predict
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from tests.edge_client.planning.made import MS, Layer, profile
 
 LINK = Link(Curve.line(10 * MS, 1e6), Curve.line(0, 1e6))
@@ -151,7 +150,7 @@ def test_regression_predicts_a_model_it_was_not_fitted_on(tmp_path: Path) -> Non
     paths = []
     for side in ("edge", "cloud"):
         path = tmp_path / f"{side}.json"
-        profile_file.write(profile(side, lawful(12), weights_hash="dd"), path)  # type: ignore[arg-type]
+        profiles.write(profile(side, lawful(12), weights_hash="dd"), path)  # type: ignore[arg-type]
         paths.append(str(path))
     given = situation(",".join(paths))
     decision = find_partitioner("regression").decide(given)

@@ -7,7 +7,7 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from edge_client.request.many import RENEWED, Window
+from edge_client.request.sending import RENEWED, Window
 
 MS = 1_000_000
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from edge_client.screen import progress as module
-from edge_client.screen.progress import progress
+import edge_client.screen as module
+from edge_client.screen import progress
 
 LONG = "0154_label4.png: [red]encoder.layers.encoder_layer_11.mlp.with_a_very_long_name.linear (local)"
 
@@ -89,7 +89,7 @@ def test_shown_to_nobody_it_is_nothing(capsys: pytest.CaptureFixture[str]) -> No
 
 NOTEBOOK = """
 import time
-from edge_client.screen import progress as module
+import edge_client.screen as module
 module.NOTEBOOK_EVERY_SECONDS = 0.0
 with module.progress("sweep", 4) as advance:
     for number in range(4):

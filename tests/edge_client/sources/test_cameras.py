@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from edge_client import sources
-from edge_client.sources import Frame
-from edge_client.sources.cameras import without_password
+from edge_client.sources import Frame, without_password
 from shared_hooks.errors import InputMismatch, SpecError
 from tests.edge_client.sources.streams import number_of, streaming, transport_stream
 

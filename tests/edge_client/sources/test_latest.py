@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_client.sources.cameras import Closed, Late, Latest
+from edge_client.sources import Closed, Late, Latest
 
 
 @given(most=st.integers(1, 5), steps=st.lists(st.booleans(), max_size=60))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edge_client import sources
-from edge_client.request.many import Position, in_order
+from edge_client.request.sending import Position, in_order
 from edge_client.sources import Frame
 from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.frames import FrameId, Pixels

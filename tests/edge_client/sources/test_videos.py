@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import pkgutil
 import sys
 from fractions import Fraction
 from itertools import count
@@ -15,9 +14,7 @@ import pytest
 import torch
 
 from edge_client import sources
-from edge_client.sources import Frame
-from edge_client.sources.opening import open_source
-from edge_client.sources.videos import Video, naming_errors
+from edge_client.sources import Frame, Video, naming_errors, open_source
 from shared_hooks.config import Table
 from shared_hooks.errors import InputMismatch, IsthmusError, SpecError
 from shared_hooks.models import load_spec, spec_from_table
@@ -88,7 +85,7 @@ def test_one_that_is_not_there(tmp_path: Path) -> None:
 
 
 def test_pictures_that_are_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_client.sources.videos.MAX_PIXELS", 1000)
+    monkeypatch.setattr("edge_client.sources.MAX_PIXELS", 1000)
     with pytest.raises(InputMismatch, match="pictures of 64 x 48 pixels; at most 1000"):
         sources.video(make_video(tmp_path / "large.mp4", frames=1))
 
@@ -152,7 +149,7 @@ def test_an_error_in_the_middle_is_told(tmp_path: Path, monkeypatch: pytest.Monk
                 return picture(0)
             raise av.error.MemoryError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("edge_client.sources.videos.ToPixels", ToPixels)
+    monkeypatch.setattr("edge_client.sources.ToPixels", ToPixels)
     with pytest.raises(InputMismatch, match="a.mp4 after 3 frames: Cannot allocate memory"):
         list(sources.video(path))
 
@@ -228,7 +225,7 @@ def test_a_folder_drops_nothing_and_an_empty_one_is_refused(tmp_path: Path) -> N
 def test_without_pyav_one_line_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = make_video(tmp_path / "a.mp4", frames=1)
     monkeypatch.setitem(sys.modules, "av", None)
-    monkeypatch.setattr("edge_client.sources.source.find_spec", lambda name: None)
+    monkeypatch.setattr("edge_client.sources.find_spec", lambda name: None)
     for make in (lambda: sources.video(path), lambda: sources.camera("rtsp://127.0.0.1:1/")):
         with pytest.raises(SpecError, match=r'pip install "isthmus\[video\]"'):
             make()
@@ -264,8 +261,3 @@ def test_one_source_is_what_it_is(tmp_path: Path) -> None:
         open_source([str(path)], queue=3)
     with pytest.raises(SpecError, match="only input"):
         open_source([str(path), "rtsp://127.0.0.1/"])
-
-
-def test_no_function_hides_a_module_of_its_name() -> None:
-    modules = {module.name for module in pkgutil.iter_modules(sources.__path__)}
-    assert not modules & set(sources.__all__), "`import edge_client.sources.video as it` gave the function"

@@ -12,22 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from edge_client.given import Loaded, load
 from edge_client.model_choice import ModelChoice
 from edge_client.process import local_server
-from edge_client.survey.gather import (
-    LEAST_PROBED,
-    Loaded,
-    Wanted,
-    _of_another_machine,
-    _served,
-    edge_profile,
-    probe_sizes,
-)
-from edge_client.survey.gather import _file as file_of
-from edge_client.survey.loading import load
+from edge_client.survey import LEAST_PROBED, Wanted, _of_another_machine, _served, edge_profile, probe_sizes
+from edge_client.survey import _file as file_of
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.machine import describe
 from shared_hooks.profiling.profile import FileInput, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
@@ -68,7 +60,7 @@ def test_a_file_of_the_same_name_is_another_file(loaded: Loaded) -> None:
 
 def test_a_profile_with_another_codec_is_marked(loaded: Loaded, measured: Profile, tmp_path: Path) -> None:
     path = tmp_path / "edge.json"
-    profile_file.write(measured, path)
+    profiles.write(measured, path)
     said: list[str] = []
     edge_profile(loaded, Wanted(edge_profile=str(path)), said.append)
     assert said == []
@@ -78,7 +70,7 @@ def test_a_profile_with_another_codec_is_marked(loaded: Loaded, measured: Profil
 
 def test_what_a_profile_warns_of_is_said_again(loaded: Loaded, measured: Profile, tmp_path: Path) -> None:
     path = tmp_path / "edge.json"
-    profile_file.write(replace(measured, warnings=("2 threads take long",)), path)
+    profiles.write(replace(measured, warnings=("2 threads take long",)), path)
     said: list[str] = []
     assert edge_profile(loaded, Wanted(edge_profile=str(path)), said.append).warnings == ("2 threads take long",)
     assert said == ["warning: edge: 2 threads take long"]
@@ -86,7 +78,7 @@ def test_what_a_profile_warns_of_is_said_again(loaded: Loaded, measured: Profile
 
 def test_a_profile_of_other_weights_is_refused_with_its_name(loaded: Loaded, measured: Profile, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
-    profile_file.write(replace(measured, model=replace(measured.model, weights_hash="00")), path)
+    profiles.write(replace(measured, model=replace(measured.model, weights_hash="00")), path)
     with pytest.raises(SpecError, match=r"other\.json: .*another weights"):
         edge_profile(loaded, Wanted(edge_profile=str(path)), lambda text: None)
 

@@ -13,13 +13,13 @@ import torch
 import edge_client
 from edge_client import EdgeClient
 from edge_client.adaptive.beginning import _connector
+from edge_client.given import load
 from edge_client.model_choice import ModelChoice
 from edge_client.planning.codecs import Codecs, LossTable
-from edge_client.survey.gather import Wanted, asked_of_servers, edge_profile, with_books
-from edge_client.survey.loading import load
+from edge_client.survey import Wanted, asked_of_servers, edge_profile, with_books
 from shared_hooks.codecs import CODECS
 from shared_hooks.errors import SpecError
-from shared_hooks.profiling import profile_file
+from shared_hooks.profiling import profile as profiles
 from tests.edge_client.served import SPEC, Served, Small, served
 
 QUICK: dict[str, Any] = {"repetitions": 3, "seconds": 5.0, "progress": False}
@@ -60,7 +60,7 @@ def test_a_profile_of_both_sides_has_it_at_the_cuts_with_books_and_a_file_keeps_
     assert answer.codecs == ("basis",)
     assert {one["first"]["basis"].wire_bytes for one in (here, there)} == {answer.bytes_up}
     for one in (found.edge, found.cloud):
-        assert profile_file.from_json(profile_file.to_json(one)).cuts == one.cuts
+        assert profiles.from_json(profiles.to_json(one)).cuts == one.cuts
 
 
 @pytest.mark.parametrize("words", [{"codec": "auto", "max_loss": "30%"}, {"codec": "basis"}])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from edge_client.planning.objective import Objective, decide
-from edge_client.sweeping import results, summary
+from edge_client.sweeping import report, summary
 from edge_client.sweeping.records import REQUESTS, TIMES, Records, Way, ways_of
 from edge_client.sweeping.runner import LocalAnswer
 from edge_client.sweeping.summary import MeasuredWay, Summary
@@ -173,7 +173,7 @@ def saw(name: str, module: str, picture: str = "") -> dict[str, Any]:
 
 
 def known(count: int = 6, **more: Any) -> dict[str, Any]:
-    """What `results.write` gives to the page, without files; ``more`` as of `found`."""
+    """What `report.write` gives to the page, without files; ``more`` as of `found`."""
     return found(count, **more).as_dict()
 
 
@@ -189,13 +189,13 @@ def found(
     observers: str | None = None,
     **more: Any,
 ) -> Summary:
-    """What `results.write` makes, without files. ``observers``: saw a module of this name in all inputs."""
+    """What `report.write` makes, without files. ``observers``: saw a module of this name in all inputs."""
     all_ways = ways(count, name)
     entries = [entry(index, all_ways, name=one, **more) for index, one in enumerate(inputs)]
-    requests, rows = results.frames(entries, {})
+    requests, rows = report.frames(entries, {})
     plan = prediction(summary.ways_measured(requests, all_ways, {})) if predicted else None
     said = {one["name"]: one for one in plan["candidates"]} if plan else {}
-    requests, rows = results.frames(entries, said)
+    requests, rows = report.frames(entries, said)
     measured = summary.ways_measured(requests, all_ways, said)
     observed = [] if observers is None else [saw(one, observers) for one in inputs]
     return Summary(

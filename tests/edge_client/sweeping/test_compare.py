@@ -12,7 +12,7 @@ import pytest
 from edge_client.__main__ import main
 from edge_client.planning.objective import Objective
 from edge_client.sweeping.compare import FEWEST, SUM, Sweep, compare, differences, read
-from edge_client.sweeping.results import write
+from edge_client.sweeping.report import write
 from edge_client.sweeping.settings import open_journal
 from shared_hooks.errors import SpecError
 from tests.edge_client.sweeping import synthetic

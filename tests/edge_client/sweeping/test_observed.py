@@ -13,7 +13,7 @@ import pytest
 from edge_client.__main__ import main
 from edge_client.model_choice import ModelChoice
 from edge_client.process import local_server
-from edge_client.screen.observation_table import tables
+from edge_client.screen import tables
 from edge_client.sweeping import runner
 from edge_client.sweeping.records import ways_of
 from edge_client.sweeping.report import render

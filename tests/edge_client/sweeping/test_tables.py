@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edge_client.planning.objective import STAGES, Objective
-from edge_client.sweeping import results, summary
+from edge_client.sweeping import report, summary
 from edge_client.sweeping.records import OUTSIDE, PREDICTED, REQUESTS, ROWS, SEGMENTS, STAGE_SEGMENTS, TIMES
-from edge_client.sweeping.results import write
+from edge_client.sweeping.report import write
 from edge_client.sweeping.settings import open_journal
 from shared_hooks.metrics.records import Reading
 from tests.edge_client.sweeping import synthetic
@@ -27,7 +27,7 @@ ENERGIES = [
 
 
 def read_back(folder: Path, name: str, columns: Any) -> tuple[pl.DataFrame, pl.DataFrame]:
-    csv = pl.read_csv(folder / f"{name}.csv", schema=results.schema(columns))
+    csv = pl.read_csv(folder / f"{name}.csv", schema=report.schema(columns))
     return csv, pl.read_parquet(folder / f"{name}.parquet")
 
 
@@ -43,9 +43,9 @@ def test_csv_and_parquet_say_the_same(tmp_path: Path, name: str, error: str, ene
         synthetic.entry(index, ways, name=name, energy=energy, failing=ways[4].name, error=error, repetitions=2)
         for index in range(2)
     ]
-    plan = synthetic.prediction(summary.ways_measured(results.frames(entries, {})[0], ways, {}))
-    requests, rows = results.frames(entries, {one["name"]: one for one in plan["candidates"]})
-    results.write_tables(tmp_path, requests, rows)
+    plan = synthetic.prediction(summary.ways_measured(report.frames(entries, {})[0], ways, {}))
+    requests, rows = report.frames(entries, {one["name"]: one for one in plan["candidates"]})
+    report.write_tables(tmp_path, requests, rows)
     for table, columns in (("requests", {**REQUESTS, **PREDICTED}), ("rows", ROWS)):
         csv, parquet = read_back(tmp_path, table, columns)
         assert csv.columns == parquet.columns == list(columns)
@@ -56,7 +56,7 @@ def test_csv_and_parquet_say_the_same(tmp_path: Path, name: str, error: str, ene
 def test_one_row_per_input_cut_side_and_layer_and_one_outside_per_side() -> None:
     ways = synthetic.ways(4)
     entries = [synthetic.entry(index, ways, name=f"{index}.png", repetitions=2) for index in range(3)]
-    _, rows = results.frames(entries, {})
+    _, rows = report.frames(entries, {})
     key = ["input_index", "cut", "mode", "repetition", "side", "layer_id", "layer"]
     assert not rows.select(key).is_duplicated().any()
     for (_, _, _, _), part in rows.group_by("input_index", "cut", "mode", "repetition"):
@@ -74,7 +74,7 @@ def test_a_bar_is_made_of_every_row_once_and_a_plans_stages_too() -> None:
 
 def test_pieces_of_a_way_add_up_and_lie_between_the_extremes() -> None:
     ways = synthetic.ways(5)
-    requests, _ = results.frames([synthetic.entry(0, ways, repetitions=9)], {})
+    requests, _ = report.frames([synthetic.entry(0, ways, repetitions=9)], {})
     for way, found in zip(ways, summary.ways_measured(requests, ways, {}), strict=True):
         mine = requests.filter(~pl.col("layers"), (pl.col("cut") == way.name) & (pl.col("mode") == way.mode))[
             "end_to_end_ns"

@@ -16,11 +16,11 @@ from torch import nn
 import edge_client
 from edge_client import ModelChoice
 from edge_client.process import local_server
-from edge_client.screen.text import Tabular
+from edge_client.screen import Tabular
 from edge_client.tasks.plan import Planned
 from shared_hooks.errors import CutRefused, InputMismatch, ServerUnavailable, SpecError, UnknownLayer, UnknownModel
 from shared_hooks.models import load_spec
-from shared_hooks.profiling.profile_file import to_json
+from shared_hooks.profiling.profile import to_json
 from tests.shared_hooks.shown import check
 
 IMAGE = Path("shared_hooks/models/digits/images/0011_label1.png").resolve()

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from shared_hooks.codecs import CODECS, Codec, Param, lossless
-from shared_hooks.codecs.codec import LARGEST, SMALLEST
-from shared_hooks.codecs.lossless import GROWS, compressed, decompressed
+from shared_hooks.codecs import CODECS, Codec, Param
+from shared_hooks.codecs import codec as lossless
+from shared_hooks.codecs.codec import GROWS, LARGEST, SMALLEST, compressed, decompressed
 from tests.shared_hooks.codecs.bound import ALL, GRAIN, MAP
 
 FLOAT = torch.float32
@@ -177,7 +177,7 @@ def test_a_window_of_gigabytes_is_not_made() -> None:
     frames = [_frame(1000, log, body) for log in (20, 27, 30, 31, 37, 41) for body in (repeated, b"\1\0\0", b"")]
     code = (
         "import resource, sys\n"
-        "from shared_hooks.codecs.lossless import decompressed\n"
+        "from shared_hooks.codecs.codec import decompressed\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         f"for frame in {frames!r}:\n"
         "    try:\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from shared_hooks.doctor import Level, held_back
-from shared_hooks.metrics.throttling import Throttling, throttling
+from shared_hooks.metrics.sampler import Throttling, throttling
 from tests.shared_hooks.metrics.energy.test_trees import copy, machine
 
 CALM = {

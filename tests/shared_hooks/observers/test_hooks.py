@@ -25,7 +25,7 @@ from edge_client import EdgeClient
 from edge_client.__main__ import main
 from edge_client.call import Call
 from edge_client.commands.watch import MODULE, _room
-from edge_client.screen.observation_table import ObservationTable, tables
+from edge_client.screen import ObservationTable, tables
 from edge_client.transport.times import Stamps
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, ObserverRefused, SpecError

@@ -16,8 +16,20 @@ from hypothesis import strategies as st
 
 from shared_hooks.errors import Disagreement, SpecError
 from shared_hooks.metrics.records import Reading, TensorShape
-from shared_hooks.profiling.profile import CutProfile, FileInput, LayerProfile, ModelIdentity, Profile, Quartiles
-from shared_hooks.profiling.profile_file import STAGES, check, from_json, read, to_json, write
+from shared_hooks.profiling.profile import (
+    STAGES,
+    CutProfile,
+    FileInput,
+    LayerProfile,
+    ModelIdentity,
+    Profile,
+    Quartiles,
+    check,
+    from_json,
+    read,
+    to_json,
+    write,
+)
 
 numbers = st.floats(0, 1e15)
 sizes = st.integers(0, 1 << 50)

@@ -10,8 +10,7 @@ import torch
 
 from edge_client.pruning import page
 from edge_client.pruning.data import Judged, Row, Trial
-from edge_client.pruning.page import Report, Smaller
-from edge_client.pruning.served import Served, Way
+from edge_client.pruning.page import Report, Served, Smaller, Way
 from shared_hooks.selection import Mask
 from shared_hooks.selection.capture import Captured
 

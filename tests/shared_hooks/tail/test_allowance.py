@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks import EarlyOutput, RehearsalLimits, WrappedModel
 from shared_hooks.errors import TooLarge
 from shared_hooks.forward import Allowance
-from shared_hooks.forward.allowance import REMEMBERED
+from shared_hooks.forward.foresight import REMEMBERED
 
 MOST = 4 << 20
 

@@ -1,20 +1,121 @@
-"""Layers by regression instead of measurement: for a model of which only the layers' figures are known."""
+"""Partitioners by name: they pick the cut. Others are ``module:Class``, or entry points of "isthmus.partitioners".
+
+Here are the interface, what a partitioner is given, and those that are built in: most pick a candidate as it was
+predicted; `Regression` predicts layer times from the layers' features, for a model of which only these are known.
+"""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edge_client.planning.objective import Candidate, Decision, decide
-from edge_client.planning.partitioners.partitioner import Situation
-from shared_hooks.errors import SpecError
-from shared_hooks.profiling import profile_file
+from edge_client.planning.objective import Candidate, Constraints, Decision, Objective, decide
+from edge_client.spoken import option
+from shared_hooks.config import looks_like_target, raised, resolve
+from shared_hooks.errors import IsthmusError, SpecError, near, near_path
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, LayerProfile, Profile, Side
+
+
+@dataclass(frozen=True)
+class Situation:
+    """``candidates`` are predicted from the two profiles, the link and the load; ``option`` is the partitioner's own
+    word from the command line.
+    """
+
+    candidates: Sequence[Candidate]
+    objective: Objective = field(default_factory=Objective)
+    constraints: Constraints = field(default_factory=Constraints)
+    edge: Profile | None = None
+    cloud: Profile | None = None
+    option: str | None = None
+
+
+class Partitioner(Protocol):
+    """Decides. Made once without arguments, asked as often as wanted, so it may remember."""
+
+    about: str
+    """One line for people."""
+
+    def decide(self, situation: Situation) -> Decision:
+        """Raises SpecError naming what it lacks."""
+
+
+class ByObjective:
+    """The best candidate in the objective that was asked for, or in one of its own."""
+
+    def __init__(self, about: str = "the best in --objective (the default)", own: Objective | None = None) -> None:
+        self.about, self.own = about, own
+
+    def decide(self, situation: Situation) -> Decision:
+        return decide(situation.candidates, self.own or situation.objective, situation.constraints)
+
+
+class Cycle:
+    """Each decision takes the next candidate, in the order of the layers, and starts over after the last."""
+
+    about = "each allowed candidate in turn, for experiments"
+
+    def __init__(self) -> None:
+        self._turn = 0
+
+    def decide(self, situation: Situation) -> Decision:
+        situation = _with_unsteady(situation)
+        decision = ByObjective().decide(situation)
+        allowed = [one for one in situation.candidates if one.key not in decision.rejected]
+        pick = allowed[self._turn % len(allowed)]
+        self._turn += 1
+        return chosen(decision, pick, "cycle")
+
+
+class Fixed:
+    """``option`` is a candidate's key or name, or its layer's id."""
+
+    about = "the candidate that --partitioner-option names"
+
+    def decide(self, situation: Situation) -> Decision:
+        wanted = situation.option
+        if wanted is None:
+            raise SpecError(f"partitioner fixed: name the candidate with {option('partitioner_option')}")
+        situation = _with_unsteady(situation)
+        meant = [
+            [one for one in situation.candidates if wanted == word(one)]
+            for word in (lambda one: one.key, lambda one: one.name, lambda one: str(one.layer_id))
+        ]
+        found = next((ones for ones in meant if ones), None)
+        if found is None:
+            names = [one.key for one in situation.candidates]
+            raise SpecError(f"partitioner fixed: no candidate {wanted!r}.{near_path(wanted, names)}")
+        decision = ByObjective().decide(situation)
+        pick = next((one for one in decision.ranking if one in found), None)  # of several codecs the best
+        if pick is None:
+            raise SpecError(f"partitioner fixed: {found[0].key} is not allowed: {decision.rejected[found[0].key]}")
+        return chosen(decision, pick, "fixed")
+
+
+def _with_unsteady(situation: Situation) -> Situation:
+    """The situation for a choice that is not by predictions: what could not be measured steadily counts, too."""
+    return replace(situation, candidates=[replace(one, unsteady="") for one in situation.candidates])
+
+
+def chosen(decision: Decision, winner: Candidate, by: str) -> Decision:
+    """A decision in which a partitioner, named ``by``, picked the winner; the best of the others is the runner-up."""
+    others = tuple(one for one in decision.ranking if one.key != winner.key)
+    return replace(
+        decision,
+        objective=f"{by} ({decision.objective})",
+        winner=winner,
+        runner_up=others[0] if others else None,
+        ranking=(winner, *others),
+    )
+
 
 # How long a layer takes, from what it is: models fitted on profiles, one for each type of layer (Neurosurgeon, ASPLOS
 # 2017, section 4.2: linear or logarithmic regression on a type's own figures).
@@ -63,11 +164,11 @@ class LayerModel:
     general: Fit
 
     @classmethod
-    def fit(cls, profiles: Sequence[Profile]) -> LayerModel:
+    def fit(cls, measured: Sequence[Profile]) -> LayerModel:
         """Raises SpecError where there are too few layers with figures, or profiles of both sides."""
-        if len({profile.side for profile in profiles}) > 1:
+        if len({profile.side for profile in measured}) > 1:
             raise SpecError("a layer model is of one side: profiles of the edge and of the cloud do not mix")
-        layers = [layer for profile in profiles for layer in profile.layers if layer.features]
+        layers = [layer for profile in measured for layer in profile.layers if layer.features]
         if len(layers) < LEAST:
             raise SpecError(f"a layer model needs {LEAST} measured layers or more, there are {len(layers)}")
         types: dict[str, list[LayerProfile]] = {}
@@ -151,9 +252,9 @@ def _fit(side: Side, paths: Sequence[str], own: Profile) -> LayerModel:
     found = []
     for path in paths:
         try:
-            profile = profile_file.read(path, side)
+            profile = profiles.read(path, side)
         except SpecError:
-            profile = profile_file.read(path)  # a file of the other side alone is no error; one that is no profile is
+            profile = profiles.read(path)  # a file of the other side alone is no error; one that is no profile is
         if profile.side == side:
             found.append(profile)
     if paths and not found:
@@ -216,3 +317,70 @@ def _again(one: Candidate, edge: _Times, cloud: _Times, around: Mapping[str, flo
             + around.get("input" if one.layer_id == INPUT_CUT else one.name, 0.0)
         )
     return replace(one, stages_ns=stages, interval_ns=None, notes=(*one.notes, edge.note, cloud.note))
+
+
+GROUP: Final = "isthmus.partitioners"
+BUILT_IN: Final[Mapping[str, Callable[[], Partitioner]]] = {
+    "objective": ByObjective,
+    "latency": lambda: ByObjective("the lowest predicted latency", Objective({"latency": 1.0})),
+    "energy": lambda: ByObjective("the lowest predicted energy on the edge", Objective({"energy": 1.0})),
+    "cycle": Cycle,
+    "fixed": Fixed,
+    "regression": Regression,
+}
+
+
+def partitioners() -> dict[str, str]:
+    """Name -> what it does, without loading what others have plugged in."""
+    known = {name: make().about for name, make in BUILT_IN.items()}
+    return {**{name: f"plugged in: {one.value}" for name, one in _plugged().items()}, **known}
+
+
+def find_partitioner(name: str) -> Partitioner:
+    """A new one. What ``module:Class`` or an entry point names is called without arguments; ``module`` may be in the
+    current folder. A built-in name cannot be taken by an entry point.
+
+    Raises SpecError for an unknown name and for one that cannot be loaded; later, from ``decide``, for what one
+    from outside raises, and for a decision that is none.
+    """
+    where = option("partitioner", name)
+    if name in BUILT_IN:
+        return BUILT_IN[name]()
+    plugged = _plugged().get(name)
+    if plugged is None and not looks_like_target(name):
+        known = f"{', '.join(partitioners())}, and module:Class of your own"
+        raise SpecError(f"{where}: no such partitioner; there are {known}.{near(name, partitioners())}")
+    target = name if plugged is None else plugged.value
+    try:
+        made = resolve(name, Path.cwd(), where)() if plugged is None else plugged.load()()
+    except SpecError:
+        raise
+    except Exception as error:
+        raise SpecError(f"{where}: {target} raised {raised(error)}") from error
+    if not callable(getattr(made, "decide", None)):
+        raise SpecError(f"{where}: {target} has no decide(situation)")
+    return _Foreign(made, target)
+
+
+class _Foreign:
+    """A partitioner from outside: what goes wrong in it is reported as its own."""
+
+    def __init__(self, inner: Partitioner, target: str) -> None:
+        self._inner, self._target = inner, target
+        self.about = str(getattr(inner, "about", target))
+
+    def decide(self, situation: Situation) -> Decision:
+        try:
+            decision: object = self._inner.decide(situation)
+        except IsthmusError:
+            raise
+        except Exception as error:
+            raise SpecError(f"the partitioner {self._target} raised {raised(error)}") from error
+        if not isinstance(decision, Decision):
+            what = f"a {type(decision).__name__}, and no Decision (edge_client.planning.objective.decide makes one)"
+            raise SpecError(f"the partitioner {self._target} returned {what}")
+        return decision
+
+
+def _plugged() -> dict[str, EntryPoint]:
+    return {one.name: one for one in entry_points(group=GROUP)}

@@ -1,4 +1,4 @@
-"""What a plan is made of: both profiles, the link and the load, from files or measured now."""
+"""Gathers what a plan needs: both profiles, the link and the load, from files or measured now."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from edge_client.call import Call, Load
 from edge_client.core import ClientCore
 from edge_client.credentials import Credentials
 from edge_client.dial import dial
+from edge_client.given import Loaded, name_of
 from edge_client.planning.codecs import LEARNT, Codecs
 from edge_client.planning.link import Link
 from edge_client.planning.objective import Candidate
@@ -24,10 +25,9 @@ from edge_client.planning.predict import BATCHES, Correction, Power, Sample, cut
 from edge_client.probing import fetch_profile, probe, round_trip
 from edge_client.process import local_server
 from edge_client.request import Books
-from edge_client.screen.progress import counted
-from edge_client.screen.progress import progress as bar
+from edge_client.screen import counted
+from edge_client.screen import progress as bar
 from edge_client.spoken import EDGE_ONLY, option
-from edge_client.survey.loading import Loaded, name_of
 from edge_client.transport import Connection, ConnectionOptions, Exchange, Outgoing, Stamps, wire
 from protos.isthmus.v1 import split_pb2
 from shared_hooks.codecs.basis import Basis
@@ -42,10 +42,12 @@ from shared_hooks.errors import (
 )
 from shared_hooks.metrics import Reading
 from shared_hooks.models import set_threads
-from shared_hooks.profiling import machine, profile_file
+from shared_hooks.profiling import machine
+from shared_hooks.profiling import profile as profiles
 from shared_hooks.profiling.profile import CodecProfile, CutProfile, FileInput, ModelIdentity, Profile, Quartiles
 from shared_hooks.profiling.profiler import ProfileOptions, Progress, identity, profile_edge
-from shared_hooks.profiling.timers import HeadTimer, Inputs
+from shared_hooks.profiling.timers import HeadTimer
+from shared_hooks.profiling.timers import Inputs as TimedInputs
 from shared_hooks.showing import short
 
 # What a server takes to decode the codec "basis": asked with real requests, as a server profiles without books.
@@ -84,7 +86,7 @@ def with_books(
     cuts = [cut for cut in cloud.cuts if cut.name in books]
     if not cuts:
         return cloud
-    timer = HeadTimer(loaded.wrapped, Inputs(loaded.wrapped, loaded.args, loaded.kwargs), Basis.name, books)
+    timer = HeadTimer(loaded.wrapped, TimedInputs(loaded.wrapped, loaded.args, loaded.kwargs), Basis.name, books)
     found: dict[str, CodecProfile] = {}
     until, ids = time.monotonic() + seconds, itertools.count(1)
     try:
@@ -311,8 +313,8 @@ def gather(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = False) -> 
                     weights_hash=who.weights_hash,
                     credentials=credentials,
                 )
-                cloud = profile_file.from_json(data, "cloud", f"the profile that {server} sent")
-                for text in profile_file.check(cloud, who):
+                cloud = profiles.from_json(data, "cloud", f"the profile that {server} sent")
+                for text in profiles.check(cloud, who):
                     warn(text)
                 if Basis.name in wanted.measured:
                     cloud = with_books(
@@ -387,7 +389,7 @@ def edge_profile(loaded: Loaded, wanted: Wanted, say: Say, progress: bool = Fals
 def _threads_chosen(loaded: Loaded, seconds: float, say: Say) -> Iterator[Loaded]:
     """``loaded`` with the number of threads that is fastest here."""
     before = set_threads(None)
-    inputs = Inputs(loaded.wrapped, loaded.args, loaded.kwargs)
+    inputs = TimedInputs(loaded.wrapped, loaded.args, loaded.kwargs)
     count, took = machine.fastest_threads(loaded.wrapped, inputs, seconds)
     if count == before:
         yield loaded
@@ -425,11 +427,11 @@ def _read(path: str | None, side: Any, who: ModelIdentity, machine: Any, wanted:
 
     if path is None:
         return None
-    profile = profile_file.read(path, side)
+    profile = profiles.read(path, side)
     if profile.side != side:
         raise SpecError(f"{path}: expected a profile of the {side}, found one of the {profile.side}")
     try:
-        found = profile_file.check(profile, who, machine)
+        found = profiles.check(profile, who, machine)
     except Disagreement as error:
         raise SpecError(f"{path}: {error}") from error
     for text in found:
@@ -524,7 +526,7 @@ def _of_another_machine(cloud: Profile, who: ModelIdentity, server: str, served:
         there = None
     if not isinstance(there, dict) or "id" not in there:
         return [f"{server} does not say on what machine it runs: whether the profile is of that is not known"]
-    return profile_file.check(cloud, who, there)
+    return profiles.check(cloud, who, there)
 
 
 class _RealRequests:
