@@ -424,10 +424,10 @@ class _Trial:
         # what is set again in every run was not built once
         built = [change for change in built if lasting_name(change, self.before.places) not in left]
         self.built = {lasting_name(change, self.before.places) for change in built}
-        if not kept and any(Judge(self.before, judge.log).matters(change) for change in built):
+        once = judge.log.not_written(self._rewritten)
+        if not kept and not once and any(Judge(self.before, judge.log).matters(change) for change in built):
             kept = self._built_from_inputs(left)
             self.keeps_what_it_built = True
-        once = judge.log.not_written(self._rewritten)
         trace.trains = any(module.training for module in self._modules)
         if state.overflow:
             trace.unsteady = "the model keeps more Python objects than are looked at"
