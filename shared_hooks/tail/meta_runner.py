@@ -323,17 +323,25 @@ class Claims:
             return Hole(form)
         if not self.placing.is_tainted(tensor):
             return None
-        flags = ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
         key = tensor.untyped_storage()._cdata
         for number, slot in enumerate(self.placing.slots):
             if slot.untyped_storage()._cdata == key:
-                return Injected(number, _relative(tensor, slot), tensor.dtype, flags)
-        for number, argument in enumerate(arguments):
-            if type(argument) is not Placeholder and argument.untyped_storage()._cdata == key:
-                return Alias(number, View.of(tensor), tensor.dtype, flags)
+                return Injected(number, _relative(tensor, slot), tensor.dtype, _flags(tensor))
+        if (alias := self.alias(tensor, arguments)) is not None:
+            return alias
         # made and filled within one operation, of which nobody has seen anything else
         form = form_of_tensor(tensor)
         return Hole(form if stride is None or not tensor.numel() else TensorForm(form.shape, stride, form.dtype))
+
+    def alias(self, tensor: torch.Tensor, arguments: list[torch.Tensor]) -> Alias | None:
+        """The view that a result is of an argument, if it is one."""
+        key = storage_key(tensor)
+        for number, argument in enumerate(arguments):
+            if key is not None and type(argument) is not Placeholder and storage_key(argument) == key:
+                return Alias(
+                    number, View.of(tensor), tensor.dtype, _flags(tensor), not self.placing.is_tainted(argument)
+                )
+        return None
 
     def sources(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
         """Where the results come from that cannot be worked out here."""
@@ -369,6 +377,18 @@ class Claims:
             raise self.notes.refusal(f"slot {fill.slot} is larger than what it is written to")
         self.taken.add(fill.slot)
         return (fill,)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """What tells its memory from that of others; None where it has none of its own."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def _flags(tensor: torch.Tensor) -> str:
+    return ("c" if tensor.is_conj() else "") + ("n" if tensor.is_neg() else "")
 
 
 def _relative(tensor: torch.Tensor, slot: torch.Tensor) -> View:

@@ -62,13 +62,14 @@ class Argument:
 @dataclass(frozen=True, slots=True)
 class Alias:
     """A view of the storage of the ``number``-th tensor argument, which depends on the inputs or is made before the
-    cut.
+    cut; or else, of ``constant``, does not.
     """
 
     number: int
     view: View
     dtype: torch.dtype
     flags: str = ""
+    constant: bool = False
 
 
 Source = Injected | Hole | Argument | Alias
@@ -458,7 +459,7 @@ class Placing:
         argument = arguments[source.number]
         if isinstance(source, Argument):
             return argument
-        if type(argument) is Placeholder or not self.is_tainted(argument):
+        if type(argument) is Placeholder or self.is_tainted(argument) is source.constant:
             raise PlanMismatch("a view of a tensor that is not this request's")
         return _aliased(argument, source)
 

@@ -37,7 +37,7 @@ from shared_hooks.forward.foresight import watch_threads
 from shared_hooks.modules import ModuleInfo, call_name, running
 from shared_hooks.purity import is_pure, is_safe, pure_modules
 from shared_hooks.state import PythonState
-from shared_hooks.tail.meta_runner import Budget, Claims, MetaRunner, Unknown, form_of_tensor
+from shared_hooks.tail.meta_runner import Budget, Claims, MetaRunner, Unknown, form_of_tensor, storage_key
 from shared_hooks.tail.recipe import (
     Alias,
     Answer,
@@ -190,6 +190,11 @@ class Operations:
         if results and all(source is None for source in sources) and not taints:
             self.notes.steps.append(Run(name, self.notes.frame.path, below))
             return result
+        # constants that it spreads or cuts like the others: views of what it is given
+        sources = [
+            self.claims.alias(tensor, arguments) if source is None else source
+            for source, tensor in zip(sources, results, strict=True)
+        ]
         if any(source is None for source in sources):
             raise self.notes.refusal(f"{name} gives a value that does not depend on the inputs, among others")
         known = tuple(source for source in sources if source is not None)
@@ -242,7 +247,7 @@ class Operations:
         return tuple(
             number
             for number, argument in enumerate(arguments)
-            if type(argument) is not Placeholder and _storage_key(argument) in keys
+            if type(argument) is not Placeholder and storage_key(argument) in keys
         )
 
     def _given(self, given: Given, arguments: list[torch.Tensor], *, below: bool = False) -> Any:
@@ -270,13 +275,6 @@ class Operations:
             Answer(given.name, given.structure, sources, fills, written, below, not arguments, frame.path)
         )
         return unflatten(given.structure, made, no_class)
-
-
-def _storage_key(tensor: torch.Tensor) -> int | None:
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except (RuntimeError, NotImplementedError):
-        return None
 
 
 @dataclass(frozen=True, eq=False)
