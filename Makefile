@@ -3,8 +3,6 @@
 #   PYTHON=...      the interpreter to make .venv with; default: the first of python3, python3.13 ... that is 3.10 or later
 #   PIP_FLAGS=...   for pip, e.g. another index (PyTorch's CPU-only wheels for Linux come from an index of their own)
 #   PYTEST_FLAGS=   for pytest, e.g. "-n 4 -k zoo"; default: one process more than cores, who is done takes from the others
-#   TURN=           which share of the cases `make test` takes where a function has many, 0 to 3; default: by the day.
-#                   TURN= takes all
 #   FUZZ_FLAGS=     for the fuzzer, e.g. "--programs 100000 --seed 2 --minutes 40"
 #   CHAOS_FLAGS=    for the faults, e.g. "--requests 20000 --seed 2 --json docs/results/chaos.json"
 #   ATTACK_FLAGS=   for the attacks, e.g. "--frames 1000000 --seed 2 --minutes 30 --tally attacks.json"
@@ -25,8 +23,6 @@
 #   COMPOSE_FLAGS=  for the containers, e.g. "--base my/python:3.12 --torch 2.13.0+cpu --profile demo"
 #   PAGES=          for docs-update, e.g. "README.md docs/witness.md"; default: all
 #   DEMO_FLAGS=     for the demo, e.g. --split stage3.1.bn2
-
-TURN ?= $(shell expr $$(date +%s) / 86400 % 4)
 
 VENV := .venv
 PY := $(VENV)/bin/python
@@ -104,7 +100,7 @@ test: $(DEV)
 
 # what is compiled is kept: each process that a test starts would compile the package again
 pytest: $(DEV)
-	unset PYTHONDONTWRITEBYTECODE; ISTHMUS_TURN=$(TURN) $(PY) -m pytest $(PYTEST_FLAGS)
+	unset PYTHONDONTWRITEBYTECODE; $(PY) -m pytest $(PYTEST_FLAGS)
 
 lint: $(DEV)
 	$(PY) -m ruff check .

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, settings
 
 from tests.seeds import seed
 from tests.starts import forked
-from tests.turns import TURNS, of_turn, turn
 from tests.waiting import eventually
 
 torch.set_num_threads(1)
@@ -34,22 +33,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell leaves it to
 def pytest_xdist_auto_num_workers() -> int:
     """Of `-n auto`: one more than processors, for many tests wait for processes of their own."""
     return 1 + (os.cpu_count() or 1)
-
-
-def pytest_report_header() -> str:
-    """Which share of the cases is run."""
-    mine = turn()
-    return "every case" if mine is None else f"share {mine} of 0 to {TURNS - 1} where a function has many cases"
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """See `tests.turns`."""
-    mine = turn()
-    if mine is None:
-        return
-    kept = of_turn([item.nodeid for item in items], mine)
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
-    items[:] = [item for item in items if item.nodeid in kept]
 
 
 def pytest_collection_finish() -> None:

@@ -1,4 +1,4 @@
-"""Models of some forty small libraries that have ways of their own: each by its class and arguments. None is a
+"""Models of some sixty small libraries that have ways of their own: each by its class and arguments. None is a
 dependency; what is not installed counts as unusable.
 """
 
@@ -22,6 +22,31 @@ def _of(*shape: int, **more: Any) -> Inputs:
 
 def _words(count: int = 12) -> Inputs:
     return lambda generator: ((torch.randint(1, 60, (1, count), generator=generator),), {})
+
+
+def _pair(first: Inputs, second: Inputs) -> Inputs:
+    return lambda generator: ((*first(generator)[0], *second(generator)[0]), {})
+
+
+def _matched(generator: torch.Generator) -> Any:
+    return ({f"image{number}": torch.rand(1, 1, 64, 64, generator=generator) for number in range(2)},), {}
+
+
+def _deepar(generator: torch.Generator) -> Any:
+    times = torch.randn(2, 20, 1, generator=generator), torch.randn(2, 20, generator=generator), torch.ones(2, 20)
+    static = torch.zeros(2, 1, dtype=torch.long), torch.zeros(2, 1)
+    return (*static, *times, torch.randn(2, 4, 1, generator=generator)), {"num_parallel_samples": 2}
+
+
+def _window(series: int) -> Inputs:
+    """What neuralforecast's models are called with."""
+    absent = dict.fromkeys(("outsample_y", "hist_exog", "futr_exog", "stat_exog"))
+
+    def draw(generator: torch.Generator) -> Any:
+        seen = torch.randn(2, 16, series, generator=generator)
+        return ({"insample_y": seen, "insample_mask": torch.ones_like(seen), **absent},), {}
+
+    return draw
 
 
 PICTURE, LARGE, GREY, ROW = _of(1, 3, 32, 32), _of(1, 3, 64, 64), _of(1, 1, 32, 32), _of(2, 6)
@@ -113,6 +138,49 @@ ENTRIES: list[Entry] = [
     ("demucs.demucs", "Demucs", _of(1, 1, 2048),
      {"sources": ["a", "b"], "audio_channels": 1, "channels": 4, "depth": 2, "dconv_mode": 0, "lstm_layers": 1,
       "resample": False, "rescale": 0}),
+    ("vector_quantize_pytorch", "VectorQuantize", SEQUENCE, {"dim": 32, "codebook_size": 8, "use_cosine_sim": True}),
+    ("vector_quantize_pytorch", "ResidualFSQ", SEQUENCE, {"dim": 32, "levels": [4, 4], "num_quantizers": 2}),
+    ("vector_quantize_pytorch", "GroupedResidualVQ", SEQUENCE,
+     {"dim": 32, "codebook_size": 8, "num_quantizers": 2, "groups": 2}),
+    ("perceiver_pytorch", "Perceiver", _of(1, 16, 16, 3),
+     {"input_channels": 3, "input_axis": 2, "num_freq_bands": 2, "max_freq": 10.0, "depth": 2, "num_latents": 8,
+      "latent_dim": 16, "cross_heads": 1, "latent_heads": 2, "cross_dim_head": 8, "latent_dim_head": 8,
+      "num_classes": 3, "weight_tie_layers": True}),
+    ("slot_attention", "SlotAttention", SEQUENCE, {"num_slots": 3, "dim": 32, "iters": 3}),
+    ("performer_pytorch", "PerformerLM", WORDS,
+     {"num_tokens": 64, "max_seq_len": 32, "dim": 16, "depth": 2, "heads": 2, "dim_head": 8, "reversible": True}),
+    ("linformer", "LinformerLM", WORDS, {"num_tokens": 64, "dim": 16, "seq_len": 12, "depth": 2, "heads": 2, "k": 8}),
+    ("egnn_pytorch", "EGNN", _pair(_of(1, 6, 8), _of(1, 6, 3)), {"dim": 8}),
+    ("st_moe_pytorch", "MoE", _of(1, 16, 16), {"dim": 16, "num_experts": 4, "gating_top_n": 2}),
+    ("soft_moe_pytorch", "SoftMoE", _of(1, 16, 16), {"dim": 16, "seq_len": 16, "num_experts": 4}),
+    ("mixture_of_experts", "MoE", _of(1, 16, 16), {"dim": 16, "num_experts": 4}),
+    ("conformer", "Conformer", SEQUENCE, {"dim": 32, "depth": 2, "dim_head": 8, "heads": 2}),
+    ("ncps.torch", "CfC", SEQUENCE, {"input_size": 32, "units": 8}),
+    ("axial_attention", "AxialImageTransformer", _of(1, 8, 8, 8), {"dim": 8, "depth": 2, "heads": 2}),
+    ("glom_pytorch", "Glom", _of(1, 3, 16, 16), {"dim": 16, "levels": 3, "image_size": 16, "patch_size": 4}),
+    ("feedback_transformer_pytorch", "FeedbackTransformer", WORDS,
+     {"num_tokens": 64, "dim": 16, "depth": 2, "seq_len": 4, "mem_len": 8, "heads": 2, "dim_head": 8}),
+    ("compressive_transformer_pytorch", "CompressiveTransformer", _words(8),
+     {"num_tokens": 64, "emb_dim": 16, "dim": 16, "depth": 2, "heads": 2, "seq_len": 8, "mem_len": 8, "cmem_len": 2,
+      "cmem_ratio": 4}),
+    ("block_recurrent_transformer_pytorch", "BlockRecurrentTransformer", _words(32),
+     {"num_tokens": 64, "dim": 16, "depth": 2, "dim_head": 8, "heads": 2, "max_seq_len": 32, "block_width": 8,
+      "num_state_vectors": 8, "recurrent_layers": (1,), "use_flash_attn": False}),
+    ("infini_transformer_pytorch", "InfiniTransformer", WORDS,
+     {"num_tokens": 64, "dim": 16, "depth": 2, "dim_head": 8, "heads": 2}),
+    ("speechbrain.lobes.models.ECAPA_TDNN", "ECAPA_TDNN", _of(1, 30, 16),
+     {"input_size": 16, "channels": [16, 16, 16, 16, 48], "attention_channels": 8, "lin_neurons": 12}),
+    ("speechbrain.lobes.models.Cnn14", "Cnn14", _of(1, 64, 64), {"mel_bins": 64, "emb_dim": 16}),
+    ("kornia.feature", "LoFTR", _matched, {"pretrained": None}),
+    ("kornia.feature", "DISK", PICTURE, {}),
+    ("kornia.feature", "KeyNet", _of(1, 1, 48, 48), {"pretrained": False}),
+    ("gluonts.torch.model.deepar", "DeepARModel", _deepar,
+     {"freq": "D", "context_length": 8, "prediction_length": 4, "num_feat_dynamic_real": 1, "num_feat_static_real": 1,
+      "num_feat_static_cat": 1, "cardinality": [2], "hidden_size": 8, "lags_seq": [1, 2], "num_layers": 1}),
+    ("gluonts.torch.model.patch_tst", "PatchTSTModel", _pair(_of(2, 16), _of(2, 16)),
+     {"prediction_length": 4, "context_length": 16, "num_feat_dynamic_real": 0, "patch_len": 4, "stride": 2,
+      "padding_patch": "end", "d_model": 8, "nhead": 2, "dim_feedforward": 16, "dropout": 0.0, "activation": "relu",
+      "norm_first": False, "num_encoder_layers": 1, "scaling": "mean"}),
 ]  # fmt: skip
 
 DECODERS: dict[str, dict[str, Any]] = {
@@ -125,6 +193,41 @@ DECODERS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 """What `x_transformers` makes of a decoder of two layers."""
 
+_RECURRENT = {"encoder_hidden_size": 8, "decoder_hidden_size": 8}
+_ATTENTIVE = {"hidden_size": 8, "n_head": 2, "conv_hidden_size": 8}
+FORECASTERS: dict[str, dict[str, Any]] = {
+    "Autoformer": _ATTENTIVE, "BiTCN": {"hidden_size": 4}, "DilatedRNN": {}, "DLinear": {}, "Informer": _ATTENTIVE,
+    "FEDformer": {"hidden_size": 16, "n_head": 8, "conv_hidden_size": 8, "modes": 4}, "GRU": _RECURRENT,
+    "LSTM": _RECURRENT, "MLP": {"hidden_size": 8}, "NBEATS": {"mlp_units": 3 * [[8, 8]]},
+    "NHITS": {"mlp_units": 3 * [[8, 8]]}, "NLinear": {}, "RNN": _RECURRENT, "TCN": _RECURRENT,
+    "PatchTST": {"hidden_size": 8, "n_heads": 2, "linear_hidden_size": 8, "patch_len": 4, "stride": 2},
+    "TFT": {"hidden_size": 8, "n_head": 2}, "TiDE": {"hidden_size": 8, "decoder_output_dim": 4},
+    "TimesNet": {"hidden_size": 8, "conv_hidden_size": 8, "top_k": 2}, "VanillaTransformer": _ATTENTIVE,
+    "DeepNPTS": {"hidden_size": 8}, "xLSTM": _RECURRENT,
+}  # fmt: skip
+SEVERAL_SERIES: dict[str, dict[str, Any]] = {
+    "iTransformer": {"hidden_size": 8, "n_heads": 2, "d_ff": 8}, "MLPMultivariate": {"hidden_size": 8},
+    "SOFTS": {"hidden_size": 8, "d_core": 8, "d_ff": 8}, "StemGNN": {}, "TSMixer": {"ff_dim": 8},
+    "TimeMixer": {"d_model": 8, "d_ff": 8, "down_sampling_layers": 1},
+    "TimeXer": {"hidden_size": 8, "n_heads": 2, "d_ff": 8, "patch_len": 4},
+    "RMoK": {"taylor_order": 2, "jacobi_degree": 2},
+}  # fmt: skip
+FLOWS: dict[str, dict[str, Any]] = {
+    "NSF": {"transforms": 2}, "MAF": {"transforms": 2}, "NAF": {"transforms": 1}, "CNF": {}, "NICE": {"transforms": 2},
+    "SOSPF": {"transforms": 1}, "BPF": {"transforms": 1},
+}  # fmt: skip
+DECODERS_OF_LITGPT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "groups": {
+        "n_query_groups": 2,
+        "norm_class_name": "RMSNorm",
+        "mlp_class_name": "LLaMAMLP",
+        "intermediate_size": 24,
+    },
+    "window": {"sliding_window_size": 4, "sliding_window_indices": [1, 0, 1]},
+    "experts": {"mlp_class_name": "LLaMAMoE", "intermediate_size": 24, "n_expert": 4, "n_expert_per_token": 2},
+}  # fmt: skip
+
 
 def subjects() -> Iterator[Subject]:
     """Every entry, every decoder of x-transformers, and the cases below."""
@@ -132,6 +235,17 @@ def subjects() -> Iterator[Subject]:
         yield _subject(f"{module}.{kind}", functools.partial(_made, module, kind, options), inputs)
     for name, options in DECODERS.items():
         yield _subject(f"x_transformers.{name}", functools.partial(_decoder, options), WORDS)
+    forecasts: dict[str, Any] = {"h": 4, "input_size": 16, "max_steps": 1}
+    for name, options in FORECASTERS.items():
+        make = functools.partial(_made, "neuralforecast.models", name, {**forecasts, **options})
+        yield _subject(f"neuralforecast.{name}", make, _window(1))
+    for name, options in SEVERAL_SERIES.items():
+        make = functools.partial(_made, "neuralforecast.models", name, {**forecasts, "n_series": 3, **options})
+        yield _subject(f"neuralforecast.{name}", make, _window(3))
+    for name, options in FLOWS.items():
+        yield _subject(f"zuko.{name}", functools.partial(_flow, name, options), _pair(_of(4, 3), _of(4, 2)))
+    for name, options in DECODERS_OF_LITGPT.items():
+        yield _subject(f"litgpt.{name}", functools.partial(_litgpt, options), WORDS)
     for name, make, inputs in (
         ("spikingjelly", _spiking, ROW),
         ("e3nn", _equivariant, _of(3, 10)),
@@ -269,3 +383,23 @@ def _adapted(method: str) -> nn.Module:
     adapter = getattr(peft, kind)(task_type="SEQ_CLS", **options)
     made: nn.Module = peft.get_peft_model(transformers.BertForSequenceClassification(config), adapter)
     return made
+
+
+class _Density(nn.Module):
+    """The logarithm of a conditional density: a flow of zuko by itself gives a distribution."""
+
+    def __init__(self, flow: nn.Module) -> None:
+        super().__init__()
+        self.flow = flow
+
+    def forward(self, x: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        return self.flow(context).log_prob(x)  # type: ignore[no-any-return]
+
+
+def _flow(name: str, options: dict[str, Any]) -> nn.Module:
+    return _Density(_made("zuko.flows", name, {"features": 3, "context": 2, "hidden_features": (8,), **options}))
+
+
+def _litgpt(options: dict[str, Any]) -> nn.Module:
+    sizes = {"block_size": 32, "padded_vocab_size": 64, "vocab_size": 64, "n_layer": 3, "n_head": 4, "n_embd": 16}
+    return _made("litgpt", "GPT", {"config": ("litgpt", "Config", {**sizes, **options})})

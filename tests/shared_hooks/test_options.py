@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib
 import inspect
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
@@ -117,7 +116,7 @@ PLANS = {"plan_chain", "plan_generation"}
 
 
 def signature(task: str) -> dict[str, inspect.Parameter]:
-    function = getattr(importlib.import_module(f"edge_client.tasks.{task}"), task)
+    function = getattr(edge_client, task)
     found = inspect.signature(function).parameters
     return {name: one for name, one in found.items() if one.kind is one.KEYWORD_ONLY}
 
@@ -125,7 +124,7 @@ def signature(task: str) -> dict[str, inspect.Parameter]:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_command_gives_its_task_the_tasks_own_defaults(task: str) -> None:
     options = make_parser().parse_args([TASKS[task], *NEEDED.get(TASKS[task], [])])
-    function = getattr(importlib.import_module(f"edge_client.tasks.{task}"), task)
+    function = getattr(edge_client, task)
     given = keywords(options, function)
     own = {name: one.default for name, one in signature(task).items()}
     assert own.keys() - given.keys() <= {"say", "power", "goal", "credentials"}

@@ -22,7 +22,6 @@ from shared_hooks.metrics.energy import (
     MeterUnavailable,
     boards,
     find_meters,
-    nvml,
 )
 from shared_hooks.metrics.energy.meter import read_text
 
@@ -304,7 +303,7 @@ def test_commands_are_not_tried_on_other_machines(tmp_path: Path) -> None:
 
 def test_nvml_counts_millijoules(tmp_path: Path) -> None:
     gpu = {"uuid": b"GPU-aa", "mJ": 5000}
-    (meter,) = nvml.find(machine(tmp_path, nvml=Nvml(gpu)))
+    (meter,) = boards.find_nvml(machine(tmp_path, nvml=Nvml(gpu)))
     gpu["mJ"] = 7500
     assert (meter.read(), meter.scope, meter.unit) == (7.5, "gpu", "GPU-aa")
 
@@ -312,7 +311,7 @@ def test_nvml_counts_millijoules(tmp_path: Path) -> None:
 def test_nvml_samples_power_where_there_is_no_counter(tmp_path: Path) -> None:
     clock = Clock()
     gpu = {"uuid": "GPU-aa", "mW": 100_000}
-    (meter,) = nvml.find(machine(tmp_path, clock, nvml=Nvml(gpu)))
+    (meter,) = boards.find_nvml(machine(tmp_path, clock, nvml=Nvml(gpu)))
     clock.now += 0.5
     gpu["mW"] = 200_000
     assert meter.read() == pytest.approx(75.0)
@@ -320,12 +319,12 @@ def test_nvml_samples_power_where_there_is_no_counter(tmp_path: Path) -> None:
 
 def test_nvml_that_supports_nothing_is_no_meter(tmp_path: Path) -> None:
     with pytest.raises(MeterUnavailable, match="GPU 0: Not Supported"):
-        nvml.find(machine(tmp_path, nvml=Nvml({"uuid": "GPU-aa"})))
+        boards.find_nvml(machine(tmp_path, nvml=Nvml({"uuid": "GPU-aa"})))
 
 
 def test_a_gpu_that_falls_off_the_bus(tmp_path: Path) -> None:
     gpu: dict[str, Any] = {"uuid": "GPU-aa", "mJ": 5000}
-    (meter,) = nvml.find(machine(tmp_path, nvml=Nvml(gpu)))
+    (meter,) = boards.find_nvml(machine(tmp_path, nvml=Nvml(gpu)))
     gpu["mJ"] = None
     with pytest.raises(MeterUnavailable, match="NVML GPU 0"):
         meter.read()
