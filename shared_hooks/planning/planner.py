@@ -28,6 +28,7 @@ from shared_hooks.planning.lengths import Lengths, family_of
 from shared_hooks.planning.plan import Cut, Plan
 from shared_hooks.recording import Judge, Taint, Trace, depends, record
 from shared_hooks.state import (
+    MISSING,
     Dice,
     Numbers,
     PythonState,
@@ -410,7 +411,8 @@ class _Trial:
                 for change in changes
                 if isinstance(one := change.now, torch.Tensor) and one.layout == torch.strided
             }
-            unread = _is_timeless(trace) and self._hangs_on_none(left, second)
+            taken = any(change.now is MISSING and not change.is_attribute for change in changes)  # by ``popitem``
+            unread = not taken and _is_timeless(trace) and self._hangs_on_none(left, second)
             state.restore()
             if unread:
                 self.left.names |= left

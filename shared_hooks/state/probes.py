@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import contextvars
 import functools
 import gc
 import importlib
+import io
+import queue
 import random
 import sys
 import threading
@@ -183,18 +186,58 @@ class _Variable(Probe):
 
 
 class _Bytes(Probe):
-    """Bytearrays and NumPy arrays, by their bytes."""
+    """What holds plain bytes: bytearrays, arrays of Python, of C (`ctypes`) and of NumPy, views of memory."""
 
     def now(self) -> Any:
-        return bytes(self.value) if isinstance(self.value, bytearray) else self.value.tobytes()
+        with contextlib.suppress(ValueError):  # a view that was given back
+            return memoryview(self.value).tobytes()
 
     def restore(self, kept: Any) -> None:
         if isinstance(self.value, bytearray):
             self.value[:] = kept
+        elif isinstance(self.value, array.array):
+            self.value[:] = array.array(self.value.typecode, kept)
         else:
-            numpy = sys.modules["numpy"]
-            with contextlib.suppress(ValueError):  # read-only, and changed by somebody else
-                self.value[...] = numpy.frombuffer(kept, dtype=self.value.dtype).reshape(self.value.shape)
+            with contextlib.suppress(ValueError, TypeError):  # read-only, and changed by somebody else
+                memoryview(self.value).cast("B")[:] = kept
+
+
+class _NumpyArray(Probe):
+    def now(self) -> Any:
+        return self.value.tobytes()
+
+    def restore(self, kept: Any) -> None:
+        numpy = sys.modules["numpy"]
+        with contextlib.suppress(ValueError):  # read-only, and changed by somebody else
+            self.value[...] = numpy.frombuffer(kept, dtype=self.value.dtype).reshape(self.value.shape)
+
+
+class _File(Probe):
+    """What can be read again from where it stands: files, and text and bytes in memory with what they hold."""
+
+    def now(self) -> Any:
+        with contextlib.suppress(ValueError, OSError):  # closed; or a line of it is being read
+            return self._content(), self.value.tell()
+
+    def restore(self, kept: Any) -> None:
+        if kept is None or self.value.closed:
+            return
+        content, position = kept
+        if content is not None:
+            self.value.seek(0)
+            self.value.truncate()
+            self.value.write(content)
+        self.value.seek(position)
+
+    def _content(self) -> Any:
+        return self.value.getvalue() if isinstance(self.value, _IN_MEMORY) else None
+
+
+class _SimpleQueue(Probe):
+    can_be_undone = False
+
+    def now(self) -> Any:
+        return self.value.qsize()
 
 
 class _Generator(Probe):
@@ -218,6 +261,19 @@ class _Iterator(Probe):
         return repr(self.value)
 
 
+_IN_MEMORY = (io.StringIO, io.BytesIO)
+_OF_BYTES = (bytearray, array.array, memoryview)
+
+
+def _is_of_c(value: Any) -> bool:
+    ctypes = sys.modules.get("ctypes")
+    return ctypes is not None and isinstance(value, (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData))
+
+
+def _is_read_again(value: Any) -> bool:
+    return isinstance(value, io.IOBase) and not value.closed and value.readable() and value.seekable()
+
+
 def _is_at_its_end(iterator: Any) -> bool:
     """Whether it is one over a list or such that has given all; asked for more, it lets go of the list."""
     with contextlib.suppress(Exception):
@@ -239,8 +295,12 @@ def probe_of(value: Any) -> Probe | None:
         return _Variable(value)
     if isinstance(value, types.GeneratorType):
         return None if value.gi_frame is None else _Generator(value)
-    if isinstance(value, bytearray):
+    if isinstance(value, _OF_BYTES) or _is_of_c(value):
         return _Bytes(value)
+    if _is_read_again(value):
+        return _File(value)
+    if isinstance(value, queue.SimpleQueue):
+        return _SimpleQueue(value)
     if kind.__module__ in ("builtins", "itertools") and isinstance(value, Iterator):
         return None if kind.__module__ == "builtins" and _is_at_its_end(value) else _Iterator(value)
     numpy = sys.modules.get("numpy")
@@ -248,7 +308,7 @@ def probe_of(value: Any) -> Probe | None:
         if isinstance(value, (numpy.random.Generator, numpy.random.RandomState)):
             return _NumpyGenerator(value)
         if kind is numpy.ndarray and value.nbytes <= MAX_BYTES and value.dtype != object:
-            return _Bytes(value)
+            return _NumpyArray(value)
     return None
 
 

@@ -7,6 +7,7 @@ the model's code names; not into torch, the standard library, or tensors (those 
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import sys
 import types
@@ -67,8 +68,8 @@ _ATOMS = frozenset(
     {
         type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented), torch.dtype,
         torch.device, torch.layout, torch.memory_format, torch.Size, torch.Tensor, nn.Parameter, Shim, Poison, Spare,
-        types.BuiltinFunctionType, types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
-        types.MethodWrapperType, types.MethodDescriptorType, types.ClassMethodDescriptorType,
+        types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType,
+        types.MethodDescriptorType, types.ClassMethodDescriptorType,
     }
 )  # fmt: skip
 # Of the standard library and of torch, what people keep things in.
@@ -102,6 +103,8 @@ class Walk:
         self._globals: dict[tuple[int, str], None] = {}
         self._objects: list[tuple[str, Any]] = []
         self._has_classes = False
+        self._tensors: dict[int, tuple[str, torch.Tensor]] = {}
+        self._has_tensors = False
         self._walk()
 
     def _walk(self) -> None:
@@ -144,6 +147,12 @@ class Walk:
             self._function(name, value)
         elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
             self._add(name, (value.__func__, getattr(value, "__self__", None)))
+        elif isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+            owner = value.__self__  # ``itertools.count().__next__``, ``items.append``
+            if owner is not None and not isinstance(owner, (types.ModuleType, type)):
+                self._add(name, ((owner,),))
+        elif isinstance(value, super):
+            self._add(name, (value.__self__,))  # type: ignore[attr-defined]
         elif isinstance(value, property):
             self._add(name, (value.fget, value.fset))
         elif isinstance(value, functools.partial):
@@ -180,6 +189,9 @@ class Walk:
                 self._keep(f"{name}.", held, held.values(), put_dict).kind = type(module)
                 if register == "_modules":
                     self._entries(f"{name}.", held)
+                else:
+                    named = ((f"{name}.{key}", one) for key, one in held.items() if isinstance(one, torch.Tensor))
+                    self._tensors |= {id(one): (path, one) for path, one in named}
         self._entries(f"{name}.", {key: value for key, value in own.items() if key not in _MODULE_OWN})
 
     def _entries(self, name: str, held: dict[Any, Any]) -> None:
@@ -243,7 +255,20 @@ class Walk:
             for name, value in self._objects:
                 self._several(f"{name}.__class__", [functools.partial(getattr, value, "__class__")],
                               functools.partial(setattr, value, "__class__"))  # fmt: skip
+        if not self._todo and not self._has_tensors:
+            self._has_tensors = True
+            self._attributes_of_tensors()
         return bool(self._todo)
+
+    def _attributes_of_tensors(self) -> None:
+        """What parameters and buffers carry: where they have attributes, or some code sets one that no object has."""
+        known = {key for place in self.places if place.is_attributes for key in place.keys or ()}
+        may_be_set = not self.reach.names_set() <= known.union(dir(torch.Tensor))
+        for name, tensor in self._tensors.values():
+            own = vars(tensor)
+            if own or may_be_set:
+                self._keep(f"{name}.", own, own.values(), put_dict).kind = type(tensor)
+                self._entries(f"{name}.", own)
 
     def _replaced(self, function: types.FunctionType, names: frozenset[str]) -> None:
         """What a function may set in modules and classes of libraries (``torch.relu = ...``)."""
@@ -322,10 +347,11 @@ def _set_cell(cell: Any, value: Any) -> None:
 
 
 def _set_slot(member: Any, owner: Any, value: Any) -> None:
-    if value is MISSING:
-        member.__delete__(owner)
-    else:
-        member.__set__(owner, value)
+    with contextlib.suppress(AttributeError):  # read-only, or not there
+        if value is MISSING:
+            member.__delete__(owner)
+        else:
+            member.__set__(owner, value)
 
 
 def _set_global(space: dict[str, Any], name: str, value: Any) -> None:

@@ -1,0 +1,153 @@
+"""State in objects that hide it: a model that answers otherwise from its twelfth run on is refused when planned."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import ctypes
+import io
+import itertools
+import queue
+import random
+import tempfile
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shared_hooks import WrappedModel
+from shared_hooks.errors import CutRefused
+
+Step = Callable[[Any], float]
+
+
+OPEN: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def files_are_closed() -> Iterator[None]:
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+def file() -> Any:
+    OPEN.append(tempfile.TemporaryFile())  # noqa: SIM115
+    return OPEN[-1]
+
+
+class Steps(nn.Module):
+    def __init__(self, make: Callable[[Any], object], step: Step) -> None:
+        super().__init__()
+        self.a, self.b, self.step = nn.Linear(4, 4), nn.Linear(4, 4), step
+        make(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x)) * (1.0 if self.step(self) < 12 else 2.0)
+        return found
+
+
+def held(value: Callable[[], Any]) -> Callable[[Any], None]:
+    def make(model: Any) -> None:
+        model.held = value()
+
+    return make
+
+
+def counted(model: Any) -> float:
+    model.held[0] += 1
+    return float(model.held[0])
+
+
+def appended(model: Any) -> None:
+    content: list[int] = []
+    model.push, model.size = content.append, content.__len__
+
+
+def pushed(model: Any) -> float:
+    model.push(1)
+    return float(model.size())
+
+
+def viewed(model: Any) -> None:
+    content = {"runs": 0}
+    model.view, model.update = types.MappingProxyType(content), content.update
+
+
+def updated(model: Any) -> float:
+    model.update(runs=model.view["runs"] + 1)
+    return float(model.view["runs"])
+
+
+def written(model: Any) -> float:
+    model.held.write(b"1")
+    return float(model.held.tell())
+
+
+def put(model: Any) -> float:
+    model.held.put(1)
+    return float(model.held.qsize())
+
+
+def on_a_parameter(model: Any) -> float:
+    model.a.weight.runs = getattr(model.a.weight, "runs", 0) + 1
+    return float(model.a.weight.runs)
+
+
+def added(model: Any) -> float:
+    model.held.__setitem__("runs", model.held.get("runs", 0) + 1)
+    return float(model.held.get("runs"))
+
+
+HIDDEN: dict[str, tuple[Callable[[Any], object], Step]] = {
+    "counter": (held(lambda: itertools.count().__next__), lambda model: model.held()),
+    "generator": (held(lambda: (number for number in range(99)).send), lambda model: model.held(None)),
+    "mapped": (held(lambda: map(int, itertools.count()).__next__), lambda model: model.held()),
+    "list": (appended, pushed),
+    "dictionary": (viewed, updated),
+    "dictionary's items": (held(lambda: dict(enumerate(range(99))).popitem), lambda model: 99 - model.held()[0]),
+    "deque": (held(lambda: collections.deque(range(99)).popleft), lambda model: model.held()),
+    "random": (held(lambda: random.Random(0).random), lambda model: model.held()),
+    "NumPy's": (held(lambda: np.random.default_rng(0).random), lambda model: model.held()),
+    "array": (held(lambda: array.array("l", [0])), counted),
+    "array of C": (held(lambda: (ctypes.c_int * 1)()), counted),
+    "memory": (held(lambda: memoryview(bytearray(1))), counted),
+    "bytes in memory": (held(io.BytesIO), written),
+    "file": (held(file), written),
+    "queue": (held(queue.SimpleQueue), put),
+    "parent's": (held(lambda: super(collections.Counter, collections.Counter())), added),
+    "parameter": (lambda _: None, on_a_parameter),
+}
+
+
+@pytest.mark.parametrize("name", HIDDEN)
+def test_it_is_seen(name: str) -> None:
+    model = WrappedModel(Steps(*HIDDEN[name]).eval())
+    try:
+        model.plan(torch.ones(1, 4))
+    except CutRefused as error:
+        assert "put back" in str(error)
+    else:
+        assert not any(layer.can_split for layer in model.layers)
+
+
+@pytest.mark.parametrize("name", sorted(HIDDEN.keys() - {"queue"}))
+def test_planning_puts_it_back(name: str) -> None:
+    model, plain = (Steps(*HIDDEN[name]).eval() for _ in range(2))
+    with WrappedModel(model) as wrapped, contextlib.suppress(CutRefused):
+        wrapped.plan(torch.ones(1, 4))
+    assert model.step(model) == plain.step(plain)
+
+
+def test_a_text_in_memory_is_put_back() -> None:
+    model = Steps(held(io.StringIO), lambda model: model.held.write("ab") + model.held.tell()).eval()
+    model.held.write("before")
+    with WrappedModel(model) as wrapped:
+        wrapped.plan(torch.ones(1, 4))
+    assert model.held.getvalue() == "before"
+    assert model.held.tell() == 6
