@@ -65,7 +65,7 @@ class WrappedModel(Runs):
             raise InputMismatch(f"{first_few(lazy)}: a lazy layer has no weights yet: run the model once, then wrap it")
         # before anything runs: attributes may count calls
         code = ForwardCode(model)
-        self._attributes = tables.attributes(model, code.attributes.__contains__)
+        self._attributes = tables.attributes(model, code.attributes.__contains__, code.written_to.__contains__)
         self._held = _numbers_in(code)
         self._tables = tables.tables(model)
         self._loads = loads
@@ -307,10 +307,11 @@ class WrappedModel(Runs):
         libraries are left out: they set many by themselves.
         """
         own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
-        names = ForwardCode(model).attributes
+        code = ForwardCode(model)
+        names = code.attributes
         return sorted(
             f"{path}.{name}".lstrip(".")
-            for path, each in tables.attributes(model, names.__contains__).items()
+            for path, each in tables.attributes(model, names.__contains__, code.written_to.__contains__).items()
             for name in each.keys() | self._attributes.get(path, {}).keys()
             if (path in own or "." in name)
             and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))

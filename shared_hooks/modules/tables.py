@@ -9,7 +9,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import datetime
+import decimal
 import dis
+import enum
+import fractions
 import functools
 import hashlib
 import inspect
@@ -69,26 +73,30 @@ def form_of(value: Any) -> list[Any]:
     return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
-def attributes(model: nn.Module, is_read: Callable[[str], bool] = lambda _: True) -> dict[str, dict[str, Any]]:
+def attributes(
+    model: nn.Module,
+    is_read: Callable[[str], bool] = lambda _: True,
+    is_written: Callable[[str], bool] = lambda _: False,
+) -> dict[str, dict[str, Any]]:
     """By path, what each module holds that is a number, or a tuple of numbers; and by the way to it ("config.eps"),
     what plain objects and dictionaries do that it holds, each of these once. Ask before the first forward.
 
     So are texts and functions (a mode, an activation), but for texts of others than torch's own modules that may be
     paths or devices, which differ between machines. What torch keeps on every module, which differs between releases,
     is left out; and so is what is no number on a module itself, where no code looks at an attribute of that name
-    (``is_read``): it may be a process's own.
+    (``is_read``): it may be a process's own. A set that code may write to (``is_written``) is none.
     """
     found = {
         path: [
             (name, value)
-            for name, value in _attributes(module)
+            for name, value in _attributes(module, is_written)
             if name == "forward" or not isinstance(value, (Word, Named)) or is_torchs(type(module)) or is_read(name)
         ]
         for path, module in model.named_modules()
     }
     for path, way, held in _objects(model):
-        if all(map(is_read, way.split(".")[:-1])):
-            found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held) if is_read(name)]
+        if all(is_read(part.partition("[")[0]) for part in way.split(".")[:-1]):
+            found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held, is_read, is_written)]
     return {path: dict(sorted(each, key=operator.itemgetter(0))) for path, each in found.items()}
 
 
@@ -102,11 +110,11 @@ def _objects(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Plain objects that modules hold, and those in them, each once: the module's path, the way, and what is in it."""
     seen: set[int] = set()
 
-    def within(path: str, way: str, held: dict[str, Any], depth: int) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        for name, value in list(held.items()):
-            if type(name) is str and _is_plain_object(value) and id(value) not in seen and len(seen) < MOST_OBJECTS:
+    def within(path: str, way: str, held: dict[Any, Any], depth: int) -> Iterator[tuple[str, str, dict[Any, Any]]]:
+        for name, value in [one for pair in list(held.items()) for one in _each(*pair)]:
+            if _is_plain_object(value) and id(value) not in seen and len(seen) < MOST_OBJECTS:
                 seen.add(id(value))
-                inner = value if issubclass(type(value), dict) else vars(value)
+                inner = dict(value) if isinstance(value, _DICTIONARIES) else _fields(value)
                 yield path, f"{way}{name}.", inner
                 if depth:
                     yield from within(path, f"{way}{name}.", inner, depth - 1)
@@ -114,16 +122,65 @@ def _objects(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, module in model.named_modules():
         own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
         yield from within(path, "", own, _DEPTH)
+        for name, parameter in module.named_parameters(recurse=False):
+            yield path, f"{name}.", vars(parameter)
 
 
-def _numbers(held: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    return (
-        (name, one)
-        for name, one in list(held.items())
-        if type(name) is str and (_is_number(one) or _is_word(one)) and not name.startswith("__")
-    )
+_DICTIONARIES = (dict, types.MappingProxyType)
 
 
+def _each(name: Any, value: Any) -> Iterator[tuple[str, Any]]:
+    """An entry; each of those in a list or tuple of objects."""
+    if type(name) is not str:
+        return
+    if isinstance(value, (list, tuple)) and len(value) <= MOST_KEYS:
+        yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
+    yield name, value
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Attributes of an object, those in slots too."""
+    found = dict(getattr(value, "__dict__", ()))
+    for kind in type(value).__mro__:
+        for name, slot in vars(kind).items():
+            if isinstance(slot, types.MemberDescriptorType) and not name.startswith("__"):
+                with contextlib.suppress(AttributeError):  # nothing yet
+                    found[name] = slot.__get__(value)
+    return found
+
+
+def _numbers(
+    held: dict[Any, Any], is_read: Callable[[str], bool], is_written: Callable[[str], bool]
+) -> Iterator[tuple[str, Any]]:
+    """Of what an object or dictionary holds; an entry that is no attribute's name is read by whoever reads others."""
+    for name, one in list(held.items()):
+        value = one if _is_number(one) or _is_word(one) else _constant(one)
+        if (value is None and one is not None) or (isinstance(one, set) and is_written(str(name))):
+            continue
+        if type(name) is str:
+            if not name.startswith("__") and is_read(name):
+                yield name, value
+        elif _is_number(name):
+            yield repr(name), value
+
+
+def _constant(value: Any) -> str | None:
+    """What is neither number nor text and never changes, in words that are the same in every process; None if it is
+    something else.
+    """
+    if isinstance(value, enum.Enum):
+        return f"{type(value).__qualname__}.{value.name}"
+    if isinstance(value, (set, frozenset)) and len(value) <= MOST_KEYS:
+        return repr(sorted(map(repr, value))) if all(_is_number(one) or _is_word(one) for one in value) else None
+    if isinstance(value, (operator.itemgetter, operator.attrgetter)) or type(value) in _CONSTANTS:
+        return repr(value)[:MOST_TEXT]
+    return value.__qualname__ if isinstance(value, type) else None
+
+
+MOST_TEXT: Final = 256
+_CONSTANTS = (
+    bytes, complex, range, slice, re.Pattern, datetime.timedelta, decimal.Decimal, fractions.Fraction,
+)  # fmt: skip
 _WORD = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,40}")
 _DEVICES = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|meta|auto)(:\d+)?")
 
@@ -138,26 +195,32 @@ def _plain(value: Any) -> Any:
 
 
 def _fixed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_fixed, value))
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_plain_object(value: Any) -> bool:
     kind = type(value)
-    if issubclass(kind, dict):
+    if issubclass(kind, _DICTIONARIES):
         return len(value) <= MOST_KEYS
+    if issubclass(kind, enum.Enum):
+        return False
     if issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType)) or callable(value):
         return False
     package = kind.__module__.partition(".")[0]
     known = package in ("torch", "numpy") or package in sys.stdlib_module_names - {"__main__", "types", "argparse"}
-    return not known and type(getattr(value, "__dict__", None)) is dict
+    return not known and (type(getattr(value, "__dict__", None)) is dict or bool(getattr(kind, "__slots__", ())))
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes(module: nn.Module, is_written: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
     if own := [name for name in hooks_of(module) if not name.startswith(_OF_LIBRARIES)]:
         yield "forward hooks", ", ".join(own)
     torchs = is_torchs(type(module))
     for name, value in vars(module).items():
         if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
+            continue
+        if isinstance(value, set) and is_written(name):
             continue
         if name in _LEFT_BY_LOADING and not value:
             continue
@@ -165,6 +228,8 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
             yield name, _fixed(value)
         elif _is_word(value):
             yield name, Word(value)
+        elif (text := repr(value) if isinstance(value, torch.dtype) else _constant(value)) is not None:
+            yield name, Word(text)
         elif callable(value) and not isinstance(value, (nn.Module, type)):
             text = _function(value)
             if text and "new_forward" not in text:  # what accelerate puts there, to move values between devices
@@ -177,8 +242,15 @@ def _function(value: Any) -> str:
         held = [*map(_held, value.args), *(f"{name}={_held(one)}" for name, one in sorted(value.keywords.items()))]
         return f"{_function(value.func)}({', '.join(held)})"
     if not isinstance(value, types.FunctionType) or value.__module__.partition(".")[0] == "torch":
-        return str(getattr(value, "__name__", ""))
-    held = [repr(one) for one in (*(value.__defaults__ or ()), *_cells(value)) if one is not None and _is_number(one)]
+        owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
+        content = [*owner, *owner.values()] if isinstance(owner, dict) else owner
+        held_by = isinstance(content, (list, tuple)) and all(_is_number(one) or _is_word(one) for one in content)
+        return str(getattr(value, "__name__", "")) + (f" of {_fixed(content)!r}" if held_by else "")
+    held = [
+        repr(_fixed(one))
+        for one in (*(value.__defaults__ or ()), *_cells(value))
+        if one is not None and _is_number(one)
+    ]
     return f"{value.__name__} {digest_of([_source_of(value), held])}"
 
 
@@ -192,7 +264,7 @@ def _cells(function: types.FunctionType) -> Iterator[Any]:
 def _held(value: Any) -> str:
     """An argument in words that are the same in every process: no address."""
     if _is_number(value) or type(value) is str:
-        return repr(value)
+        return repr(_fixed(value))
     return (_function(value) if callable(value) else "") or type(value).__qualname__
 
 
@@ -244,7 +316,7 @@ def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
 def _is_number(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(_is_number(item) for item in value)
-    return value is None or type(value) in (bool, int, float)
+    return value is None or type(value) in (bool, int, float) or isinstance(value, (np.number, np.bool_))
 
 
 def code_digest(model: nn.Module) -> str:
@@ -300,7 +372,8 @@ def _source_of_class(kind: Any, holds: tuple[_Identity, ...]) -> list[str]:
                     held.append((name, value))
     # What class methods assign is kept in passing: one process has it sooner than another.
     passing = {name for one in functions if _takes_class(kind, one) for name in assigned_by(one)}
-    return [*map(_source_of, functions), *(f"{name} = {value!r}" for name, value in held if name not in passing)]
+    numbers = (f"{name} = {_fixed(value)!r}" for name, value in held if name not in passing)
+    return [*map(_source_of, functions), *numbers]
 
 
 def _takes_class(kind: type, function: types.FunctionType) -> bool:

@@ -412,7 +412,10 @@ MOST_READ = 4000
 def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
     names, known, waiting = {"forward"}, set[int](), list[types.FunctionType]()
     methods: dict[str, list[Any]] = {}
-    for kind in {base for module in model.modules() for base in type(module).__mro__ if not is_foreign(base)}:
+    held_by_modules = [one for module in model.modules() for value in vars(module).values() for one in _parts(value)]
+    waiting += [function for one in held_by_modules for function in unwrapped(one)]
+    owners = {type(one) for one in (*model.modules(), *held_by_modules)}
+    for kind in {base for owner in owners for base in owner.__mro__ if not is_foreign(base)}:
         for name, value in list(vars(kind).items()):
             methods.setdefault(name, []).append(value)
     fresh = {*names}
@@ -435,6 +438,13 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             fresh |= found - names - {"__init__"}
             waiting += [one for name in sorted(found) for one in unwrapped(function.__globals__.get(name))]
         names |= fresh
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    """What a module holds in an attribute: an object, or several."""
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, (list, tuple)) else (value,)
 
 
 # Where Python state lies: containers as they were at one moment, to compare with what is in them now, and to put

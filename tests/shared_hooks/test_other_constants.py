@@ -1,0 +1,170 @@
+"""Two sides whose models hold other constants, be they in sets, slots, enumerations or lists of objects."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import fractions
+import functools
+import operator
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shared_hooks import WrappedModel
+from shared_hooks.modules.manifest import compare
+
+
+class Mode(enum.Enum):
+    MEAN = 2.0
+    SUM = 3.0
+
+
+class Slots:
+    __slots__ = ("scale",)
+
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    scale: float
+
+
+class Holds(nn.Module):
+    def __init__(self, held: Any, use: Callable[[Any], float]) -> None:
+        super().__init__()
+        self.a, self.b, self.held, self.use = nn.Linear(4, 4), nn.Linear(4, 4), held, use
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x)) * self.use(self.held)
+        return found
+
+
+HELD: dict[str, tuple[Callable[[float], Any], Callable[[Any], float]]] = {
+    "NumPy's number": (np.float64, float),
+    "NumPy's numbers": (lambda n: [np.float32(n)], lambda held: float(held[0])),
+    "complex": (complex, lambda held: held.real),
+    "fraction": (fractions.Fraction, float),
+    "range": (lambda n: range(int(n)), len),
+    "slice": (lambda n: slice(int(n)), lambda held: held.stop),
+    "bytes": (lambda n: bytes([int(n)]), lambda held: held[0]),
+    "frozen set": (lambda n: frozenset([n]), lambda held: 2.0 if 2.0 in held else 3.0),
+    "enumeration": (Mode, lambda held: 2.0 if held is Mode.MEAN else 3.0),
+    "dtype": (lambda n: torch.float32 if n == 2 else torch.float64, lambda held: float(held.itemsize)),
+    "class": (lambda n: Slots if n == 2 else Stage, lambda held: held(2.0).scale if held is Slots else 3.0),
+    "slots": (Slots, lambda held: held.scale),
+    "objects in a list": (lambda n: [Stage(1.0), Stage(n)], lambda held: held[1].scale),
+    "dictionary by number": (lambda n: {7: n}, lambda held: held[7]),
+    "dictionary that nobody writes to": (lambda n: types.MappingProxyType({"scale": n}), lambda held: held["scale"]),
+    "getter": (lambda n: operator.itemgetter(int(n)), lambda held: held([0, 1, 2, 3])),
+    "method of a dictionary": (lambda n: {"scale": n}.get, lambda held: held("scale")),
+    "partial": (lambda n: functools.partial(float, n), lambda held: held()),
+}  # fmt: skip
+
+
+def seen(one: nn.Module, other: nn.Module) -> tuple[str, ...]:
+    x = torch.ones(1, 4)
+    edge, cloud = WrappedModel(one.eval()), WrappedModel(other.eval())
+    edge.plan(x), cloud.plan(x)
+    return compare(edge.manifest(), cloud.manifest()).differences
+
+
+def holding(name: str, number: float) -> nn.Module:
+    torch.manual_seed(0)
+    make, use = HELD[name]
+    return Holds(make(number), use)
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_another_one_is_named(name: str) -> None:
+    (line,) = seen(holding(name, 2.0), holding(name, 3.0))
+    assert "held" in line
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_the_same_is_none(name: str) -> None:
+    assert seen(holding(name, 2.0), holding(name, 2.0)) == ()
+
+
+def test_of_a_parameter() -> None:
+    def scaled(number: float) -> nn.Module:
+        torch.manual_seed(0)
+        model = Holds(None, lambda _: 1.0)
+        model.use = lambda _: model.a.weight.scale
+        model.a.weight.scale = number  # type: ignore[assignment]
+        return model
+
+    (line,) = seen(scaled(2.0), scaled(3.0))
+    assert "scale" in line
+
+
+class Skips(nn.Module):
+    """Looks into a set that nobody adds to."""
+
+    def __init__(self, skipped: set[int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.skipped = nn.Linear(4, 4), nn.Linear(4, 4), skipped
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        return x if 1 in self.skipped else self.b(x)
+
+
+class Settings:
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    @property
+    def scale(self) -> float:
+        return self.width**-0.5
+
+
+class Scales(nn.Module):
+    """What decides is read in a property of the object alone."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.settings = nn.Linear(4, 4), nn.Linear(4, 4), Settings(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x) * self.settings.scale)
+        return found
+
+
+def test_of_a_set_and_of_what_an_objects_own_code_reads() -> None:
+    assert "skipped" in " ".join(seen(Skips({1}), Skips({2})))
+    assert seen(Skips({1, 3}), Skips({3, 1})) == ()
+    assert "width" in " ".join(seen(Scales(4), Scales(9)))
+    assert seen(Scales(4), Scales(4)) == ()
+
+
+class Notes(nn.Module):
+    """A set that its forward adds to is no setting: one side has run before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.sizes = nn.Linear(4, 4), nn.Linear(4, 4), set[int]()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if len(x) not in self.sizes:
+            self.sizes.add(len(x))
+        found: Tensor = self.b(self.a(x))
+        return found
+
+
+def test_what_runs_leave_is_none() -> None:
+    torch.manual_seed(0)
+    one = Notes()
+    torch.manual_seed(0)
+    other = Notes()
+    one(torch.ones(3, 4))
+    assert seen(one, other) == ()
