@@ -133,7 +133,7 @@ def _each(name: Any, value: Any) -> Iterator[tuple[str, Any]]:
     """An entry; each of those in a list or tuple of objects."""
     if type(name) is not str:
         return
-    if isinstance(value, (list, tuple)) and len(value) <= MOST_KEYS:
+    if type(value) in (list, tuple) and len(value) <= MOST_KEYS:  # others may have no length
         yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
     yield name, value
 

@@ -442,9 +442,9 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
 
 def _parts(value: Any) -> Iterable[Any]:
     """What a module holds in an attribute: an object, or several."""
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, (list, tuple)) else (value,)
+    if type(value) is dict:
+        return list(value.values())
+    return list(value) if type(value) in (list, tuple) else (value,)
 
 
 # Where Python state lies: containers as they were at one moment, to compare with what is in them now, and to put

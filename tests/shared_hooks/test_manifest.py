@@ -706,7 +706,7 @@ def times(n: float) -> Any:
     [
         ({}, {"mode": "mul"}, ["mode", "settings.kind"]),
         ({}, {"function": torch.tanh}, ["function"]),
-        ({"function": times(2)}, {"function": times(3)}, ["function"]),
+        ({"function": times(2)}, {"function": times(3)}, ["function", "n of times.<locals>.<lambda>"]),
         ({}, {"path": "c", "device": "cuda:1"}, []),
     ],
 )
