@@ -152,7 +152,7 @@ def _fields(value: Any) -> dict[str, Any]:
 def _numbers(
     held: dict[Any, Any], is_read: Callable[[str], bool], is_written: Callable[[str], bool]
 ) -> Iterator[tuple[str, Any]]:
-    """What an object or dictionary holds of them; an entry that is no attribute's name is read by whoever reads others."""
+    """Numbers and constants that an object or dictionary holds; an entry that is no attribute is read."""
     for name, one in list(held.items()):
         value = one if _is_number(one) or _is_word(one) else _constant(one)
         if (value is None and one is not None) or (isinstance(one, set) and is_written(str(name))):
