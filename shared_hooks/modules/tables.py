@@ -95,8 +95,11 @@ def attributes(
         for path, module in model.named_modules()
     }
     for path, way, held in _objects(model):
-        if all(is_read(part.partition("[")[0]) for part in way.split(".")[:-1]):
-            found[path] += [(f"{way}{name}", _plain(value)) for name, value in _numbers(held, is_read, is_written)]
+        parts = [part.partition("[")[0] for part in way.split(".")[:-1]]
+        if all(map(is_read, parts)):
+            numbered = not is_written(parts[-1])  # or each run may add to a table by number
+            entries = _numbers(held, is_read, is_written)
+            found[path] += [(f"{way}{name}", _plain(one)) for name, one in entries if numbered or name.isidentifier()]
     return {path: dict(sorted(each, key=operator.itemgetter(0))) for path, each in found.items()}
 
 

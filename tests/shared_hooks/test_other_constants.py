@@ -153,8 +153,10 @@ class Notes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.a, self.b, self.sizes = nn.Linear(4, 4), nn.Linear(4, 4), set[int]()
+        self.rows = {0: 1}
 
     def forward(self, x: Tensor) -> Tensor:
+        self.rows[0] = len(x)
         if len(x) not in self.sizes:
             self.sizes.add(len(x))
         found: Tensor = self.b(self.a(x))
