@@ -66,8 +66,8 @@ class WrappedModel(Runs):
         # before anything runs: attributes may count calls
         code = ForwardCode(model)
         self._attributes = tables.attributes(model, code.attributes.__contains__, code.written_to.__contains__)
-        self._held = _numbers_in(code)
-        self._tables = tables.tables(model)
+        self._held = _constants_in(code)
+        self._tables = tables.tables(model, dict(code.constants()))
         self._loads = loads
         super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
 
@@ -375,8 +375,9 @@ class WrappedModel(Runs):
             return run(cold_here(cold, other.tail), first, only)
 
 
-def _numbers_in(code: ForwardCode) -> dict[str, str]:
+def _constants_in(code: ForwardCode) -> dict[str, str]:
     found: dict[str, set[str]] = {}
-    for name, get in code.numbers():
-        found.setdefault(name, set()).add(repr(get()))
+    for name, value in code.constants():
+        if text := tables.words_of(value, code.attributes.__contains__):
+            found.setdefault(name, set()).add(text)
     return {name: " ".join(sorted(several)) for name, several in sorted(found.items())}

@@ -103,6 +103,28 @@ def attributes(
     return {path: dict(sorted(each, key=operator.itemgetter(0))) for path, each in found.items()}
 
 
+def words_of(value: Any, is_read: Callable[[str], bool]) -> str:
+    """A constant that code holds, as facts are said: a number, a text, a list or dictionary of them, or an object with
+    such attributes; "" for anything else. Truth values are none: they say what a machine has.
+    """
+    if type(value) is bool or value is None:
+        return ""
+    if _is_number(value) or _is_word(value):
+        return _shortened(repr(_fixed(value)))
+    if (text := _constant(value)) is not None:
+        return "" if isinstance(value, type) else _shortened(text)
+    entries = [
+        (f"{way}{name}", _plain(one))
+        for _, way, held in _objects_in({"": value})
+        for name, one in _numbers(held, is_read, lambda _: False)
+    ]
+    return _shortened(repr(sorted(entries, key=operator.itemgetter(0)))) if entries else ""
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... {digest_of(text)}"
+
+
 MOST_KEYS: Final = 64
 """A dictionary that has more is a table, and is not looked into."""
 MOST_OBJECTS: Final = 4096
@@ -112,21 +134,28 @@ _DEPTH: Final = 4
 def _objects(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """Plain objects that modules hold, and those in them, each once: the module's path, the way, and what is in it."""
     seen: set[int] = set()
+    for path, module in model.named_modules():
+        own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+        yield from _objects_in(own, path, seen)
+        for name, parameter in module.named_parameters(recurse=False):
+            yield path, f"{name}.", vars(parameter)
 
-    def within(path: str, way: str, held: dict[Any, Any], depth: int) -> Iterator[tuple[str, str, dict[Any, Any]]]:
+
+def _objects_in(
+    held: dict[str, Any], path: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, str, dict[Any, Any]]]:
+    known = set[int]() if seen is None else seen
+
+    def within(way: str, held: dict[Any, Any], depth: int) -> Iterator[tuple[str, str, dict[Any, Any]]]:
         for name, value in [one for pair in list(held.items()) for one in _each(*pair)]:
-            if _is_plain_object(value) and id(value) not in seen and len(seen) < MOST_OBJECTS:
-                seen.add(id(value))
+            if _is_plain_object(value) and id(value) not in known and len(known) < MOST_OBJECTS:
+                known.add(id(value))
                 inner = dict(value) if isinstance(value, _DICTIONARIES) else _fields(value)
                 yield path, f"{way}{name}.", inner
                 if depth:
-                    yield from within(path, f"{way}{name}.", inner, depth - 1)
+                    yield from within(f"{way}{name}.", inner, depth - 1)
 
-    for path, module in model.named_modules():
-        own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
-        yield from within(path, "", own, _DEPTH)
-        for name, parameter in module.named_parameters(recurse=False):
-            yield path, f"{name}.", vars(parameter)
+    return within("", held, _DEPTH)
 
 
 _DICTIONARIES = (dict, types.MappingProxyType)
@@ -176,7 +205,7 @@ def _constant(value: Any) -> str | None:
     if isinstance(value, (set, frozenset)) and len(value) <= MOST_KEYS:
         return repr(sorted(map(repr, value))) if all(_is_number(one) or _is_word(one) for one in value) else None
     if isinstance(value, (operator.itemgetter, operator.attrgetter)) or type(value) in _CONSTANTS:
-        return repr(value)[:MOST_TEXT]
+        return _shortened(repr(value))
     return value.__qualname__ if isinstance(value, type) else None
 
 
@@ -601,8 +630,10 @@ Tables = Mapping[tuple[str, str], str]
 """By the module's path and a name."""
 
 
-def tables(model: nn.Module) -> dict[tuple[str, str], str]:
-    """The tables of a model: each one's form, a hash, and some values of fractions. Ask before the first forward."""
+def tables(model: nn.Module, held: Mapping[str, Any] = types.MappingProxyType({})) -> dict[tuple[str, str], str]:
+    """The tables of a model: each one's form, a hash, and some values of fractions. Ask before the first forward.
+    ``held``: what its code holds, by name: globals, variables around functions.
+    """
     modules = list(model.named_modules())
     stated = {id(parameter) for parameter in model.parameters()}
     for _, module in modules:
@@ -617,6 +648,10 @@ def tables(model: nn.Module) -> dict[tuple[str, str], str]:
             for number, table in enumerate(_in(value, package)):
                 if id(table) not in stated:
                     found[path, f"{name}.{number}" if number else name] = _fact(table)
+    for name, value in held.items():
+        for number, table in enumerate(_in(value, "")):
+            if id(table) not in stated:
+                found["", f"{name}.{number}" if number else name] = _fact(table)
     return found
 
 

@@ -355,6 +355,8 @@ class ForwardCode:
 
     def __init__(self, model: nn.Module) -> None:
         self._functions = list(_any_functions(model))
+        bases = {base for module in model.modules() for base in type(module).__mro__ if not is_foreign(base)}
+        self._kinds = [base for base in bases if not is_installed(file_of(base))]
         read: frozenset[str] = frozenset().union(*(accesses(one)[0] for one in self._functions))
         self.attributes = read.difference(*map(sets_in, self._functions))
         mentioned = [names_in(one) | {*one.__code__.co_freevars} for one in self._functions]
@@ -363,24 +365,37 @@ class ForwardCode:
         writers = [names for names, one in zip(mentioned, self._functions, strict=True) if _writes_inside(one, names)]
         self.written_to: frozenset[str] = frozenset().union(*writers)
 
-    def numbers(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        """Numbers in globals, variables around functions and defaults of arguments, which no code sets: how they are
-        named on any machine, and how to get them. Those of installed libraries, which may say what a machine has, do
-        not count, and neither do truth values.
+    def constants(self) -> Iterator[tuple[str, Any]]:
+        """Globals, attributes of classes, variables around functions and defaults of arguments, which no code sets or
+        writes to: how they are named on any machine, and what they are. Those of installed libraries, which may say
+        what a machine has, do not count, and neither do functions, classes and modules.
         """
-        own = [function for function in self._functions if not is_installed(function.__code__.co_filename)]
-        rebound = self.rebound
-        for function in own:
-            names, space, code = names_in(function) - rebound, function.__globals__, function.__code__
-            found = {f"global {name}": functools.partial(space.get, name) for name in names if name in space}
+        for function in self._functions:
+            if is_installed(function.__code__.co_filename):
+                continue
+            space, code = function.__globals__, function.__code__
+            found = {f"global {name}": (name, space[name]) for name in names_in(function) if name in space}
             for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-                if name not in rebound:
-                    found[f"{name} of {function.__qualname__}"] = functools.partial(_content, cell)
+                found[f"{name} of {function.__qualname__}"] = name, _content(cell)
             last = reversed(code.co_varnames[: code.co_argcount])
-            defaults = zip(last, reversed(function.__defaults__ or ()), strict=False)
-            named = {**dict(defaults), **(function.__kwdefaults__ or {})}
-            found |= {f"{function.__qualname__}({name})": functools.partial(named.get, name) for name in named}
-            yield from ((name, get) for name, get in found.items() if type(get()) in (int, float))
+            named = {**dict(zip(last, reversed(function.__defaults__ or ()), strict=False))}
+            for name, value in {**named, **(function.__kwdefaults__ or {})}.items():
+                found[f"{function.__qualname__}({name})"] = name, value
+            yield from ((where, value) for where, (name, value) in found.items() if self._is_constant(name, value))
+        for kind in self._kinds:
+            for name, value in list(vars(kind).items()):
+                if name not in self.attributes or name.startswith("__") or type(value) in (bool, int, float):
+                    continue  # numbers are part of the class's code
+                if self._is_constant(name, value):
+                    yield f"{kind.__qualname__}.{name}", value
+
+    def _is_constant(self, name: str, value: Any) -> bool:
+        if name in self.rebound or callable(value) or isinstance(value, (types.ModuleType, *_DESCRIPTORS)):
+            return False
+        return name not in self.written_to or not isinstance(value, (list, dict, set))
+
+
+_DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
 
 
 def _content(cell: types.CellType) -> Any:
@@ -414,10 +429,17 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
     methods: dict[str, list[Any]] = {}
     held_by_modules = [one for module in model.modules() for value in vars(module).values() for one in _parts(value)]
     waiting += [function for one in held_by_modules for function in unwrapped(one)]
-    owners = {type(one) for one in (*model.modules(), *held_by_modules)}
-    for kind in {base for owner in owners for base in owner.__mro__ if not is_foreign(base)}:
-        for name, value in list(vars(kind).items()):
-            methods.setdefault(name, []).append(value)
+    met: set[type] = set()
+
+    def meet(values: Iterable[Any]) -> None:
+        for kind in {base for value in values for base in type(value).__mro__ if not is_foreign(base)} - met:
+            met.add(kind)
+            for name, value in list(vars(kind).items()):
+                if name in names:
+                    waiting.extend(unwrapped(value))
+                methods.setdefault(name, []).append(value)
+
+    meet((*model.modules(), *held_by_modules))
     fresh = {*names}
     while fresh:
         for name in sorted(fresh):
@@ -436,14 +458,16 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             yield function
             found = names_in(function)
             fresh |= found - names - {"__init__"}
-            waiting += [one for name in sorted(found) for one in unwrapped(function.__globals__.get(name))]
+            around = [function.__globals__.get(name) for name in sorted(found)]
+            waiting += [one for value in around for one in unwrapped(value)]
+            meet((*around, *_cells(function), *(function.__defaults__ or ())))
         names |= fresh
 
 
 def _parts(value: Any) -> Iterable[Any]:
     """What a module holds in an attribute: an object, or several."""
-    if type(value) is dict:
-        return list(value.values())
+    if isinstance(value, dict):
+        return list(dict.values(value))
     return list(value) if type(value) in (list, tuple) else (value,)
 
 

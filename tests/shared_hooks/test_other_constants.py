@@ -170,3 +170,61 @@ def test_what_runs_leave_is_none() -> None:
     other = Notes()
     one(torch.ones(3, 4))
     assert seen(one, other) == ()
+
+
+SETTINGS = Settings(4)
+STEPS = [0.5, 2.0]
+MEAN = torch.tensor([0.25, 0.5])
+SEEN: dict[str, int] = {}
+
+
+def note(rows: int) -> None:
+    SEEN["rows"] = SEEN.get("rows", 0) + rows
+
+
+def scaling(settings: Settings) -> Callable[..., Tensor]:
+    return lambda module, inputs, output: output * settings.scale
+
+
+class Globals(nn.Module):
+    """What it computes with lies around its code."""
+
+    table: dict[str, float] = {"scale": 2.0}  # noqa: RUF012
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.a.register_forward_hook(scaling(settings))
+
+    def forward(self, x: Tensor) -> Tensor:
+        note(len(x))
+        found: Tensor = self.b(self.a(x)) * SETTINGS.scale * STEPS[1] * MEAN[1] * self.table["scale"]
+        return found
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "other"),
+    [
+        ("global", "SETTINGS", Settings(9)),
+        ("global", "STEPS", [0.5, 3.0]),
+        ("global", "MEAN", torch.tensor([0.25, 1])),
+        ("class", "table", {"scale": 3.0}),
+        ("hook", "settings", Settings(9)),
+        ("runs", "SEEN", {"rows": 12}),
+    ],
+)
+def test_of_what_lies_around_the_code(where: str, name: str, other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    edge = WrappedModel(Globals(Settings(4)).eval())
+    edge.plan(torch.ones(1, 4))
+    if where == "class":
+        monkeypatch.setattr(Globals, name, other)
+    elif where != "hook":
+        monkeypatch.setitem(globals(), name, other)
+    cloud = WrappedModel(Globals(other if where == "hook" else Settings(4)).eval())
+    cloud.plan(torch.ones(1, 4))
+    found = compare(edge.manifest(), cloud.manifest()).differences
+    if where == "runs":  # what its own code writes to is no setting
+        assert found == ()
+    else:
+        assert name in " ".join(found)
