@@ -424,7 +424,7 @@ State = tuple[tuple[int, int, int] | None, ...]
 
 
 def state_of(paths: Iterable[Path]) -> State:
-    """Compares equal while nobody touched the files; None stands for one that is not there."""
+    """Compares equal as long as the files are unchanged; None stands for a file that does not exist."""
     return tuple(_state(path) for path in paths)
 
 
@@ -588,8 +588,8 @@ def read_passport(passport: str, trusted: Mapping[str, bytes]) -> tuple[str, str
 
 
 class Register:
-    """``path``: the file of identities; ``certificates``: whether connections bring verified ones. Without both, nobody
-    is asked who he is. ``trusted``: servers whose word on their callers is taken, and the secret that each signs it
+    """``path``: the file of identities; ``certificates``: whether connections bring verified ones. Without both,
+    callers prove nothing. ``trusted``: servers whose word on their callers is taken, and the secret that each signs it
     with. Any thread may call. Raises SpecError when the file cannot be used.
     """
 
@@ -659,7 +659,7 @@ class Register:
         state, now = state_of(self._paths), time.time()
         if state != self._state:
             if written_since(self._paths, now - SETTLE_SECONDS):
-                return False  # half a file may be a valid one, which would send everybody away
+                return False  # half a file may be a valid one that refuses every caller
             self._state = state
             try:
                 self._identities = _told(self._path, read_identities(self._path))

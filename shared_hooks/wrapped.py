@@ -67,7 +67,7 @@ class WrappedModel(Runs):
         code = ForwardCode(model)
         self._attributes = tables.attributes(model, code.attributes.__contains__, code.written_to.__contains__)
         self._held = _constants_in(code)
-        self._tables = tables.tables(model, dict(code.constants()))
+        self._tables = tables.tables(model, code.constants())
         self._loads = loads
         super().__init__(model, depth, metrics, lifecycle, rehearsals, loads, isolated)
 

@@ -2,7 +2,7 @@
 
 Answers are kept until the client has them, so that a request sent again after a lost connection is computed once. What
 waits on streams to be fetched is kept here, too: an answer is counted until it is sent *and* acknowledged, or has to
-go. So one bound holds for all of it, and a client that reads nothing fills nobody else's share.
+go. So one bound holds for all of it, and a client that reads nothing fills only its own share.
 """
 
 from __future__ import annotations

@@ -94,11 +94,13 @@ def attributes(
         ]
         for path, module in model.named_modules()
     }
-    for path, way, held in _objects(model):
+    for path, way, held, is_table in _objects(model):
         parts = [part.partition("[")[0] for part in way.split(".")[:-1]]
         if all(map(is_read, parts)):
-            numbered = not is_written(parts[-1])  # or each run may add to a table by number
-            entries = _numbers(held, is_read, is_written)
+            # of a dictionary any entry may be taken, and where code writes to it only what it names is a setting
+            named = is_read if not is_table or is_written(parts[-1]) else _always
+            numbered = not is_written(parts[-1])
+            entries = _numbers(held, named, is_written)
             found[path] += [(f"{way}{name}", _plain(one)) for name, one in entries if numbered or name.isidentifier()]
     return {path: dict(sorted(each, key=operator.itemgetter(0))) for path, each in found.items()}
 
@@ -115,10 +117,14 @@ def words_of(value: Any, is_read: Callable[[str], bool]) -> str:
         return "" if isinstance(value, type) else _shortened(text)
     entries = [
         (f"{way}{name}", _plain(one))
-        for _, way, held in _objects_in({"": value})
-        for name, one in _numbers(held, is_read, lambda _: False)
+        for _, way, held, is_table in _objects_in({"": value})
+        for name, one in _numbers(held, _always if is_table else is_read, lambda _: False)
     ]
     return _shortened(repr(sorted(entries, key=operator.itemgetter(0)))) if entries else ""
+
+
+def _always(_: str) -> bool:
+    return True
 
 
 def _shortened(text: str) -> str:
@@ -131,27 +137,31 @@ MOST_OBJECTS: Final = 4096
 _DEPTH: Final = 4
 
 
-def _objects(model: nn.Module) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Plain objects that modules hold, and those in them, each once: the module's path, the way, and what is in it."""
+_Object = tuple[str, str, dict[Any, Any], bool]
+
+
+def _objects(model: nn.Module) -> Iterator[_Object]:
+    """Plain objects and dictionaries that modules hold, and those in them, each once: the module's path, the way, what
+    is in it, and whether it is a dictionary.
+    """
     seen: set[int] = set()
     for path, module in model.named_modules():
         own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
         yield from _objects_in(own, path, seen)
         for name, parameter in module.named_parameters(recurse=False):
-            yield path, f"{name}.", vars(parameter)
+            yield path, f"{name}.", vars(parameter), False
 
 
-def _objects_in(
-    held: dict[str, Any], path: str = "", seen: set[int] | None = None
-) -> Iterator[tuple[str, str, dict[Any, Any]]]:
+def _objects_in(held: dict[str, Any], path: str = "", seen: set[int] | None = None) -> Iterator[_Object]:
     known = set[int]() if seen is None else seen
 
-    def within(way: str, held: dict[Any, Any], depth: int) -> Iterator[tuple[str, str, dict[Any, Any]]]:
+    def within(way: str, held: dict[Any, Any], depth: int) -> Iterator[_Object]:
         for name, value in [one for pair in list(held.items()) for one in _each(*pair)]:
             if _is_plain_object(value) and id(value) not in known and len(known) < MOST_OBJECTS:
                 known.add(id(value))
-                inner = dict(value) if isinstance(value, _DICTIONARIES) else _fields(value)
-                yield path, f"{way}{name}.", inner
+                is_table = isinstance(value, _DICTIONARIES)
+                inner = dict(value) if is_table else _fields(value)
+                yield path, f"{way}{name}.", inner, is_table
                 if depth:
                     yield from within(f"{way}{name}.", inner, depth - 1)
 
@@ -277,7 +287,7 @@ def _function(value: Any) -> str:
         owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
         content = [*owner, *owner.values()] if isinstance(owner, dict) else owner
         held_by = isinstance(content, (list, tuple)) and all(_is_number(one) or _is_word(one) for one in content)
-        return str(getattr(value, "__name__", "")) + (f" of {_fixed(content)!r}" if held_by else "")
+        return str(getattr(value, "__name__", "")) + (f" of {_shortened(repr(_fixed(content)))}" if held_by else "")
     held = [
         repr(_fixed(one))
         for one in (*(value.__defaults__ or ()), *_cells(value))
@@ -630,7 +640,7 @@ Tables = Mapping[tuple[str, str], str]
 """By the module's path and a name."""
 
 
-def tables(model: nn.Module, held: Mapping[str, Any] = types.MappingProxyType({})) -> dict[tuple[str, str], str]:
+def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple[str, str], str]:
     """The tables of a model: each one's form, a hash, and some values of fractions. Ask before the first forward.
     ``held``: what its code holds, by name: globals, variables around functions.
     """
@@ -648,10 +658,13 @@ def tables(model: nn.Module, held: Mapping[str, Any] = types.MappingProxyType({}
             for number, table in enumerate(_in(value, package)):
                 if id(table) not in stated:
                     found[path, f"{name}.{number}" if number else name] = _fact(table)
-    for name, value in held.items():
-        for number, table in enumerate(_in(value, "")):
-            if id(table) not in stated:
-                found["", f"{name}.{number}" if number else name] = _fact(table)
+    around: dict[str, set[str]] = {}  # two functions of one name may hold another value each
+    for name, value in held:
+        if isinstance(value, (torch.Tensor, np.ndarray, list, tuple, dict)):  # others may read files for what they hold
+            around.setdefault(name, set()).update(_fact(table) for table in _in(value, "") if id(table) not in stated)
+    for name, facts in around.items():
+        for number, fact in enumerate(sorted(facts)):
+            found["", f"{name}.{number}" if number else name] = fact
     return found
 
 

@@ -186,13 +186,15 @@ class _Variable(Probe):
 
 
 class _Bytes(Probe):
-    """What holds plain bytes: bytearrays, arrays of Python, of C (`ctypes`) and of NumPy, views of memory."""
+    """What holds plain bytes: bytearrays, arrays of Python and of C (`ctypes`), views of memory."""
 
     def now(self) -> Any:
         with contextlib.suppress(ValueError):  # a view that was given back
             return memoryview(self.value).tobytes()
 
     def restore(self, kept: Any) -> None:
+        if kept is None:
+            return
         if isinstance(self.value, bytearray):
             self.value[:] = kept
         elif isinstance(self.value, array.array):
@@ -270,6 +272,12 @@ def _is_of_c(value: Any) -> bool:
     return ctypes is not None and isinstance(value, (ctypes.Array, ctypes.Structure, ctypes.Union, ctypes._SimpleCData))
 
 
+def _size_of(value: Any) -> int:
+    with contextlib.suppress(ValueError):  # a view that was given back
+        return memoryview(value).nbytes
+    return 0
+
+
 def _is_read_again(value: Any) -> bool:
     return isinstance(value, io.IOBase) and not value.closed and value.readable() and value.seekable()
 
@@ -296,7 +304,7 @@ def probe_of(value: Any) -> Probe | None:
     if isinstance(value, types.GeneratorType):
         return None if value.gi_frame is None else _Generator(value)
     if isinstance(value, _OF_BYTES) or _is_of_c(value):
-        return _Bytes(value)
+        return _Bytes(value) if isinstance(value, bytearray) or _size_of(value) <= MAX_BYTES else None
     if _is_read_again(value):
         return _File(value)
     if isinstance(value, queue.SimpleQueue):

@@ -467,8 +467,8 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
 def _parts(value: Any) -> Iterable[Any]:
     """What a module holds in an attribute: an object, or several."""
     if isinstance(value, dict):
-        return list(dict.values(value))
-    return list(value) if type(value) in (list, tuple) else (value,)
+        return list(dict.values(value))[:MOST_READ]
+    return list(value)[:MOST_READ] if type(value) in (list, tuple) else (value,)
 
 
 # Where Python state lies: containers as they were at one moment, to compare with what is in them now, and to put

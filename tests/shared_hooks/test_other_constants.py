@@ -172,6 +172,50 @@ def test_what_runs_leave_is_none() -> None:
     assert seen(one, other) == ()
 
 
+class Chooses(nn.Module):
+    """Which entry it takes, its code does not say."""
+
+    def __init__(self, factors: dict[str, float]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.factors, self.size = nn.Linear(4, 4), nn.Linear(4, 4), factors, "small"
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x)) * self.factors[self.size] * FACTORS[self.size]
+        return found
+
+
+FACTORS = {"small": 2.0}
+
+
+def test_of_an_entry_that_a_setting_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "factors.small" in " ".join(seen(Chooses({"small": 2.0}), Chooses({"small": 3.0})))
+    x = torch.ones(1, 4)
+    edge = WrappedModel(Chooses({"small": 2.0}).eval())
+    edge.plan(x)
+    monkeypatch.setitem(FACTORS, "small", 3.0)
+    cloud = WrappedModel(Chooses({"small": 2.0}).eval())
+    cloud.plan(x)
+    assert "FACTORS" in " ".join(compare(edge.manifest(), cloud.manifest()).differences)
+
+
+def shifting(by: Tensor) -> Callable[..., Tensor]:
+    return lambda module, inputs, output: output + by
+
+
+def test_of_two_functions_of_one_name() -> None:
+    def hooked(first: float, second: float) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        for layer, by in zip(model, (first, second), strict=True):
+            layer.register_forward_hook(shifting(torch.tensor(by)))
+        return model
+
+    assert seen(hooked(1.0, 2.0), hooked(1.0, 2.0)) == ()
+    assert "by of" in " ".join(seen(hooked(1.0, 2.0), hooked(3.0, 2.0)))
+    assert "by of" in " ".join(seen(hooked(1.0, 2.0), hooked(1.0, 3.0)))
+
+
 SETTINGS = Settings(4)
 STEPS = [0.5, 2.0]
 MEAN = torch.tensor([0.25, 0.5])

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused
+from shared_hooks.state.probes import MAX_BYTES, probe_of
 
 Step = Callable[[Any], float]
 
@@ -151,3 +152,17 @@ def test_a_text_in_memory_is_put_back() -> None:
         wrapped.plan(torch.ones(1, 4))
     assert model.held.getvalue() == "before"
     assert model.held.tell() == 6
+
+
+def test_what_is_large_is_not_copied() -> None:
+    large = memoryview(bytearray(MAX_BYTES + 1))
+    assert probe_of(large) is None
+    assert probe_of(large[:9]) is not None
+
+
+def test_a_view_that_was_given_back_is_none() -> None:
+    view = memoryview(bytearray(9))
+    probe = probe_of(view)
+    assert probe is not None
+    view.release()
+    probe.restore(probe.now())
