@@ -134,6 +134,8 @@ def _shortened(text: str) -> str:
 MOST_KEYS: Final = 64
 """A dictionary that has more is a table, and is not looked into."""
 MOST_OBJECTS: Final = 4096
+_ADDRESS: Final = 1 << 32
+"""A whole number above it as a key is some object's `id`, another in each process."""
 _DEPTH: Final = 4
 
 
@@ -202,7 +204,7 @@ def _numbers(
         if type(name) is str:
             if not name.startswith("__") and is_read(name):
                 yield name, value
-        elif _is_number(name):
+        elif _is_number(name) and not (type(name) is int and name > _ADDRESS):
             yield repr(name), value
 
 

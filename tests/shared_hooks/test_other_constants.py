@@ -7,6 +7,7 @@ import enum
 import fractions
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
-from shared_hooks.modules.manifest import compare
+from shared_hooks.modules.manifest import Manifest, compare
 
 
 class Mode(enum.Enum):
@@ -161,6 +162,32 @@ class Notes(nn.Module):
             self.sizes.add(len(x))
         found: Tensor = self.b(self.a(x))
         return found
+
+
+class ByIdentity(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        FACTOR_OF[id(self)] = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.b(self.a(x)) * FACTOR_OF[id(self)]
+        return found
+
+
+FACTOR_OF: dict[int, float] = {}
+
+
+def test_a_key_that_is_an_objects_identity_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_side() -> Manifest:
+        monkeypatch.setattr(sys.modules[__name__], "FACTOR_OF", {})
+        torch.manual_seed(0)
+        kept.append(wrapped := WrappedModel(ByIdentity().eval()))
+        wrapped.plan(torch.ones(1, 4))
+        return wrapped.manifest()
+
+    kept: list[WrappedModel] = []
+    assert compare(one_side(), one_side()).differences == ()
 
 
 def test_what_runs_leave_is_none() -> None:
