@@ -20,7 +20,7 @@ _FORM_NAMES = frozenset(
     size dim ndim stride numel nelement ndimension dim_order element_size itemsize nbytes shape dtype layout device
     is_contiguous is_floating_point is_complex is_signed is_inference is_conj is_neg is_pinned is_set_to is_same_size
     is_coalesced is_sparse is_quantized is_nested is_distributed is_tensor is_shared is_cuda is_cpu is_mps is_meta
-    is_xpu is_mkldnn is_vulkan is_leaf storage_offset get_device type has_names names requires_grad retains_grad
+    is_xpu is_mkldnn is_vulkan is_leaf get_device type has_names names requires_grad retains_grad
     output_nr grad grad_fn volatile sparse_dim dense_dim can_cast result_type
     _version _is_view _is_zerotensor __len__ __hash__
     """.split()
@@ -29,7 +29,7 @@ _FORM_NAMES = frozenset(
 # any kernel.
 HEADS = frozenset(
     """
-    size dim stride numel nelement storage_offset element_size is_floating_point is_complex shape.__get__ ndim.__get__
+    size dim stride numel nelement element_size is_floating_point is_complex shape.__get__ ndim.__get__
     dtype.__get__ device.__get__ layout.__get__ requires_grad.__get__ is_cuda.__get__
     """.split()
 )

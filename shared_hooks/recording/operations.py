@@ -68,7 +68,8 @@ class OperationLog(KernelLog):
         if name in HEADS and len(args) == 1 and not kwargs and is_dense(args[0]):
             return func(*args)
         if name in _OF_OBJECTS and any(not value.storage.outside for value in arguments):
-            self.refuse(f"behind it the model asks for {name.partition('.')[0]}, which does not cross", 0, self.seq)
+            # neither behind a cut nor before it, where nothing has a history
+            self.refuse(f"the model asks for {name.partition('.')[0]}, which does not cross")
         only_form = is_form(name)
         op = Op(self.tick(), name, arguments)
         if not only_form:

@@ -254,6 +254,28 @@ class AsksVersion(Two):
         return self.c(y) + float(h._version)
 
 
+class AsksVersionBefore(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)
+        h.add_(1)
+        version = h._version
+        return self.c(self.b(h)) * float(version) + h
+
+
+class AsksOffset(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)[1:]
+        y = self.b(h)
+        return self.c(y) * h.storage_offset()
+
+
+class AsksOffsetBefore(Two):
+    def forward(self, x: Tensor) -> Any:
+        h = self.a(x)[1:]
+        offset = h.storage_offset()
+        return self.c(self.b(h)) * offset + h
+
+
 class AsksBase(Two):
     def forward(self, x: Tensor) -> Any:
         h = self.a(x)
@@ -369,7 +391,8 @@ class Conjugates(nn.Module):
 MODELS: list[type[nn.Module]] = [
     *(Memo, MemoMissing, MemoObject, Drawing, DrawingNumpy, MaskByData, SliceByData, NarrowByData, NarrowByTensor),
     *(IndexByData, LeavesWriting, LeavesByContext, Threads, ThreadsBehind, KeepsGenerator, Forks, ForksAndDraws, Asks),
-    *(AsksVersion, AsksBase, ChangesClass, Flushing, Replacing, Grows, CountsInFunction, Scripted),
+    *(AsksVersion, AsksVersionBefore, AsksOffset, AsksOffsetBefore),
+    *(AsksBase, ChangesClass, Flushing, Replacing, Grows, CountsInFunction, Scripted),
 ]
 
 
