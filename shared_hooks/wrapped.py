@@ -17,7 +17,7 @@ from shared_hooks.forward import Session, context
 from shared_hooks.lifecycle.registry import Lifecycle
 from shared_hooks.lifecycle.stages import Stage
 from shared_hooks.metrics import ForwardMetrics, LayerMetrics
-from shared_hooks.modules import attach, tables
+from shared_hooks.modules import attach, constants, tables
 from shared_hooks.modules.manifest import Fact, manifest
 from shared_hooks.planning import INPUT, Cut, LayerInfo, Layers, Loads, Plan
 from shared_hooks.purity import Turns
@@ -65,7 +65,7 @@ class WrappedModel(Runs):
             raise InputMismatch(f"{first_few(lazy)}: a lazy layer has no weights yet: run the model once, then wrap it")
         # before anything runs: attributes may count calls
         code = ForwardCode(model)
-        self._attributes = tables.attributes(model, code.attributes.__contains__, code.written_to.__contains__)
+        self._attributes = constants.attributes(model, code.attributes.__contains__, code.written_to.__contains__)
         self._held = _constants_in(code)
         self._tables = tables.tables(model, code.constants())
         self._loads = loads
@@ -293,13 +293,13 @@ class WrappedModel(Runs):
     # -- agreement ----------------------------------------------------------------------------------------------
 
     def structure_digest(self) -> str:
-        """Hexadecimal; see `tables.structure_digest`."""
-        return tables.structure_digest(self.model, self.depth)
+        """Hexadecimal; see `constants.structure_digest`."""
+        return constants.structure_digest(self.model, self.depth)
 
     def weights_hash(self) -> str:
-        """Hexadecimal; see `tables.weights_hash`."""
+        """Hexadecimal; see `constants.weights_hash`."""
         with nullcontext() if self._loads is None else self._loads.reading():
-            return tables.weights_hash(self.model)
+            return constants.weights_hash(self.model)
 
     def other_numbers(self, model: nn.Module) -> list[str]:
         """Numbers in modules of ``model``, a model with the same layers, and in objects that they hold, that are not
@@ -311,7 +311,7 @@ class WrappedModel(Runs):
         names = code.attributes
         return sorted(
             f"{path}.{name}".lstrip(".")
-            for path, each in tables.attributes(model, names.__contains__, code.written_to.__contains__).items()
+            for path, each in constants.attributes(model, names.__contains__, code.written_to.__contains__).items()
             for name in each.keys() | self._attributes.get(path, {}).keys()
             if (path in own or "." in name)
             and repr(each.get(name)) != repr(self._attributes.get(path, {}).get(name))
@@ -322,8 +322,8 @@ class WrappedModel(Runs):
         """What else must be the same on both sides: settings that change kernels, the model's configuration and
         code.
         """
-        configuration = tables.digest_of([tables.configuration_digest(self._attributes), self._held])
-        own = {"model_configuration": configuration, "model_code": tables.code_digest(self.model)}
+        configuration = constants.digest_of([constants.configuration_digest(self._attributes), self._held])
+        own = {"model_configuration": configuration, "model_code": constants.code_digest(self.model)}
         if self._tables:
             own["model_tables"] = tables.digest(self._tables)
         return {**context.environment(), **own}
@@ -378,6 +378,8 @@ class WrappedModel(Runs):
 def _constants_in(code: ForwardCode) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for name, value in code.constants():
-        if text := tables.words_of(value, code.attributes.__contains__):
+        if text := constants.words_of(value, code.attributes.__contains__):
             found.setdefault(name, set()).add(text)
+    for name, function in code.sources():
+        found.setdefault(f"code of {name}", set()).add(constants.function_digest(function))
     return {name: " ".join(sorted(several)) for name, several in sorted(found.items())}

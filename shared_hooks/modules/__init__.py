@@ -1,27 +1,20 @@
 """The model as it stands: its modules, and how Isthmus attaches to them.
 
-tables    which modules are walked, and what they compute with that no state dictionary names; groups
-attach    the shim before a module's forward
-manifest  what all digests are made of, fact by fact
+attach     the shim before a module's forward
+constants  numbers, and what else never changes, in modules and code; digests
+tables     which modules are walked, and tensors that no state dictionary names; groups
+manifest   what all digests are made of, fact by fact
 
 May import tensors, errors.
 """
 
 from shared_hooks.modules.attach import COMPILED, Instead, Runner, Shim, Shown, fast_path_off, put_instead, running
-from shared_hooks.modules.tables import (
-    GROUP,
-    ROOT,
-    ModuleInfo,
-    call_name,
-    groups_of,
-    holder_modules,
-    structure_digest,
-    walk,
-    weights_hash,
-)
+from shared_hooks.modules.constants import FUNCTIONS, structure_digest, weights_hash
+from shared_hooks.modules.tables import GROUP, ROOT, ModuleInfo, call_name, groups_of, holder_modules, walk
 
 __all__ = [
     "COMPILED",
+    "FUNCTIONS",
     "GROUP",
     "ROOT",
     "Instead",

@@ -188,12 +188,20 @@ _LOOK_ONLY = ("shared_hooks.", "transformers.utils.output_capturing")
 
 def hooks_of(module: nn.Module) -> list[str]:
     """Names of a module's forward hooks, less those that each side puts on for itself."""
+    return [name for name, _ in named_hooks(module)]
+
+
+def named_hooks(module: nn.Module) -> list[tuple[str, Any]]:
+    """The same with the hooks themselves."""
     found = []
     for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
-        kind = hook if hasattr(hook, "__qualname__") else type(hook)
+        called = hook
+        while isinstance(called, functools.partial):
+            called = called.func
+        kind = called if hasattr(called, "__qualname__") else type(called)
         name = f"{getattr(kind, '__module__', '')}.{getattr(kind, '__qualname__', '')}"
         if not name.startswith(_LOOK_ONLY):
-            found.append(name)
+            found.append((name, hook))
     return found
 
 

@@ -20,16 +20,8 @@ from typing import Any, Final
 from torch import nn
 
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.modules.tables import (
-    Tables,
-    Word,
-    assigned_by,
-    compared,
-    form_of,
-    source_digest,
-    state_of,
-    tensor_hash,
-)
+from shared_hooks.modules.constants import Word, assigned_by, form_of, source_digest, state_of, tensor_hash
+from shared_hooks.modules.tables import Tables, compared
 
 MAX_BYTES: Final = 1 << 20
 """Most bytes of a manifest on its way."""
@@ -72,7 +64,7 @@ def manifest(
     held: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[Fact, str]:
     """All that both sides must agree on. ``attributes``: by path, from before the first forward
-    (`tables.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
+    (`constants.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
     on the example; ``held``: numbers in code.
     """
     found: dict[Fact, str] = {(SET, "", "depth of layers"): repr(depth)}

@@ -8,24 +8,12 @@ so a fact has besides a hash some values, and `compared` says whether two sides'
 from __future__ import annotations
 
 import base64
-import contextlib
-import datetime
-import decimal
-import dis
-import enum
-import fractions
 import functools
 import hashlib
-import inspect
-import json
-import linecache
-import operator
-import os
 import re
 import sys
-import tokenize
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,464 +22,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from shared_hooks.modules.attach import COMPILED, Shim, hooks_of
-from shared_hooks.tensors import dtype_name
-
-# Digests that tell whether two sides have the same model: its structure, configuration, code and weights.
-#
-# Each is hexadecimal and the same in every process, on every device. Weights and structure come from the state
-# dictionary; configuration and code catch what it does not show: a slope, an epsilon, a constant in ``forward``.
-
-
-def digest_of(value: Any) -> str:
-    """Digest of a JSON-able value."""
-    text = json.dumps(value, separators=(",", ":"), sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-
-
-def structure_digest(model: nn.Module, depth: int | None) -> str:
-    """Over paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
-    modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
-    return digest_of([modules, [[name, *form_of(value)] for name, value in state_of(model)], depth])
-
-
-def state_of(model: nn.Module) -> list[tuple[str, Any]]:
-    """The state dictionary, without what it is packed in: tensors, and other values (a quantised layer has both)."""
-    return [one for name, value in model.state_dict().items() for one in _unpacked(name, value)]
-
-
-def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, (list, tuple)):
-        for number, one in enumerate(value):
-            yield from _unpacked(f"{name}.{number}", one)
-    else:
-        yield name, value
-
-
-def form_of(value: Any) -> list[Any]:
-    """A value in words: a tensor by its dtype and shape, another by itself."""
-    return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
-
-
-def attributes(
-    model: nn.Module,
-    is_read: Callable[[str], bool] = lambda _: True,
-    is_written: Callable[[str], bool] = lambda _: False,
-) -> dict[str, dict[str, Any]]:
-    """By path, what each module holds that is a number, or a tuple of numbers; and by the way to it ("config.eps"),
-    what plain objects and dictionaries do that it holds, each of these once. Ask before the first forward.
-
-    So are texts and functions (a mode, an activation), but for texts of others than torch's own modules that may be
-    paths or devices, which differ between machines. What torch keeps on every module, which differs between releases,
-    is left out; and so is what is no number on a module itself, where no code looks at an attribute of that name
-    (``is_read``): it may be a process's own. A set that code may write to (``is_written``) is none.
-    """
-    found = {
-        path: [
-            (name, value)
-            for name, value in _attributes(module, is_written)
-            if name == "forward" or not isinstance(value, (Word, Named)) or is_torchs(type(module)) or is_read(name)
-        ]
-        for path, module in model.named_modules()
-    }
-    for path, way, held, is_table in _objects(model):
-        parts = [part.partition("[")[0] for part in way.split(".")[:-1]]
-        if all(map(is_read, parts)):
-            # of a dictionary any entry may be taken, and where code writes to it only what it names is a setting
-            named = is_read if not is_table or is_written(parts[-1]) else _always
-            numbered = not is_written(parts[-1])
-            entries = _numbers(held, named, is_written)
-            found[path] += [(f"{way}{name}", _plain(one)) for name, one in entries if numbered or name.isidentifier()]
-    return {path: dict(sorted(each, key=operator.itemgetter(0))) for path, each in found.items()}
-
-
-def words_of(value: Any, is_read: Callable[[str], bool]) -> str:
-    """A constant that code holds, as facts are said: a number, a text, a list or dictionary of them, or an object with
-    such attributes; "" for anything else. Truth values are none: they say what a machine has.
-    """
-    if type(value) is bool or value is None:
-        return ""
-    if _is_number(value) or _is_word(value):
-        return _shortened(repr(_fixed(value)))
-    if (text := _constant(value)) is not None:
-        return "" if isinstance(value, type) else _shortened(text)
-    entries = [
-        (f"{way}{name}", _plain(one))
-        for _, way, held, is_table in _objects_in({"": value})
-        for name, one in _numbers(held, _always if is_table else is_read, lambda _: False)
-    ]
-    return _shortened(repr(sorted(entries, key=operator.itemgetter(0)))) if entries else ""
-
-
-def _always(_: str) -> bool:
-    return True
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MOST_TEXT else f"{text[:MOST_TEXT]}... {digest_of(text)}"
-
-
-MOST_KEYS: Final = 64
-"""A dictionary that has more is a table, and is not looked into."""
-MOST_OBJECTS: Final = 4096
-_ADDRESS: Final = 1 << 32
-"""A whole number above it as a key is some object's `id`, another in each process."""
-_DEPTH: Final = 4
-
-
-_Object = tuple[str, str, dict[Any, Any], bool]
-
-
-def _objects(model: nn.Module) -> Iterator[_Object]:
-    """Plain objects and dictionaries that modules hold, and those in them, each once: the module's path, the way, what
-    is in it, and whether it is a dictionary.
-    """
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        own = {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
-        yield from _objects_in(own, path, seen)
-        for name, parameter in module.named_parameters(recurse=False):
-            yield path, f"{name}.", vars(parameter), False
-
-
-def _objects_in(held: dict[str, Any], path: str = "", seen: set[int] | None = None) -> Iterator[_Object]:
-    known = set[int]() if seen is None else seen
-
-    def within(way: str, held: dict[Any, Any], depth: int) -> Iterator[_Object]:
-        for name, value in [one for pair in list(held.items()) for one in _each(*pair)]:
-            if _is_plain_object(value) and id(value) not in known and len(known) < MOST_OBJECTS:
-                known.add(id(value))
-                is_table = isinstance(value, _DICTIONARIES)
-                inner = dict(value) if is_table else _fields(value)
-                yield path, f"{way}{name}.", inner, is_table
-                if depth:
-                    yield from within(f"{way}{name}.", inner, depth - 1)
-
-    return within("", held, _DEPTH)
-
-
-_DICTIONARIES = (dict, types.MappingProxyType)
-
-
-def _each(name: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """An entry; each of those in a list or tuple of objects."""
-    if type(name) is not str:
-        return
-    if type(value) in (list, tuple) and len(value) <= MOST_KEYS:  # others may have no length
-        yield from ((f"{name}[{number}]", one) for number, one in enumerate(value))
-    yield name, value
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """Attributes of an object, those in slots too."""
-    found = dict(getattr(value, "__dict__", ()))
-    for kind in type(value).__mro__:
-        for name, slot in vars(kind).items():
-            if isinstance(slot, types.MemberDescriptorType) and not name.startswith("__"):
-                with contextlib.suppress(AttributeError):  # nothing yet
-                    found[name] = slot.__get__(value)
-    return found
-
-
-def _numbers(
-    held: dict[Any, Any], is_read: Callable[[str], bool], is_written: Callable[[str], bool]
-) -> Iterator[tuple[str, Any]]:
-    """Numbers and constants that an object or dictionary holds; an entry that is no attribute is read."""
-    for name, one in list(held.items()):
-        value = one if _is_number(one) or _is_word(one) else _constant(one)
-        if (value is None and one is not None) or (isinstance(one, set) and is_written(str(name))):
-            continue
-        if type(name) is str:
-            if not name.startswith("__") and is_read(name):
-                yield name, value
-        elif _is_number(name) and not (type(name) is int and name > _ADDRESS):
-            yield repr(name), value
-
-
-def _constant(value: Any) -> str | None:
-    """What is neither number nor text and never changes, in words that are the same in every process; None if it is
-    something else.
-    """
-    if isinstance(value, enum.Enum):
-        return f"{type(value).__qualname__}.{value.name}"
-    if isinstance(value, (set, frozenset)) and len(value) <= MOST_KEYS:
-        return repr(sorted(map(repr, value))) if all(_is_number(one) or _is_word(one) for one in value) else None
-    if isinstance(value, (operator.itemgetter, operator.attrgetter)) or type(value) in _CONSTANTS:
-        return _shortened(repr(value))
-    return value.__qualname__ if isinstance(value, type) else None
-
-
-MOST_TEXT: Final = 256
-_CONSTANTS = (
-    bytes, complex, range, slice, re.Pattern, datetime.timedelta, decimal.Decimal, fractions.Fraction,
-)  # fmt: skip
-_WORD = re.compile(r"[A-Za-z][A-Za-z0-9_+-]{0,40}")
-_DEVICES = re.compile(r"(cpu|cuda|mps|xpu|hpu|npu|meta|auto)(:\d+)?")
-
-
-def _is_word(value: Any) -> bool:
-    """Whether this is a text that is the same on any machine."""
-    return type(value) is str and bool(_WORD.fullmatch(value)) and not _DEVICES.fullmatch(value)
-
-
-def _plain(value: Any) -> Any:
-    return Word(value) if type(value) is str else _fixed(value)
-
-
-def _fixed(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_fixed, value))
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def _is_plain_object(value: Any) -> bool:
-    kind = type(value)
-    if issubclass(kind, _DICTIONARIES):
-        return len(value) <= MOST_KEYS
-    if issubclass(kind, enum.Enum):
-        return False
-    if issubclass(kind, (nn.Module, type, torch.Tensor, types.ModuleType)) or callable(value):
-        return False
-    package = kind.__module__.partition(".")[0]
-    known = package in ("torch", "numpy") or package in sys.stdlib_module_names - {"__main__", "types", "argparse"}
-    return not known and (type(getattr(value, "__dict__", None)) is dict or bool(getattr(kind, "__slots__", ())))
-
-
-def _attributes(module: nn.Module, is_written: Callable[[str], bool]) -> Iterator[tuple[str, Any]]:
-    if own := [name for name in hooks_of(module) if not name.startswith(_OF_LIBRARIES)]:
-        yield "forward hooks", ", ".join(own)
-    torchs = is_torchs(type(module))
-    for name, value in vars(module).items():
-        if name in OF_EVERY_MODULE or name.startswith("__") or _is_own_forward(module, name, value):
-            continue
-        if isinstance(value, set) and is_written(name):
-            continue
-        if name in _LEFT_BY_LOADING and not value:
-            continue
-        if _is_number(value) or (torchs and type(value) is str):
-            yield name, _fixed(value)
-        elif _is_word(value):
-            yield name, Word(value)
-        elif (text := repr(value) if isinstance(value, torch.dtype) else _constant(value)) is not None:
-            yield name, Word(text)
-        elif callable(value) and not isinstance(value, (nn.Module, type)):
-            text = _function(value)
-            if text and "new_forward" not in text:  # what accelerate puts there, to move values between devices
-                yield name, Named(text)
-
-
-def _function(value: Any) -> str:
-    """A function in words: torch's by the name alone, others also by what they do and the numbers that they hold."""
-    if isinstance(value, functools.partial):
-        held = [*map(_held, value.args), *(f"{name}={_held(one)}" for name, one in sorted(value.keywords.items()))]
-        return f"{_function(value.func)}({', '.join(held)})"
-    if not isinstance(value, types.FunctionType) or value.__module__.partition(".")[0] == "torch":
-        owner = value.__self__ if isinstance(value, types.BuiltinFunctionType) else None
-        content = [*owner, *owner.values()] if isinstance(owner, dict) else owner
-        held_by = isinstance(content, (list, tuple)) and all(_is_number(one) or _is_word(one) for one in content)
-        return str(getattr(value, "__name__", "")) + (f" of {_shortened(repr(_fixed(content)))}" if held_by else "")
-    held = [
-        repr(_fixed(one))
-        for one in (*(value.__defaults__ or ()), *_cells(value))
-        if one is not None and _is_number(one)
-    ]
-    return f"{value.__name__} {digest_of([_source_of(value), held])}"
-
-
-def _cells(function: types.FunctionType) -> Iterator[Any]:
-    """What a closure holds on to; a name that has no value yet holds nothing."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):
-            yield cell.cell_contents
-
-
-def _held(value: Any) -> str:
-    """An argument in words that are the same in every process: no address."""
-    if _is_number(value) or type(value) is str:
-        return repr(_fixed(value))
-    return (_function(value) if callable(value) else "") or type(value).__qualname__
-
-
-def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether what stands on the module is what its class has under that name: the shim of one that is wrapped, or
-    what a copy has of it.
-    """
-    if isinstance(value, Shim):
-        value = value.forward
-    return isinstance(value, types.MethodType) and value.__func__ is getattr(type(module), name, None)
-
-
-_OF_LIBRARIES = ("torch.", "transformers.", "accelerate.", "functools.")
-"""Hooks that come with how a model is loaded: on one device, or divided among several."""
-
-
-class Named(str):
-    """The name of a function."""
-
-    __slots__ = ()
-
-
-class Word(str):
-    """A text that is no setting of one of torch's own modules."""
-
-    __slots__ = ()
-
-
-def is_torchs(kind: type) -> bool:
-    """Whether what its instances hold comes from torch, at least in part."""
-    return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
-
-
-OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes that torch keeps on each."""
-
-
-_LEFT_BY_LOADING = frozenset({"_use_kernels", "_weight_conversions"})
-"""Attributes that ``from_pretrained`` of transformers sets and its ``from_config`` does not; false and empty ones mean
-nothing.
-"""
-
-
-def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A digest of `attributes`."""
-    return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
-
-
-def _is_number(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(_is_number(item) for item in value)
-    return value is None or type(value) in (bool, int, float) or isinstance(value, (np.number, np.bool_))
-
-
-def code_digest(model: nn.Module) -> str:
-    """Over the source of the model's own classes: the functions they define or inherit, and numbers of the class.
-
-    Classes of torch itself are left out; releases of torch may differ as long as the plan does not.
-    """
-    kinds: set[Any] = {type(module) for module in model.modules()}
-    # without the module's name: what is a script on one side may be installed on the other
-    return digest_of(sorted([kind.__qualname__, _source(kind)] for kind in kinds))
-
-
-def source_digest(kind: type) -> str:
-    """The same of one class; of torch's own all the same."""
-    return digest_of(_source(kind))
-
-
-def _source(kind: Any) -> list[str]:
-    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
-    return _source_of_class(kind, tuple(_Identity(value) for base in bases for value in list(vars(base).values())))
-
-
-class _Identity:
-    """Equal to itself alone: what a class holds may be replaced."""
-
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __hash__(self) -> int:
-        return id(self.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.value is other.value
-
-
-@functools.lru_cache(maxsize=4096)
-def _source_of_class(kind: Any, holds: tuple[_Identity, ...]) -> list[str]:
-    if kind.__module__.partition(".")[0] == "torch":
-        return []
-    functions = [value for value in vars(kind).values() if isinstance(value, types.FunctionType)]
-    forward = getattr(kind, "forward", None)
-    if isinstance(forward, types.FunctionType) and forward not in functions:
-        functions.append(forward)
-    held = []
-    for base in kind.__mro__:
-        if issubclass(base, nn.Module) and base.__module__.partition(".")[0] != "torch":
-            for name, value in vars(base).items():
-                if (function := _unbound(value)) is not None and function not in functions:
-                    functions.append(function)
-                elif value is not None and _is_number(value) and not name.startswith("__"):
-                    held.append((name, value))
-    # What class methods assign is kept in passing: one process has it sooner than another.
-    passing = {name for one in functions if _takes_class(kind, one) for name in assigned_by(one)}
-    numbers = (f"{name} = {_fixed(value)!r}" for name, value in held if name not in passing)
-    return [*map(_source_of, functions), *numbers]
-
-
-def _takes_class(kind: type, function: types.FunctionType) -> bool:
-    return any(
-        isinstance(found := vars(base).get(function.__name__), classmethod) and found.__func__ is function
-        for base in kind.__mro__
-    )
-
-
-def assigned_by(function: types.FunctionType) -> Iterator[str]:
-    """Names of the attributes that a function assigns to, of whatever object."""
-    return (one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR")
-
-
-def _unbound(value: Any) -> types.FunctionType | None:
-    if isinstance(value, property):
-        value = value.fget
-    value = getattr(value, "__func__", value)  # a static method, or one of the class
-    return value if isinstance(value, types.FunctionType) else None
-
-
-def _source_of(function: types.FunctionType) -> str:
-    """Its own text and that of what it wraps, less torch's, whose releases word the same thing differently: a model may
-    wrap a method of ``nn.Module``, and torch's decorators wrap a model's.
-    """
-    texts: list[str] = []
-    wrapped: Any = function
-    while isinstance(wrapped, types.FunctionType):
-        if not wrapped.__code__.co_filename.startswith(_OF_TORCH):
-            texts.append(_text_of(wrapped))
-        wrapped = getattr(wrapped, "__wrapped__", None)
-    return "\n".join(texts)
-
-
-def _text_of(function: types.FunctionType) -> str:
-    """As `inspect.getsource`, which first looks up the files of all loaded modules. Its name where there is no source:
-    typed at a prompt, or compiled. Then the plan has to do.
-    """
-    code = function.__code__
-    linecache.checkcache(code.co_filename)
-    lines = linecache.getlines(code.co_filename, function.__globals__)[code.co_firstlineno - 1 :]
-    try:
-        return "".join(inspect.getblock(lines)) or function.__qualname__
-    except (SyntaxError, tokenize.TokenError):
-        return function.__qualname__
-
-
-_OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
-
-
-def weights_hash(model: nn.Module) -> str:
-    """Over the state dictionary: names, shapes, dtypes and bytes, whatever device they are on."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, value in sorted(state_of(model), key=lambda one: one[0]):
-        digest.update(json.dumps([name, *form_of(value)]).encode())
-        if isinstance(value, torch.Tensor):
-            digest.update(_bytes(value))
-    return digest.hexdigest()
-
-
-def tensor_hash(value: Any) -> str:
-    """Over the bytes of one tensor; empty for another value."""
-    return hashlib.blake2b(_bytes(value), digest_size=8).hexdigest() if isinstance(value, torch.Tensor) else ""
-
-
-def _bytes(tensor: torch.Tensor) -> bytes | memoryview:
-    tensor = tensor.detach().cpu()
-    if tensor.is_quantized:
-        return b"".join((_bytes(tensor.int_repr()), _bytes(tensor.dequantize())))  # the second tells the scales
-    if tensor.layout != torch.strided:
-        tensor = tensor.to_dense()
-    flat = tensor.contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())  # type: ignore[arg-type]
-
+from shared_hooks.modules.attach import COMPILED, Shim
+from shared_hooks.modules.constants import OF_EVERY_MODULE, digest_of, form_of, inside, tensor_hash
 
 # The static module tree: which modules are walked, and by which names.
 
@@ -652,31 +184,36 @@ def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple
         own = module._non_persistent_buffers_set
         stated |= {id(buffer) for name, buffer in module.named_buffers(recurse=False) if name not in own}
     found = {}
+    known = {id(module) for _, module in modules}
     for path, module in modules:
         kept: dict[str, Any] = dict(module.named_buffers(recurse=False))
         kept |= {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
         package = type(module).__module__.partition(".")[0]
         for name, value in kept.items():
-            for number, table in enumerate(_in(value, package)):
+            for number, table in enumerate(_in(value, package, known)):
                 if id(table) not in stated:
                     found[path, f"{name}.{number}" if number else name] = _fact(table)
     around: dict[str, set[str]] = {}  # two functions of one name may hold another value each
     for name, value in held:
-        if isinstance(value, (torch.Tensor, np.ndarray, list, tuple, dict)):  # others may read files for what they hold
-            around.setdefault(name, set()).update(_fact(table) for table in _in(value, "") if id(table) not in stated)
+        # others may read files for what they hold
+        if isinstance(value, (torch.Tensor, np.ndarray, list, tuple, dict, nn.Module)):
+            several = {_fact(table) for table in _in(value, "", known) if id(table) not in stated}
+            around.setdefault(name, set()).update(several)
     for name, facts in around.items():
         for number, fact in enumerate(sorted(facts)):
             found["", f"{name}.{number}" if number else name] = fact
     return found
 
 
-def _in(value: Any, package: str) -> Iterator[torch.Tensor]:
-    """Through containers, and objects of the module's own package, however deep they lie in each other."""
-    seen: set[int] = set()
+def _in(value: Any, package: str, known: Iterable[int]) -> Iterator[torch.Tensor]:
+    """Through containers, functions, modules but those ``known``, and objects of the module's own package, however deep
+    they lie in each other.
+    """
+    seen = set(known)
     left = [value]
     while left:
         value = left.pop()
-        if isinstance(value, (bool, int, float, str, bytes, type, nn.Module, Shim)) or value is None:
+        if isinstance(value, (bool, int, float, str, bytes, type, Shim)) or value is None:
             continue
         if id(value) in seen:
             continue
@@ -691,6 +228,10 @@ def _in(value: Any, package: str) -> Iterator[torch.Tensor]:
             inner = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
         elif isinstance(value, Mapping):
             inner = value.values()
+        elif isinstance(value, nn.Module):
+            inner = [*value._parameters.values(), *value._buffers.values(), *(inside(value) or {}).values()]
+        elif isinstance(value, (types.FunctionType, types.MethodType, functools.partial)):
+            inner = (inside(value) or {}).values()
         elif type(value).__module__.partition(".")[0] == package and hasattr(value, "__dict__"):
             inner = vars(value).values()
         left += reversed([*inner])

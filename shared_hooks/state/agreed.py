@@ -16,7 +16,7 @@ import xxhash
 from torch import nn
 
 from shared_hooks.modules.attach import hooks_of
-from shared_hooks.modules.tables import OF_EVERY_MODULE, is_torchs, weights_hash
+from shared_hooks.modules.constants import OF_EVERY_MODULE, is_torchs, weights_hash
 from shared_hooks.state.python_state import PLAIN, PythonState, agree
 from shared_hooks.state.reach import MISSING, Change, ForwardCode, attribute_in, held_by_code
 

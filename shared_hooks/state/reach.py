@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from shared_hooks.modules import Instead, Shim
+from shared_hooks.modules import FUNCTIONS, Instead, Shim
 
 # Whether a file of Python code was installed as somebody's library, or is its user's own.
 #
@@ -109,7 +109,7 @@ def unwrapped(value: Any) -> Iterator[types.FunctionType]:
     elif isinstance(value, property):
         for part in (value.fget, value.fset, value.fdel):
             yield from unwrapped(part)
-    elif isinstance(value, functools.partial):
+    elif isinstance(value, (functools.partial, functools.cached_property)):
         yield from unwrapped(value.func)
     elif isinstance(value, functools._lru_cache_wrapper):
         yield from unwrapped(value.__wrapped__)
@@ -143,6 +143,16 @@ class _Same:
 def _rebinds(code: _Same) -> frozenset[str]:
     found = {str(step.argval) for step in dis.get_instructions(code.code) if step.opname in _REBINDS}
     inner = [_rebinds(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)]
+    return frozenset(found.union(*inner))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _loads(code: _Same) -> frozenset[str]:
+    """Names of globals that code loads."""
+    found = {
+        str(step.argval) for step in dis.get_instructions(code.code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+    inner = [_loads(_Same(part)) for part in code.code.co_consts if isinstance(part, types.CodeType)]
     return frozenset(found.union(*inner))
 
 
@@ -368,7 +378,7 @@ class ForwardCode:
     def constants(self) -> Iterator[tuple[str, Any]]:
         """Globals, attributes of classes, variables around functions and defaults of arguments, which no code sets or
         writes to: how they are named on any machine, and what they are. Those of installed libraries, which may say
-        what a machine has, do not count, and neither do functions, classes and modules.
+        what a machine has, do not count, and neither do functions.
         """
         for function in self._functions:
             if is_installed(function.__code__.co_filename):
@@ -389,9 +399,23 @@ class ForwardCode:
                 if self._is_constant(name, value):
                     yield f"{kind.__qualname__}.{name}", value
 
+    def sources(self) -> Iterator[tuple[str, types.FunctionType]]:
+        """Functions of the model's own code, by their qualified names, other than its modules' methods. Of those that
+        are globals only what some function loads as one.
+        """
+        methods = {id(one) for kind in self._kinds for value in vars(kind).values() for one in unwrapped(value)}
+        loaded = frozenset().union(*(_loads(_Same(one.__code__)) for one in self._functions))
+        for function in self._functions:
+            if id(function) in methods or is_installed(function.__code__.co_filename):
+                continue
+            if "." in function.__qualname__ or function.__name__ in loaded:
+                yield function.__qualname__, function
+
     def _is_constant(self, name: str, value: Any) -> bool:
-        if name in self.rebound or callable(value) or isinstance(value, (types.ModuleType, *_DESCRIPTORS)):
+        if name in self.rebound or isinstance(value, (*FUNCTIONS, *_DESCRIPTORS)):
             return False
+        if isinstance(value, (type, types.ModuleType)):
+            return not is_installed(file_of(value) if isinstance(value, type) else getattr(value, "__file__", "") or "")
         return name not in self.written_to or not isinstance(value, (list, dict, set))
 
 
@@ -411,13 +435,14 @@ def _writes_inside(function: types.FunctionType, names: Collection[str]) -> bool
     """Whether a function may write to a list, a dictionary or a set."""
     if not _FILLS.isdisjoint(names):
         return True
-    waiting = [function.__code__]
-    while waiting:
-        code = waiting.pop()
-        if any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in dis.get_instructions(code)):
-            return True
-        waiting += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    return False
+    return _sets_entries(_Same(function.__code__))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _sets_entries(code: _Same) -> bool:
+    parts = (part for part in code.code.co_consts if isinstance(part, types.CodeType))
+    own = any(step.opname in ("STORE_SUBSCR", "DELETE_SUBSCR") for step in dis.get_instructions(code.code))
+    return own or any(_sets_entries(_Same(part)) for part in parts)
 
 
 MOST_READ = 4000
@@ -430,12 +455,14 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
     held_by_modules = [one for module in model.modules() for value in vars(module).values() for one in _parts(value)]
     waiting += [function for one in held_by_modules for function in unwrapped(one)]
     met: set[type] = set()
+    looked_into: set[int] = set()
 
     def meet(values: Iterable[Any]) -> None:
-        for kind in {base for value in values for base in type(value).__mro__ if not is_foreign(base)} - met:
+        kinds = [value if isinstance(value, type) else type(value) for value in values]
+        for kind in {base for one in kinds for base in type.mro(one) if not is_foreign(base)} - met:
             met.add(kind)
             for name, value in list(vars(kind).items()):
-                if name in names:
+                if name in names or _is_called_by_syntax(name):
                     waiting.extend(unwrapped(value))
                 methods.setdefault(name, []).append(value)
 
@@ -459,9 +486,25 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             found = names_in(function)
             fresh |= found - names - {"__init__"}
             around = [function.__globals__.get(name) for name in sorted(found)]
-            waiting += [one for value in around for one in unwrapped(value)]
-            meet((*around, *_cells(function), *(function.__defaults__ or ())))
+            near = {id(value): value for value in (*around, *_cells(function), *(function.__defaults__ or ()))}
+            held = [one for key, value in near.items() if key not in looked_into for one in _parts(value)]
+            looked_into |= near.keys()
+            waiting += [one for value in held for one in unwrapped(value)]
+            meet(held)
         names |= fresh
+
+
+def _is_called_by_syntax(name: str) -> bool:
+    """Whether a method runs without being named: where an object is called, or an element taken from it."""
+    return name.startswith("__") and name.endswith("__") and name not in _CALLED_ELSEWHERE
+
+
+_CALLED_ELSEWHERE = frozenset(
+    """
+    __init__ __post_init__ __new__ __del__ __repr__ __str__ __copy__ __deepcopy__ __reduce__ __reduce_ex__ __getstate__
+    __setstate__ __getnewargs__ __init_subclass__ __class_getitem__ __dir__ __sizeof__ __format__ __subclasshook__
+    """.split()
+)
 
 
 def _parts(value: Any) -> Iterable[Any]:

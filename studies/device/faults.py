@@ -92,13 +92,13 @@ FAULTS = (
     ),
     Fault(
         "weights read by the host",
-        "shared_hooks/modules/tables.py",
+        "shared_hooks/modules/constants.py",
         "    tensor = tensor.detach().cpu()\n",
         "    tensor = tensor.detach()\n",
     ),
     Fault(
         "weights hashed while they are copied",
-        "shared_hooks/modules/tables.py",
+        "shared_hooks/modules/constants.py",
         "    tensor = tensor.detach().cpu()\n",
         '    tensor = tensor.detach().to("cpu", non_blocking=True)\n',
     ),

@@ -19,7 +19,7 @@ from torch import nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import BadFrame, TooLarge
-from shared_hooks.modules import tables
+from shared_hooks.modules import constants
 from shared_hooks.modules.manifest import (
     CODE,
     HELD,
@@ -469,7 +469,7 @@ class Wrapping(nn.Module):
 
 
 def test_what_a_release_of_torch_says_of_a_wrapped_method_is_no_code_of_the_models() -> None:
-    texts = "\n".join(tables._source(Wrapping))
+    texts = "\n".join(constants._source(Wrapping))
     assert inspect.getsource(nn.Module.cuda) not in texts
     assert "return super().cuda(device)" in texts and "return 2 * x" in texts
 
@@ -490,11 +490,11 @@ class Remembering(nn.Module):
 
 
 def test_what_a_class_keeps_in_passing_is_no_code() -> None:
-    tables._source_of_class.cache_clear()
-    before = tables._source(Remembering)
+    constants._source_of_class.cache_clear()
+    before = constants._source(Remembering)
     Remembering()(torch.ones(2))
-    tables._source_of_class.cache_clear()
-    assert tables._source(Remembering) == before and "factor = 2" in before
+    constants._source_of_class.cache_clear()
+    assert constants._source(Remembering) == before and "factor = 2" in before
 
 
 def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None:
@@ -509,10 +509,12 @@ def test_functions_that_torchs_modules_hold_are_told_without_addresses() -> None
 
     unfinished()
     held = [nn.TransformerEncoderLayer(4, 2, 8, activation=functools.partial(slope(2), object())) for _ in range(2)]
-    assert "0x" not in tables._function(held[0].activation)
-    one, other = (tables._function(layer.activation) for layer in held)
+    assert "0x" not in constants._function(held[0].activation)
+    one, other = (constants._function(layer.activation) for layer in held)
     assert one == other
-    assert tables._function(functools.partial(slope(2), k=2)) != tables._function(functools.partial(slope(2), k=3))
+    assert constants._function(functools.partial(slope(2), k=2)) != constants._function(
+        functools.partial(slope(2), k=3)
+    )
 
 
 class Scaled(nn.Linear):
@@ -746,4 +748,4 @@ def test_hooks_that_one_side_has_are_a_difference() -> None:
 
 def test_names_that_meet_are_no_trouble() -> None:
     model = Plain({"x.y": 1, "x": {"y": "word"}})
-    assert tables.attributes(model)[""]
+    assert constants.attributes(model)[""]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import dataclasses
 import enum
 import fractions
 import functools
+import importlib.util
 import operator
 import sys
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +23,12 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.modules.manifest import Manifest, compare
+
+Row = collections.namedtuple("Row", ["first", "second"])
+
+
+def nested(depth: int, value: Any) -> Any:
+    return {"a": nested(depth - 1, value)} if depth else value
 
 
 class Mode(enum.Enum):
@@ -36,6 +46,38 @@ class Slots:
 @dataclasses.dataclass(frozen=True)
 class Stage:
     scale: float
+
+
+class Factor:
+    def __init__(self, scale: Any) -> None:
+        self.scale = scale
+
+    def __call__(self, value: float) -> float:
+        return value * float(self.scale)
+
+    def __getitem__(self, _: str) -> Any:
+        return self.scale
+
+    def times(self, value: float) -> float:
+        return value * float(self.scale)
+
+
+def class_with(scale: float) -> type:
+    return type("Settings", (type("Base", (), {"scale": scale}),), {})
+
+
+def linear(weight: float) -> nn.Linear:
+    made = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(made.weight, weight)
+    return made
+
+
+def of_weight(held: Any) -> float:
+    return float(held.weight.detach())
+
+
+def chain(*steps: Callable[[float], float]) -> Callable[[float], float]:
+    return lambda value: functools.reduce(lambda found, step: step(found), steps, value)
 
 
 class Holds(nn.Module):
@@ -67,6 +109,33 @@ HELD: dict[str, tuple[Callable[[float], Any], Callable[[Any], float]]] = {
     "getter": (lambda n: operator.itemgetter(int(n)), lambda held: held([0, 1, 2, 3])),
     "method of a dictionary": (lambda n: {"scale": n}.get, lambda held: held("scale")),
     "partial": (lambda n: functools.partial(float, n), lambda held: held()),
+    "class with a setting": (class_with, lambda held: held.scale),
+    "object of such a class": (lambda n: class_with(n)(), lambda held: held.scale),
+    "object that is called": (Factor, lambda held: held(1.0)),
+    "objects that are called": (lambda n: [Factor(n)], lambda held: held[0](1.0)),
+    "bound method": (lambda n: Factor(n).times, lambda held: held(1.0)),
+    "object with elements": (Factor, lambda held: held["scale"]),
+    "functions in a closure": (lambda n: chain(Factor(n), Factor(2.0)), lambda held: held(1.0)),
+    "method by name": (lambda n: operator.methodcaller("__mul__", n), lambda held: held(1.0)),
+    "text and number": (lambda n: ("scale", n), lambda held: held[1]),
+    "tuples in a list": (lambda n: [("pool",), ("scale", n)], lambda held: held[1][1]),
+    "named tuples": (lambda n: Row(Row(n, "a"), None), lambda held: held.first.first),
+    "pattern": (lambda n: f"b (h w) -> b h w {n}", lambda held: float(held.split()[-1])),
+    "number as a text": (str, float),
+    "dtypes in a list": (lambda n: [torch.float32 if n == 2 else torch.float64], lambda held: float(held[0].itemsize)),
+    "dictionary by pair": (lambda n: {(0, "a"): n}, lambda held: held[0, "a"]),
+    "dictionary by type": (lambda n: {nn.Linear: n}, lambda held: held[nn.Linear]),
+    "dictionary six deep": (lambda n: nested(6, n), lambda held: functools.reduce(lambda d, _: d["a"], range(6), held)),
+    "large dictionary": (lambda n: {str(one): n if one == 77 else 1.0 for one in range(99)}, lambda held: held["77"]),
+    "dictionaries in line": (lambda n: collections.ChainMap({}, {"a": n}), lambda held: held["a"]),
+    "array": (lambda n: array.array("d", [n]), lambda held: held[0]),
+    "deque": (lambda n: collections.deque([n, "a"]), lambda held: held[0]),
+    "bytes that may change": (lambda n: bytearray([int(n)]), lambda held: held[0]),
+    "number of a class of its own": (lambda n: type("Own", (float,), {})(n), float),
+    "module in a list": (lambda n: [linear(n)], lambda held: of_weight(held[0])),
+    "module in an object": (lambda n: Factor(linear(n)), lambda held: of_weight(held.scale)),
+    "module in a function": (lambda n: functools.partial(of_weight, linear(n)), lambda held: held()),
+    "setting of a module in a list": (lambda n: [nn.LeakyReLU(n)], lambda held: held[0].negative_slope),
 }  # fmt: skip
 
 
@@ -85,7 +154,7 @@ def holding(name: str, number: float) -> nn.Module:
 
 @pytest.mark.parametrize("name", HELD)
 def test_another_one_is_named(name: str) -> None:
-    (line,) = seen(holding(name, 2.0), holding(name, 3.0))
+    line, *_ = seen(holding(name, 2.0), holding(name, 3.0))
     assert "held" in line
 
 
@@ -299,3 +368,80 @@ def test_of_what_lies_around_the_code(where: str, name: str, other: Any, monkeyp
         assert found == ()
     else:
         assert name in " ".join(found)
+
+
+FILE = """
+import enum, functools, types
+import torch
+from torch import nn
+
+{around}
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+        {held}
+
+    def forward(self, x):
+        return self.b(self.a(x)) * ({use})
+"""
+AROUND = {
+    "class": ("class C: scale = N", "C.scale"),
+    "class in a class": ("class C:\n    class D: scale = N", "C.D.scale"),
+    "base": ("class B: scale = N\nclass C(B): pass", "C.scale"),
+    "module": ("m = types.ModuleType('m')\nm.scale = N", "m.scale"),
+    "enumeration": ("class E(enum.Enum):\n    SCALE = N", "E.SCALE.value"),
+    "default of a static method": ("class C:\n    @staticmethod\n    def f(n=N): return n", "C.f()"),
+    "object that is called": (
+        "class C:\n    def __init__(self): self.n = N\n    def __call__(self): return self.n\nc = C()",
+        "c()",
+    ),
+    "partial": ("p = functools.partial(float, N)", "p()"),
+    "module with weights": ("m = nn.Linear(1, 1, bias=False)\nnn.init.constant_(m.weight, N)", "m.weight.item()"),
+    "text of a function": ("def f(): return N", "f()"),
+    "text of what it calls": ("def g(): return N\ndef f(): return g()", "f()"),
+    "text of what a decorator makes": (
+        "def d(f):\n    def w(): return f() * N\n    return w\n@d\ndef f(): return 1",
+        "f()",
+    ),
+    "text of a registered one": ("R = {}\ndef r(f): R['f'] = f\n@r\ndef f(): return N", "R['f']()"),
+    "text of a held object's method": ("class C:\n    def f(self): return N", "self.held.f()", "C()"),
+    "text of a property": ("class C:\n    @functools.cached_property\n    def n(self): return N", "self.held.n", "C()"),
+    "text of an autograd function": (
+        "class F(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, n): return n * N",
+        "F.apply(torch.ones(1))",
+    ),
+}  # fmt: skip
+
+
+def from_file(folder: Path, around: str, use: str, held: str = "") -> nn.Module:
+    folder.mkdir()
+    (folder / "around.py").write_text(FILE.format(around=around, use=use, held=f"self.held = {held}" if held else ""))
+    spec = importlib.util.spec_from_file_location("around", folder / "around.py")
+    assert spec is not None and spec.loader is not None
+    sys.modules["around"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules["around"])
+    made: nn.Module = sys.modules["around"].Model()
+    return made
+
+
+@pytest.mark.parametrize("name", AROUND)
+def test_of_another_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "around", None)  # put back at the end
+    around, *rest = AROUND[name]
+    one, same, other = (
+        from_file(tmp_path / str(number), around.replace("N", value), *rest)
+        for number, value in enumerate(("2.0", "2.0", "3.0"))
+    )
+    assert not torch.equal(one(torch.ones(1, 4)), other(torch.ones(1, 4)))
+    assert seen(one, same) == ()
+    assert seen(one, other) != ()
+
+
+def test_a_function_that_no_forward_loads_may_be_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two scripts that share a model's code, and a name of something else."""
+    monkeypatch.setitem(sys.modules, "around", None)
+    one, other = (from_file(tmp_path / str(number), f"def size(): return {number}", "x.size(0)") for number in range(2))
+    assert seen(one, other) == ()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from shared_hooks.modules.tables import weights_hash
+from shared_hooks.modules.constants import weights_hash
 from shared_hooks.state.agreed import Agreed
 from tests.zoo import CASES, Case
 
