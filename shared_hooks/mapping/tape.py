@@ -160,7 +160,8 @@ class Tape:
     ) -> None:
         """A function has run."""
         kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
-        if kind is Kind.FORM or is_escape(name):  # a head looks at addresses; for a model that does there is no cut
+        # a head looks at addresses, and where in them a tensor begins; for a model that does there is no graph
+        if kind is Kind.FORM or is_escape(name) or name == "storage_offset":
             return
         given = _mapped(args, torch.Tensor, self._ref), _mapped(kwargs, torch.Tensor, self._ref)
         results = arguments_of((result,), {})
