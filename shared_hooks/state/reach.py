@@ -535,7 +535,11 @@ def held_by_code(name: str) -> str:
 
 def attribute_in(name: str) -> str:
     """The last name in what `Container.entry` gives: the attribute that holds it."""
-    return name.partition("[")[0].rpartition(".")[2]
+    last = name
+    while last.endswith("]"):
+        last = last[: last.rindex("[")]
+    last = last.rpartition(".")[2]
+    return last if last.isidentifier() else name.partition("[")[0].rpartition(".")[2]  # a key may be any text
 
 
 MISSING = object()

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
@@ -75,8 +76,8 @@ _ATOMS = frozenset(
 # Of the standard library and of torch, what people keep things in.
 _HOLDERS = frozenset(
     """
-    UserDict UserList ChainMap SimpleNamespace local Event Condition Semaphore Barrier Queue LifoQueue PriorityQueue
-    SimpleQueue ExitStack WeakKeyDictionary WeakValueDictionary WeakSet
+    UserDict UserList ChainMap SimpleNamespace _local Event Condition Semaphore Barrier Queue LifoQueue PriorityQueue
+    SimpleQueue ExitStack WeakKeyDictionary WeakValueDictionary WeakSet ConfigParser RawConfigParser SectionProxy
     """.split()
 )
 _MODULE_OWN = frozenset(vars(nn.Module()))
@@ -151,6 +152,8 @@ class Walk:
             owner = value.__self__  # ``itertools.count().__next__``, ``items.append``
             if owner is not None and not isinstance(owner, (types.ModuleType, type)):
                 self._add(name, ((owner,),))
+        elif isinstance(value, weakref.ReferenceType):
+            self._add(name, (value(),))
         elif isinstance(value, super):
             self._add(name, (value.__self__,))  # type: ignore[attr-defined]
         elif isinstance(value, property):
@@ -258,7 +261,18 @@ class Walk:
         if not self._todo and not self._has_tensors:
             self._has_tensors = True
             self._attributes_of_tensors()
+            self._attributes_of_functions()
         return bool(self._todo)
+
+    def _attributes_of_functions(self) -> None:
+        """What functions carry that have nothing yet, where code that names them sets attributes."""
+        named = {name for one in self.reach.functions.values() if sets_in(one) for name in names_in(one)}
+        named |= {
+            name for one in self.reach.functions.values() for name in names_in(one) if "__dict__" in names_in(one)
+        }
+        for function in list(self.reach.functions.values()):
+            if function.__name__ in named and not function.__dict__:
+                self._visit(f"{function.__qualname__}.", function.__dict__)
 
     def _attributes_of_tensors(self) -> None:
         """What parameters and buffers carry: where they have attributes, or some code sets one that no object has."""

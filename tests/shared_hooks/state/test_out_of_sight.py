@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import configparser
 import contextlib
 import ctypes
 import io
@@ -11,7 +12,9 @@ import itertools
 import queue
 import random
 import tempfile
+import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -105,6 +108,64 @@ def added(model: Any) -> float:
     return float(model.held.get("runs"))
 
 
+THREADS = threading.local()
+
+
+def of_a_thread(_: Any) -> float:
+    THREADS.runs = getattr(THREADS, "runs", 0) + 1
+    return float(THREADS.runs)
+
+
+class Kept:
+    runs = 0
+
+
+KEPT = Kept()
+WEAK = weakref.ref(KEPT)
+
+
+def of_a_weak_reference(_: Any) -> float:
+    kept: Any = WEAK()
+    kept.runs += 1
+    return float(kept.runs)
+
+
+def of_a_function(_: Any) -> float:
+    if not hasattr(of_a_function, "runs"):
+        of_a_function.runs = 0.0  # type: ignore[attr-defined]
+    of_a_function.runs += 1  # type: ignore[attr-defined]
+    return float(of_a_function.runs)  # type: ignore[attr-defined]
+
+
+class Hook:
+    runs = 0
+
+    def __call__(self, *_: Any) -> None:
+        self.runs += 1
+
+
+def hooked(model: Any) -> None:
+    model.held = Hook()
+    model.a.register_forward_hook(model.held)
+
+
+def of_settings(model: Any) -> float:
+    model.held["model"]["runs"] = str(int(model.held["model"]["runs"]) + 1)
+    return float(model.held["model"]["runs"])
+
+
+def settings() -> configparser.ConfigParser:
+    made = configparser.ConfigParser()
+    made["model"] = {"runs": "0"}
+    return made
+
+
+@pytest.fixture(autouse=True)
+def nothing_has_run() -> None:
+    for one in (THREADS, KEPT, of_a_function):
+        vars(one).pop("runs", None)
+
+
 HIDDEN: dict[str, tuple[Callable[[Any], object], Step]] = {
     "counter": (held(lambda: itertools.count().__next__), lambda model: model.held()),
     "generator": (held(lambda: (number for number in range(99)).send), lambda model: model.held(None)),
@@ -123,6 +184,11 @@ HIDDEN: dict[str, tuple[Callable[[Any], object], Step]] = {
     "queue": (held(queue.SimpleQueue), put),
     "parent's": (held(lambda: super(collections.Counter, collections.Counter())), added),
     "parameter": (lambda _: None, on_a_parameter),
+    "thread's": (lambda _: None, of_a_thread),
+    "weak reference": (lambda _: None, of_a_weak_reference),
+    "function's attribute": (lambda _: None, of_a_function),
+    "hook": (hooked, lambda model: float(model.held.runs)),
+    "settings": (held(settings), of_settings),
 }
 
 
