@@ -266,11 +266,10 @@ class Walk:
 
     def _attributes_of_functions(self) -> None:
         """What functions carry that have nothing yet, where code that names them sets attributes."""
-        named = {name for one in self.reach.functions.values() if sets_in(one) for name in names_in(one)}
-        named |= {
-            name for one in self.reach.functions.values() for name in names_in(one) if "__dict__" in names_in(one)
-        }
-        for function in list(self.reach.functions.values()):
+        functions = list(self.reach.functions.values())
+        setting = [one for one in functions if sets_in(one) or "__dict__" in names_in(one)]
+        named = {name for one in setting for name in names_in(one)}
+        for function in functions:
             if function.__name__ in named and not function.__dict__:
                 self._visit(f"{function.__qualname__}.", function.__dict__)
 
