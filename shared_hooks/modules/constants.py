@@ -102,13 +102,15 @@ def attributes(
 
 
 def words_of(value: Any, is_read: Callable[[str], bool]) -> str:
-    """A constant that code holds in words, with what is in it; "" for anything else. Truth values are none: they say
-    what a machine has.
+    """A constant that code holds in words, with what is in it; "" for anything else. Truth values by themselves, or of
+    a class or module, are none: they say what a machine has.
     """
     if value is None or type(value) is bool:
         return ""
     constant = None if isinstance(value, (type, *FUNCTIONS)) else _constant(value)
     entries = sorted(_Walk(is_read).below("", "", value), key=operator.itemgetter(0))
+    if isinstance(value, (type, types.ModuleType)):
+        entries = [(name, one) for name, one in entries if type(one) is not bool and one is not None]
     return " ".join(_shortened(repr(one)) for one in (constant, entries) if one is not None and one != [])
 
 
@@ -166,7 +168,10 @@ class _Walk:
         self._left -= 1
         if isinstance(value, (types.FunctionType, functools.partial)):  # its numbers are in its own words
             held = {entry: one for entry, one in held.items() if not _is_number(one)}
-        named = isinstance(value, (type, types.ModuleType)) or _is_plain_object(value)
+        if isinstance(value, nn.Module):
+            named = not is_torchs(type(value))
+        else:
+            named = isinstance(value, (type, types.ModuleType)) or _is_plain_object(value)
         if isinstance(value, _DICTIONARIES) and self._is_written(name):
             # of a dictionary any entry may be taken, and where code writes to it only what it names is a setting
             named, held = True, {entry: one for entry, one in held.items() if entry.isidentifier()}
@@ -237,7 +242,7 @@ def _of_class(kind: type) -> dict[str, Any]:
             found |= {
                 name: one
                 for name, one in list(vars(base).items())
-                if not (name.startswith("__") or hasattr(one, "__get__"))
+                if not (name.startswith("__") or hasattr(type(one), "__get__"))
             }
     return found
 
@@ -300,7 +305,7 @@ def _constant(value: Any) -> Any:
     return None if text is None else Word(text)
 
 
-def _words(value: Any) -> str | None:
+def _words(value: Any, depth: int = _DEPTH) -> str | None:
     if isinstance(value, enum.Enum):
         return f"{type(value).__qualname__}.{value.name} {_said(value.value)}"
     if isinstance(value, (str, torch.dtype)):
@@ -309,13 +314,13 @@ def _words(value: Any) -> str | None:
     if isinstance(value, (int, float)):  # of a class of its own
         return repr(float(value))
     if isinstance(value, (set, frozenset)):
-        texts = [_said(one) for one in value] if len(value) <= MOST_ENTRIES else [None]
+        texts = [_said(one, depth) for one in value] if len(value) <= MOST_ENTRIES else [None]
         return None if None in texts else _shortened(repr(sorted(map(str, texts))))
     if isinstance(value, _LISTS):
-        texts = [_said(one) for one in _entries(value)]
+        texts = [_said(one, depth) for one in _entries(value)]
         return _shortened(f"[{', '.join(one or '?' for one in texts)}]") if any(texts) else None
     if isinstance(value, _DICTIONARIES):
-        return _table(value) if MOST_KEYS < len(value) <= MOST_ENTRIES else None
+        return _table(value, depth) if MOST_KEYS < len(value) <= MOST_ENTRIES else None
     if isinstance(value, (operator.itemgetter, operator.attrgetter, operator.methodcaller)):
         return _shortened(repr(value))
     if type(value) in _CONSTANTS:
@@ -325,14 +330,16 @@ def _words(value: Any) -> str | None:
     return value.__qualname__ if isinstance(value, type) else None
 
 
-def _said(value: Any) -> str | None:
-    """A constant in words."""
-    return repr(_fixed(value)) if _is_number(value) else _words(value)
+def _said(value: Any, depth: int = _DEPTH) -> str | None:
+    """A constant in words, if it is no deeper."""
+    if _is_number(value):
+        return repr(_fixed(value))
+    return _words(value, depth - 1) if depth else None
 
 
-def _table(value: Mapping[Any, Any]) -> str | None:
+def _table(value: Mapping[Any, Any], depth: int) -> str | None:
     """A large dictionary of constants alone."""
-    entries = [(_key(key), _said(one)) for key, one in _items(value)]
+    entries = [(_key(key), _said(one, depth)) for key, one in _items(value)]
     return digest_of(sorted(map(str, entries))) if all(None not in one for one in entries) else None
 
 
@@ -459,9 +466,9 @@ def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
     return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, depth: int = _DEPTH) -> bool:
     if isinstance(value, (list, tuple)):
-        return all(_is_number(item) for item in value)
+        return depth > 0 and all(_is_number(item, depth - 1) for item in value)
     return value is None or type(value) in (bool, int, float) or isinstance(value, (np.number, np.bool_))
 
 

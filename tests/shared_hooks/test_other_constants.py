@@ -445,3 +445,33 @@ def test_a_function_that_no_forward_loads_may_be_another(tmp_path: Path, monkeyp
     monkeypatch.setitem(sys.modules, "around", None)
     one, other = (from_file(tmp_path / str(number), f"def size(): return {number}", "x.size(0)") for number in range(2))
     assert seen(one, other) == ()
+
+
+def test_what_a_machine_has_may_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "around", None)
+    use = "2.0 if C.device and C.folder and C.release and not C.has_gpu else 2.0"
+    one, other = (
+        from_file(
+            tmp_path / device,
+            f"class C: device, has_gpu, folder, release = '{device}', {gpu}, '/{device}', '2.1{gpu:d}.0+{device}'",
+            use,
+        )
+        for device, gpu in (("cpu", False), ("cuda", True))
+    )
+    assert seen(one, other) == ()
+
+
+def test_lists_and_dictionaries_that_hold_themselves() -> None:
+    class Rings(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.a, self.b, self.ring = nn.Linear(4, 4), nn.Linear(4, 4), [1.0]
+            self.ring.append(self.ring)  # type: ignore[arg-type]
+            self.held = {"ring": self.ring, "model": [self]}
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.b(self.a(x)) * self.ring[0] * len(self.held)
+            return found
+
+    assert seen(Rings(), Rings()) == ()
