@@ -26,6 +26,7 @@ import re
 import sys
 import tokenize
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -202,6 +203,8 @@ def inside(value: Any) -> dict[str, Any] | None:
         return own | dict(value._modules)
     if isinstance(value, types.MethodType):
         return {"__self__": value.__self__}
+    if isinstance(value, weakref.ReferenceType):
+        return {"()": value()}
     if isinstance(value, functools.partial):
         return {"func": value.func, "args": value.args, **value.keywords}
     if isinstance(value, types.FunctionType):
@@ -209,7 +212,7 @@ def inside(value: Any) -> dict[str, Any] | None:
     if isinstance(value, type):
         if issubclass(value, enum.Enum):
             return {one.name: one.value for one in value}
-        return None if _is_known(value.__module__) else _of_class(value)
+        return None if _is_known(value.__module__) else _of_class(type(value)) | _of_class(value)
     if isinstance(value, types.ModuleType):
         return None if _is_known(value.__name__) else dict(vars(value))
     if not _is_plain_object(value):
@@ -242,7 +245,7 @@ def _of_class(kind: type) -> dict[str, Any]:
             found |= {
                 name: one
                 for name, one in list(vars(base).items())
-                if not (name.startswith("__") or hasattr(type(one), "__get__"))
+                if not (name.startswith("__") or (hasattr(type(one), "__get__") and _is_known(type(one).__module__)))
             }
     return found
 

@@ -376,9 +376,9 @@ class ForwardCode:
         self.written_to: frozenset[str] = frozenset().union(*writers)
 
     def constants(self) -> Iterator[tuple[str, Any]]:
-        """Globals, attributes of classes, variables around functions and defaults of arguments, which no code sets or
-        writes to: how they are named on any machine, and what they are. Those of installed libraries, which may say
-        what a machine has, do not count, and neither do functions.
+        """Globals, attributes of classes and functions, variables around functions, defaults of arguments, and the
+        process's environment, which no code sets or writes to: how they are named on any machine, and what they are.
+        Those of installed libraries, which may say what a machine has, do not count, and neither do functions.
         """
         for function in self._functions:
             if is_installed(function.__code__.co_filename):
@@ -391,6 +391,11 @@ class ForwardCode:
             named = {**dict(zip(last, reversed(function.__defaults__ or ()), strict=False))}
             for name, value in {**named, **(function.__kwdefaults__ or {})}.items():
                 found[f"{function.__qualname__}({name})"] = name, value
+            own = self.attributes.intersection(vars(function))
+            found |= {f"{function.__qualname__}.{name}": (name, vars(function)[name]) for name in own}
+            if names_in(function) & _ENVIRONMENT:
+                texts = filter(_VARIABLE.fullmatch, accesses(function)[0])
+                found |= {f"environment {name}": (name, os.environ.get(name, "not set")) for name in texts}
             yield from ((where, value) for where, (name, value) in found.items() if self._is_constant(name, value))
         for kind in self._kinds:
             for name, value in list(vars(kind).items()):
@@ -419,6 +424,8 @@ class ForwardCode:
         return name not in self.written_to or not isinstance(value, (list, dict, set))
 
 
+_ENVIRONMENT = frozenset({"environ", "getenv"})
+_VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
 
 
@@ -461,7 +468,9 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
         kinds = [value if isinstance(value, type) else type(value) for value in values]
         for kind in {base for one in kinds for base in type.mro(one) if not is_foreign(base)} - met:
             met.add(kind)
-            for name, value in list(vars(kind).items()):
+            entries = list(vars(kind).items())
+            meet(value for _, value in entries if not is_foreign(type(value)))
+            for name, value in entries:
                 if name in names or _is_called_by_syntax(name):
                     waiting.extend(unwrapped(value))
                 methods.setdefault(name, []).append(value)

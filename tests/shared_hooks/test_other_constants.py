@@ -371,7 +371,7 @@ def test_of_what_lies_around_the_code(where: str, name: str, other: Any, monkeyp
 
 
 FILE = """
-import enum, functools, types
+import enum, functools, os, types, weakref
 import torch
 from torch import nn
 
@@ -400,6 +400,14 @@ AROUND = {
     ),
     "partial": ("p = functools.partial(float, N)", "p()"),
     "module with weights": ("m = nn.Linear(1, 1, bias=False)\nnn.init.constant_(m.weight, N)", "m.weight.item()"),
+    "attribute of a function": ("def f(): return f.n\nf.n = N", "f()"),
+    "metaclass": ("class T(type): n = N\nclass C(metaclass=T): pass", "C.n"),
+    "descriptor": (
+        "class D:\n    def __init__(self, n): self.n = n\n    def __get__(self, *_): return self.n\nclass C: d = D(N)",
+        "self.held.d",
+        "C()",
+    ),
+    "weak reference": ("class C: pass\nc = C()\nc.n = N\nr = weakref.ref(c)", "r().n"),
     "text of a function": ("def f(): return N", "f()"),
     "text of what it calls": ("def g(): return N\ndef f(): return g()", "f()"),
     "text of what a decorator makes": (
@@ -459,6 +467,24 @@ def test_what_a_machine_has_may_differ(tmp_path: Path, monkeypatch: pytest.Monke
         for device, gpu in (("cpu", False), ("cuda", True))
     )
     assert seen(one, other) == ()
+
+
+def test_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "around", None)
+    use = "float(os.environ.get('MODEL_SCALE', '1')) * len(os.environ.get('HOME', ''))"
+
+    def side(name: str, scale: str | None) -> WrappedModel:
+        monkeypatch.delenv("MODEL_SCALE", raising=False)
+        if scale is not None:
+            monkeypatch.setenv("MODEL_SCALE", scale)
+        monkeypatch.setenv("HOME", f"/{name}")
+        made = WrappedModel(from_file(tmp_path / name, "", use).eval())
+        made.plan(torch.ones(1, 4))
+        return made
+
+    sides = [side(*one).manifest() for one in (("a", "2"), ("b", "3"), ("c", None), ("d", "2"))]
+    assert compare(sides[0], sides[3]).differences == ()
+    assert all("MODEL_SCALE" in " ".join(compare(sides[0], one).differences) for one in sides[1:3])
 
 
 def test_lists_and_dictionaries_that_hold_themselves() -> None:
