@@ -33,6 +33,7 @@ from shared_hooks.metrics import FORWARD_READINGS, LAYER_READINGS, NOT_SAMPLED, 
 from shared_hooks.modules import weights_hash
 from shared_hooks.modules.manifest import Manifest
 from shared_hooks.state import PythonState
+from shared_hooks.state.agreed import Samples
 from shared_hooks.tensors import held
 from shared_hooks.tensors.staging import room
 
@@ -582,13 +583,20 @@ class WeightsGuard:
         self._copies = [(one, one.clone()) for one in others.values() if one.layout == torch.strided]
         self._tensors += [one for one, _ in self._copies]
         self._kinds = list(map(type, self._tensors))
-        self._seen = self._now()
+        self._look()
+
+    def _look(self) -> None:
+        self._samples = Samples(tensor for tensor in self._tensors if type(tensor) in (torch.Tensor, nn.Parameter))
+        self._seen, self._bits = self._now(), self._samples.now()
 
     def _now(self) -> list[tuple[int, int, type]]:
         return [
             (-1 if tensor.is_inference() else tensor._version, tensor.data_ptr(), type(tensor))
             for tensor in self._tensors
         ]
+
+    def _is_same(self) -> bool:
+        return self._now() == self._seen and self._samples.now() == self._bits
 
     def check(self) -> None:
         """To be called after every request. Raises `ServerUnavailable` when the model had changed: what was computed
@@ -599,10 +607,10 @@ class WeightsGuard:
 
     def mend(self) -> bool:
         """Put the model right if it has changed; whether it had."""
-        if self._now() == self._seen:
+        if self._is_same():
             return False
         with self._lock:
-            if self._now() == self._seen:
+            if self._is_same():
                 return False
             log.critical(
                 "model %s changed while it served: out of service, its weights are loaded again", self._model_id
@@ -622,7 +630,7 @@ class WeightsGuard:
                 mine.data = theirs.data
             for mine, copy in self._copies:
                 mine.data = copy.clone()
-        self._seen = self._now()
+        self._look()
         if weights_hash(self._model) != self._hash:
             log.critical("model %s: the loaded weights are not those it was announced with", self._model_id)
             self._seen = []  # never again equal: nothing is served any more

@@ -1,14 +1,15 @@
 """What somebody has changed on a model since two sides agreed that they have the same one.
 
 Looking takes some tens of microseconds where nothing has changed. Changes that the model's own code may have made are
-ignored: names that it sets, and containers that it may write to. Planning and generation check those. A write to a
-tensor through ``data`` is not seen.
+ignored: names that it sets, and containers that it may write to. Planning and generation check those. Of a write that
+torch does not count (through ``data``, or NumPy's view of a tensor) a few elements of each tensor tell.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,38 @@ _TRIES: Final = 3
 _VERSION: Final = operator.attrgetter("_version")
 MAX_BYTES: Final = 64 << 20
 """A write to a larger tensor that is no weight counts as a change, whatever it wrote."""
+
+
+class Samples:
+    """Three elements of each tensor that lies in the memory of the CPU, read in place."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._places = [place for tensor in tensors for place in _places(tensor)]
+
+    def now(self) -> list[int]:
+        """Their bits."""
+        return [memory[place] for memory, place in self._places]
+
+
+def _places(tensor: torch.Tensor) -> Iterator[tuple[memoryview, int]]:
+    """The first, the middle and the last element: the memory of the tensor, which stays while this is held, as whole
+    numbers of the element's size, and the element's place in it.
+    """
+    size, count = tensor.element_size(), tensor.numel()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not count or size not in _WHOLE:
+        return
+    storage = tensor.untyped_storage()
+    whole: Any = torch.empty(0, dtype=torch.uint8).set_(storage, 0, (storage.nbytes() // size * size,), (1,))
+    memory = memoryview(whole.numpy()).cast(_WHOLE[size])
+    for number in sorted({0, count // 2, count - 1}):
+        place = int(tensor.storage_offset())
+        for length, step in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
+            place += number % length * step
+            number //= length
+        yield memory, place
+
+
+_WHOLE: Final[dict[int, Any]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class Agreed:
@@ -55,6 +88,8 @@ class Agreed:
             kept = before.get(id(self._tensors[number]), (versions[number], places[number]))
             versions[number], places[number] = kept
         self._marks = versions, places
+        self._samples = Samples(self._tensors)
+        self._bits = self._samples.now()
 
     def _now(self) -> tuple[list[int], list[int]]:
         return list(map(_VERSION, self._tensors)), list(map(torch.Tensor.data_ptr, self._tensors))
@@ -66,6 +101,7 @@ class Agreed:
         return (
             list(map(_VERSION, self._tensors)) == versions
             and list(map(torch.Tensor.data_ptr, self._tensors)) == places
+            and self._samples.now() == self._bits
             and list(map(type, self._modules)) == self._kinds
             and self._state.looks_same
         )
@@ -74,7 +110,7 @@ class Agreed:
         """The model's own run has ended: what it wrote to its tensors is no change."""
         if list(map(_VERSION, self._tensors)) != self._marks[0]:
             self._digests = list(map(_digest, self._others))
-            self._marks = self._now()
+            self._marks, self._bits = self._now(), self._samples.now()
 
     def changed(self) -> str:
         """The name of something that has changed, `WEIGHTS` before all; "" where nothing has that tells on a run."""
@@ -89,6 +125,7 @@ class Agreed:
         marks = self._now()
         count = len(self._tensors) - len(self._others)
         written = not same or [one[:count] for one in marks] != [one[:count] for one in self._marks]
+        written |= self._samples.now() != self._bits
         if self._hash and written:
             if weights_hash(self._model) != self._hash:
                 return WEIGHTS
@@ -101,7 +138,7 @@ class Agreed:
         if not names and list(map(_digest, self._others)) != self._digests:
             names = ["a tensor that the model keeps"]
         if not names:
-            self._marks = self._now()
+            self._marks, self._bits = self._now(), self._samples.now()
         left = [(change.name, id(change.now)) for change in changes]
         if not names and left == self._left and not self.hooked():  # of no account, and it stays
             self._state, left = PythonState(self._model, settings=False), []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +252,16 @@ class TestCustody:
         guard = WeightsGuard(Identity("m", weights_hash(model), ""), model, lambda: again)
         model.weight.data = model.weight.data * 2
         assert guard.mend() and torch.equal(model.weight, again.weight)
+
+    def test_a_write_that_torch_does_not_count_is_a_change(self) -> None:
+        model, again = nn.Linear(2, 2), nn.Linear(2, 2)
+        again.load_state_dict(model.state_dict())
+        guard = WeightsGuard(Identity("m", weights_hash(model), ""), model, lambda: copy.deepcopy(again))
+        for write in (lambda: model.weight.data.add_(1), lambda: model.bias.detach().numpy().fill(3)):
+            guard.check()
+            write()
+            assert guard.mend() and not guard.mend()
+            assert torch.equal(model.weight, again.weight) and torch.equal(model.bias, again.bias)
 
     def test_other_weights_than_were_announced_serve_nobody(self) -> None:
         model = nn.Linear(2, 2)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shared_hooks.modules.constants import weights_hash
-from shared_hooks.state.agreed import Agreed
+from shared_hooks.state.agreed import Agreed, Samples
 from tests.zoo import CASES, Case
 
 SCALE = 2.0
@@ -88,6 +88,9 @@ def _set(name: str, value: Any) -> Callable[[Net], None]:
 CHANGES: dict[str, Callable[[Net], Any]] = {
     "the weights, in place": lambda model: model.last.linear.weight.add_(1),
     "the weights, other memory": lambda model: setattr(model.last.linear.weight, "data", torch.ones(8, 8)),
+    "the weights, through data": lambda model: model.last.linear.weight.data.add_(1),
+    "the weights, by NumPy": lambda model: model.last.linear.weight.detach().numpy().fill(1),
+    "a buffer through data": lambda model: model.last.table.data.mul_(2),
     "the weights, another parameter": _set("last.linear.weight", lambda: nn.Parameter(torch.ones(8, 8))),
     "last.linear": _set("last.linear", lambda: nn.Linear(8, 8)),
     "rest.1": lambda model: model.rest.__setitem__(1, nn.GELU()),
@@ -127,6 +130,22 @@ def test_what_somebody_changes_is_noticed(what: str) -> None:
     CHANGES[what](model)
     assert not found.is_same and found.changed() != ""
     assert found.changed() != ""  # looking does not settle it
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.complex64])
+def test_elements_are_looked_at_where_they_are(dtype: torch.dtype) -> None:
+    whole = torch.arange(1, 61, dtype=torch.float32).to(dtype)
+    views = [whole, whole[7:], whole.view(6, 10).t(), whole.view(3, 4, 5)[1:, :, ::2], whole[:0], whole[3]]
+    samples = Samples(views)
+    before = samples.now()
+    bits = whole.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[whole.element_size()])
+    at = torch.arange(60)
+    flat = [one.reshape(-1) for one in (at, at[7:], at.view(6, 10).t(), at.view(3, 4, 5)[1:, :, ::2], at[3])]
+    places = [int(one[n]) for one in flat for n in sorted({0, len(one) // 2, len(one) - 1})]
+    mask = (1 << 8 * whole.element_size()) - 1
+    assert before == [int(bits[place]) & mask for place in places]
+    whole.data.zero_()
+    assert samples.now() == [0] * len(before)
 
 
 @pytest.mark.parametrize("name", ["size", "helper", "forward"])
