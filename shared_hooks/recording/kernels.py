@@ -100,7 +100,11 @@ class KernelLog(Ledger):
         if written:
             writes = [storage for tensor, storage in zip(inputs, handed, strict=True) if id(tensor) in written]
             if unread:
-                overwrites = [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) in unread]
+                overwrites = [
+                    span
+                    for tensor, span in zip(inputs, spans, strict=True)
+                    if id(tensor) in unread and self.is_exact(tensor, span[0])
+                ]
         # where data say to what is written, what was written is theirs, too
         placed = chosen or (self.op is not None and self.op.dynamic and self.op.reads_tainted)
         if writes and placed:

@@ -176,6 +176,13 @@ class Ledger:
         return storage, self.view(tensor, storage)
 
     @staticmethod
+    def is_exact(tensor: torch.Tensor, storage: Storage) -> bool:
+        """Whether `view` gives what the tensor shows alone: for elements of another size it gives all of the storage."""
+        size = tensor.dtype.itemsize
+        all_of_it = tensor.is_contiguous() and tensor.numel() * size == storage.elements * storage.itemsize
+        return size == storage.itemsize or storage.opaque or all_of_it
+
+    @staticmethod
     def view(tensor: torch.Tensor, storage: Storage) -> View:
         if storage.opaque:
             return _POINT

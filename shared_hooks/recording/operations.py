@@ -175,7 +175,7 @@ class OperationLog(KernelLog):
         """A call has run that only copies ``value`` to a view of ``tensor``."""
         target, source = (argument.storage for argument in op.args)
         view = run_unseen(torch.Tensor.__getitem__, (tensor, index), {})
-        reads, overwrites = [self.span(value)], [(target, self.view(view, target))]
+        reads, overwrites = [self.span(value)], [(target, self.view(view, target))] * self.is_exact(view, target)
         self.events.append(Event(self.tick(), reads, overwrites, [target], [target, source]))
         op.writes.append(target)
         if source.tainted <= op.seq:

@@ -146,3 +146,66 @@ class TrainingModeNorms(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(self.a(x))
         return self.b(self.instance(x[None])[0])
+
+
+class PartlyWritten(nn.Module):
+    """A part of a value is written through elements of another size; what is left of it is read behind that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(8, 8) for _ in range(3))
+
+
+@zoo(vector)
+class RealPartZeroed(PartlyWritten):
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.complex(self.a(x), x)
+        other = self.b(z.imag)
+        z.real.zero_()
+        return self.c(other) + z.abs()
+
+
+@zoo(vector)
+class ImaginaryPartAssigned(PartlyWritten):
+    def forward(self, x: Tensor) -> Tensor:
+        z = torch.complex(self.a(x), x)
+        z.imag = self.b(z.real)
+        return self.c(z.imag) + z.abs()
+
+
+@zoo(vector)
+class RowOfComplexNumbersAssigned(PartlyWritten):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        other = self.b(h)
+        torch.view_as_complex(h.view(-1, 4, 2))[0] = 1j
+        return self.c(other) + h
+
+
+@zoo(vector)
+class HalfOfEachNumberWritten(PartlyWritten):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        other = self.b(h)
+        h.view(torch.bfloat16)[:, 1::2].mul_(2)
+        return self.c(other) + h
+
+
+@zoo(vector)
+class OneByteWritten(PartlyWritten):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        other = self.b(h)
+        h.view(torch.uint8)[0, 3] = 0
+        return self.c(other) + h
+
+
+@zoo(vector)
+class NumbersInABufferOfBytes(PartlyWritten):
+    def forward(self, x: Tensor) -> Tensor:
+        buffer = torch.zeros(8 * x.numel(), dtype=torch.uint8)
+        rows = buffer.view(torch.float32).view(2 * len(x), 8)
+        rows[: len(x)] = self.a(x)
+        rows[len(x) :] = self.b(rows[: len(x)])
+        other = self.c(rows[len(x) :])
+        return other + rows[: len(x)] + buffer.sum()
