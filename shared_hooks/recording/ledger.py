@@ -177,7 +177,7 @@ class Ledger:
 
     @staticmethod
     def is_exact(tensor: torch.Tensor, storage: Storage) -> bool:
-        """Whether `view` gives what the tensor shows alone: for elements of another size it gives all of the storage."""
+        """Whether `view` is what the tensor shows alone: of elements of another size it is all of the storage."""
         size = tensor.dtype.itemsize
         all_of_it = tensor.is_contiguous() and tensor.numel() * size == storage.elements * storage.itemsize
         return size == storage.itemsize or storage.opaque or all_of_it
