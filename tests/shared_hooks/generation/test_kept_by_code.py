@@ -132,4 +132,4 @@ def test_no_step_is_another_one(kind: str, before: bool, of_data: bool, monkeypa
     elif kind in ("dictionary", "list", "default", "around"):  # the others are refused where a table appears later
         assert exact == (1 if of_data else 3)
     elif before:  # a table that the step makes as the edge has it; tables of tables are compared as one value
-        assert exact == (0 if kind in ("function", "numbered", "large") else 3)
+        assert exact == (0 if kind in ("numbered", "large") else 3)
