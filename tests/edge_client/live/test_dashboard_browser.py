@@ -85,8 +85,9 @@ def test_the_page_shows_a_cut_that_moves_with_the_link(browser: Any, tmp_path: P
 
         served.relay.delay = SLOW_SECONDS
         has(page, "#events", "→ edge-only: edge-only is")
-        newest = page.locator("#events li[data-kind=moved]").first.inner_text()
-        assert "better than" in newest and "predicted" in newest
+        moves = page.locator("#events li[data-kind=moved]").filter(has_text="→ edge-only: edge-only is")
+        reason = moves.first.inner_text()  # on a busy machine others follow
+        assert "better than" in reason and "predicted" in reason
         has(page, "#now-cut", "edge-only")
         assert "edge-only" in page.inner_text("#news")  # what a screen reader hears
         assert page.locator("#stages .mark").count() >= 1 and page.locator("#chart-rtt .mark").count() >= 1
