@@ -545,7 +545,7 @@ def held_by_code(name: str) -> str:
 def attribute_in(name: str) -> str:
     """The last name in what `Container.entry` gives: the attribute that holds it."""
     last = name
-    while last.endswith("]"):
+    while last.endswith("]") and "[" in last:
         last = last[: last.rindex("[")]
     last = last.rpartition(".")[2]
     return last if last.isidentifier() else name.partition("[")[0].rpartition(".")[2]  # a key may be any text
