@@ -239,7 +239,7 @@ class Parcel:
     def tensors(
         header: bytes, payload: Any, max_bytes: int = 1 << 40, bound: Bound = ()
     ) -> tuple[Any, list[torch.Tensor]]:
-        """The meta data and the tensors. Raw sections are used where they lie.
+        """The meta data and the tensors. Raw sections are used where they lie, each as a storage of its own.
 
         ``bound``: of the first tensors, codecs in place of those of `CODECS`. Over a payload that must not be written
         (``bytes``) the tensors must not be written either.
@@ -248,23 +248,31 @@ class Parcel:
         if Parcel.bounded(sections, max_bytes) != len(payload):
             raise BadFrame(f"a payload of {len(payload)} bytes where the header announces another size")
         view = memoryview(payload).cast("B")
-        whole = borrowed(view)
+        address = _address(view)
         tensors = []
         for section, checksum, start in zip(sections.each, sections.checksums, sections.starts, strict=True):
             stop = start + section.nbytes
-            tensors.append(_decode(section, checksum, whole[start:stop], view[start:stop]))
+            data = _lent(view, address, start, stop)
+            tensors.append(_decode(section, checksum, data, view[start:stop]))
         return meta, tensors
 
 
 def borrowed(view: memoryview) -> torch.Tensor:
     """The bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
-    if not len(view):
+    return _lent(view, _address(view), 0, len(view))
+
+
+def _address(view: memoryview) -> int | None:
+    """Of a buffer that is read-only: torch warns about such, so it is shown the memory by its address."""
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.readonly and len(view) else None
+
+
+def _lent(view: memoryview, address: int | None, start: int, stop: int) -> torch.Tensor:
+    if start == stop:
         return torch.empty(0, dtype=torch.uint8)
-    if not view.readonly:
-        return torch.frombuffer(view, dtype=torch.uint8)
-    # torch warns about read-only buffers, so it is shown the memory by its address
-    address = np.frombuffer(view, dtype=np.uint8).ctypes.data
-    memory = (ctypes.c_char * len(view)).from_address(address)
+    if address is None:
+        return torch.frombuffer(view, dtype=torch.uint8, offset=start, count=stop - start)
+    memory = (ctypes.c_char * (stop - start)).from_address(address + start)
     memory.owner = view  # type: ignore[attr-defined]
     return torch.frombuffer(memory, dtype=torch.uint8)
 

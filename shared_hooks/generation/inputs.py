@@ -9,6 +9,7 @@ Of a *private* input (token ids, embeddings, pixels) the form travels and nothin
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import re
@@ -444,6 +445,25 @@ def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
     if not 0 < more <= MOST_COLUMNS or new.numel() > INPUTS_FEW**3 or new.shape[:-1] != old.shape[:-1]:
         return None
     return new[..., -more:].tolist() if torch.equal(new[..., :-more], old) else None
+
+
+def copied(value: Any) -> Any:
+    """An input with lists and dictionaries of its own: the model may change them, and a step may be run once more."""
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return kind([copied(one) if isinstance(one, (list, tuple, dict)) else one for one in value])
+    if kind is dict:
+        return {name: copied(one) if isinstance(one, (list, tuple, dict)) else one for name, one in value.items()}
+    return copy.copy(value) if isinstance(value, (list, dict)) else value
+
+
+def is_copy(one: Any, other: Any) -> bool:
+    """Whether the first still is what `copied` made of the other."""
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(map(is_copy, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(is_copy, one.values(), other.values()))
+    return one is other
 
 
 class Heard:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import pytest
 import torch
@@ -166,3 +168,78 @@ def test_a_list_that_holds_itself_is_refused() -> None:
     split = SplitForward(Circle(), "block", InProcess(DecodingTail(Circle(), "block")))
     with torch.no_grad(), split, pytest.raises(CutRefused, match="a list that holds itself"):
         split.model(input_ids=torch.zeros(1, 3, dtype=torch.int64))
+
+
+class Three(nn.Module):
+    def __init__(self, step: Callable[..., Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b, self.c, self.step = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), step
+
+    def forward(self, x: torch.Tensor, given: Any = None) -> Any:
+        return self.step(self, x, given)
+
+
+def steps(step: Callable[..., Any], cut: str, given: Callable[[], Any] = lambda: None) -> None:
+    here, there, whole = (Three(step).eval() for _ in range(3))
+    with torch.no_grad(), SplitForward(here, cut, InProcess(DecodingTail(there, cut))):
+        for number in range(3):
+            x = torch.randn(3, 8, generator=torch.Generator().manual_seed(number))
+            found, wanted = here(x, given=given()), whole(x, given=given())
+            assert identical_leaves(found, wanted)
+
+
+def identical_leaves(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, (list, tuple)):
+        return len(found) == len(wanted) and all(map(identical_leaves, found, wanted))
+    return bool(torch.equal(found, wanted)) if isinstance(wanted, torch.Tensor) else bool(found == wanted)
+
+
+def where_it_begins(model: Any, x: torch.Tensor, _: Any) -> Any:
+    part = model.a(x)[1:]
+    return model.c(model.b(part)) * (1 + part.storage_offset())
+
+
+def how_much_there_is(model: Any, x: torch.Tensor, _: Any) -> Any:
+    part = model.a(x)[1:]
+    return model.c(model.b(part)) * part.untyped_storage().nbytes()
+
+
+def rows_before_it(model: Any, x: torch.Tensor, _: Any) -> Any:
+    part = model.a(x)[1:]
+    other = model.b(part)
+    return model.c(part.as_strided((2, 8), (8, 1), 0)) + other
+
+
+@pytest.mark.parametrize("cut", ["a", "b", "c"])
+@pytest.mark.parametrize("step", [where_it_begins, how_much_there_is, rows_before_it])
+def test_what_was_sent_has_memory_of_its_own(step: Callable[..., Any], cut: str) -> None:
+    with suppress(CutRefused):
+        steps(step, cut)
+
+
+def appends(model: Any, x: torch.Tensor, given: Any) -> Any:
+    given.append(model.a(x))
+    given.append(model.b(given[0]))
+    return model.c(given[-1]), len(given)
+
+
+def replaces(model: Any, x: torch.Tensor, given: Any) -> Any:
+    given["h"] = model.a(given["h"] + x)
+    return model.c(model.b(given["h"]))
+
+
+def of_its_own(model: Any, x: torch.Tensor, given: Any) -> Any:
+    given = [*given, model.a(x)]
+    return model.c(model.b(given[-1]) + given[0]), given
+
+
+@pytest.mark.parametrize("cut", ["a", "b", "c"])
+def test_a_list_that_is_changed_is_refused_and_one_of_its_own_is_not(cut: str) -> None:
+    def ones() -> torch.Tensor:
+        return torch.ones(3, 8)
+
+    for step, given in ((appends, lambda: [ones()]), (replaces, lambda: {"h": ones()})):
+        with pytest.raises(CutRefused, match="changes a list or dictionary that it is given"):
+            steps(step, cut, given)
+    steps(of_its_own, cut, lambda: [ones()])
