@@ -263,7 +263,7 @@ def borrowed(view: memoryview) -> torch.Tensor:
 
 
 def _address(view: memoryview) -> int | None:
-    """Of a buffer that is read-only: torch warns about such, so it is shown the memory by its address."""
+    """Where a buffer that is read-only lies: torch, which warns about such, is shown the memory by its address."""
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.readonly and len(view) else None
 
 

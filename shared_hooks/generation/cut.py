@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from shared_hooks.errors import MALFORMED, BadFrame, CutRefused, UnknownLayer
 from shared_hooks.forward.context import ambient
 from shared_hooks.modules import tables
 from shared_hooks.modules.attach import hooks_of
+from shared_hooks.state.reach import ForwardCode
 from shared_hooks.tensors import ClassFinder, classes_of
 
 
@@ -40,6 +42,12 @@ class Cut:
             raise UnknownLayer(f'the model has no module "{path}"' + (f"; it has {', '.join(near)}" if near else ""))
         if isinstance(known[path], (nn.ModuleList, nn.ModuleDict)):
             raise CutRefused(f"{path} is a list of modules and is never called: name one of them, such as {path}.0")
+        # without its compiler torch has compiled nothing
+        if "torch._dynamo" in sys.modules and (compiled := ForwardCode(model).compiled()):
+            raise CutRefused(
+                f"{compiled[0]} was made by torch.compile, which reads what a split step runs around it, too: set "
+                "TORCH_COMPILE_DISABLE=1 on both sides (a module that is compiled as a whole may stay)"
+            )
         parts = path.split(".")
         above = {".".join(parts[:count]) for count in range(1, len(parts))} | {""}
         return cls(name, path, int(number or 1), frozenset(above))

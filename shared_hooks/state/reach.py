@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from shared_hooks.modules import FUNCTIONS, Instead, Shim
+from shared_hooks.modules.tables import is_opaque
 
 # Whether a file of Python code was installed as somebody's library, or is its user's own.
 #
@@ -364,6 +365,7 @@ class ForwardCode:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
         self._functions = list(_any_functions(model))
         bases = {base for module in model.modules() for base in type(module).__mro__ if not is_foreign(base)}
         self._kinds = [base for base in bases if not is_installed(file_of(base))]
@@ -403,6 +405,16 @@ class ForwardCode:
                     continue  # numbers are part of the class's code
                 if self._is_constant(name, value):
                     yield f"{kind.__qualname__}.{name}", value
+
+    def compiled(self) -> list[str]:
+        """Functions among them that `torch.compile` has made: it reads what code runs around them, too."""
+        modules = [module for module in self._model.modules() if not is_opaque(module)]
+        held = [one for module in modules for value in vars(module).values() for one in _parts(value)]
+        for function in self._functions:
+            near = [*map(function.__globals__.get, names_in(function)), *_cells(function)]
+            held += [one for value in near for one in _parts(value)]
+        made = (vars(one).get("_torchdynamo_orig_callable") for one in held if isinstance(one, types.FunctionType))
+        return sorted({one.__qualname__ for one in made if one is not None})
 
     def sources(self) -> Iterator[tuple[str, types.FunctionType]]:
         """Functions of the model's own code, by their qualified names, other than its modules' methods. Of those that

@@ -243,3 +243,19 @@ def test_a_list_that_is_changed_is_refused_and_one_of_its_own_is_not(cut: str) -
         with pytest.raises(CutRefused, match="changes a list or dictionary that it is given"):
             steps(step, cut, given)
     steps(of_its_own, cut, lambda: [ones()])
+
+
+def test_a_function_that_torch_compile_has_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module that is compiled is one layer, and may stay."""
+    torch._dynamo.reset()
+    doubled = torch.compile(lambda h: h * 2, backend="eager")
+    monkeypatch.setitem(globals(), "DOUBLED", doubled)
+
+    def of_a_global(model: Any, x: torch.Tensor, _: Any) -> Any:
+        return model.c(DOUBLED(model.b(model.a(x))))  # type: ignore[name-defined]  # noqa: F821
+
+    with pytest.raises(CutRefused, match="was made by torch.compile"):
+        steps(of_a_global, "b")
+    model = Three(lambda model, x, _: model.c(model.a(x)))
+    model.a = torch.compile(model.a, backend="eager")  # type: ignore[assignment]
+    SplitForward(model, "a", InProcess(DecodingTail(Three(model.step), "a")))
