@@ -54,7 +54,7 @@ class Watch(TorchFunctionMode):
         if kind is torch.Tensor:
             if _picks(func, args, kwargs or {}):
                 self.entries.append([self._frames[-1], func.__name__, list(result.shape), dtype_name(result.dtype)])
-        elif kind in _PLAIN or kind is list:
+        elif kind in _PLAIN or (kind is list and not arguments_of((result,), {})):
             name = name_of(func)
             if not is_form(name) and arguments_of(args, kwargs or {}):
                 self.entries.append([self._frames[-1], name, result])
@@ -129,7 +129,7 @@ class Replay(TorchFunctionMode):
         if kind is torch.Tensor:
             if _picks(func, args, kwargs or {}):
                 self._next(func.__name__)
-        elif kind in _PLAIN or kind is list:
+        elif kind in _PLAIN or (kind is list and not arguments_of((result,), {})):
             name = name_of(func)
             if not is_form(name) and arguments_of(args, kwargs or {}) and self._next(name)[2] != result:
                 raise Diverged(f"{name}() gives {result!s:.40} here, and another value on the edge")

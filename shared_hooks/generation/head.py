@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from shared_hooks.errors import CutRefused
-from shared_hooks.forward import HookExitException
+from shared_hooks.forward import HookExitException, is_mapped
 from shared_hooks.generation.bank import Watch
 from shared_hooks.generation.cut import Cut
 from shared_hooks.generation.hidden import InsideCalls, is_state, is_state_class
@@ -175,6 +175,9 @@ class Head:
 
     def _leave(self, call: Call) -> None:
         self.structure, self.leaves = flatten(call.output)
+        before = (*call.tensors, *self._given_before())
+        if is_mapped([*self.leaves, *before]):
+            raise CutRefused(f"a module up to {call.path} runs inside torch.vmap, or another function of torch.func")
         given = {id(tensor): number for number, tensor in enumerate(call.tensors)}
         self.passed = [given.get(id(leaf), -1) for leaf in self.leaves]
         memory = set()
@@ -183,7 +186,7 @@ class Head:
                 memory.add(leaf.untyped_storage()._cdata)
                 if leaf.__dict__ and type(leaf) is torch.Tensor and "_is_buffer" not in leaf.__dict__:
                     raise CutRefused(f"{call.path} gives a tensor with attributes of its own ({min(leaf.__dict__)})")
-        for one in (*call.tensors, *self._given_before()):
+        for one in before:
             if type(one) is RemoteTensor or one.untyped_storage()._cdata not in memory:
                 continue
             self.is_shared = self.is_shared or any(_overlap(one, leaf) for leaf in self.leaves)

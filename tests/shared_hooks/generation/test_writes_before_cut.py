@@ -259,3 +259,22 @@ def test_a_function_that_torch_compile_has_made_is_refused(monkeypatch: pytest.M
     model = Three(lambda model, x, _: model.c(model.a(x)))
     model.a = torch.compile(model.a, backend="eager")  # type: ignore[assignment]
     SplitForward(model, "a", InProcess(DecodingTail(Three(model.step), "a")))
+
+
+def adds_to_several(model: Any, x: torch.Tensor, _: Any) -> Any:
+    h = model.a(x)
+    other = model.b(h)
+    torch._foreach_add_([h[:1], other[:1]], 2.0)
+    return model.c(other) + h
+
+
+def maps_modules(model: Any, x: torch.Tensor, _: Any) -> Any:
+    return model.c(torch.vmap(lambda row: model.b(model.a(row)))(x))
+
+
+@pytest.mark.parametrize("cut", ["a", "b", "c"])
+def test_functions_of_lists_and_of_rows(cut: str) -> None:
+    with suppress(CutRefused):
+        steps(adds_to_several, cut)
+    with pytest.raises(CutRefused, match="torch.vmap"):
+        steps(maps_modules, cut)
