@@ -558,7 +558,9 @@ log = logging.getLogger("cloud_server")
 
 
 class WeightsGuard:
-    """Watches one model; safe with several workers. ``load`` builds it again, after which ``mended`` is called."""
+    """Watches one model; safe with several workers. ``load`` builds it again, after which ``mended`` is called.
+    ``mapped``: its weights are left in their files, of which a look at elements would keep pages in memory.
+    """
 
     def __init__(
         self,
@@ -566,11 +568,14 @@ class WeightsGuard:
         model: nn.Module,
         load: Callable[[], nn.Module],
         mended: Callable[[], None] = lambda: None,
+        *,
+        mapped: bool = False,
     ) -> None:
         self._model_id = identity.model_id
         self._model = model
         self._load = load
         self._on_mended = mended
+        self._mapped = mapped
         self._hash = identity.weights_hash
         self._lock = threading.Lock()
         self.mended = 0
@@ -586,7 +591,8 @@ class WeightsGuard:
         self._look()
 
     def _look(self) -> None:
-        self._samples = Samples(tensor for tensor in self._tensors if type(tensor) in (torch.Tensor, nn.Parameter))
+        plain = (tensor for tensor in self._tensors if type(tensor) in (torch.Tensor, nn.Parameter))
+        self._samples = Samples(() if self._mapped else plain)
         self._seen, self._bits = self._now(), self._samples.now()
 
     def _now(self) -> list[tuple[int, int, type]]:

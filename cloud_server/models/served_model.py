@@ -359,7 +359,7 @@ class ServedModel:
         load = partial(spec.load_model, device) if only is None else lambda: only.again(*spec.load_mapped())
         if isinstance(described, _Whole):
             load, self._manifest = _cannot_reload, described.facts
-        self._guard = WeightsGuard(self.identity, model, load, self._wrapped.renew)
+        self._guard = WeightsGuard(self.identity, model, load, self._wrapped.renew, mapped=only is not None)
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most, self._bringing)
         self.compiled: CompiledTails | None = None

@@ -41,6 +41,10 @@ BLIND = {
         ["base_and_view_cross_then_write", "two_views_no_base", "preallocated_uninitialised"],
         "an operation works on more elements than are used afterwards",
     ),
+    **dict.fromkeys(
+        ["real_part_zeroed", "imaginary_part_assigned", "row_of_complex_numbers_assigned", "one_byte_written"],
+        "what is overwritten through elements of another size crosses with the rest",
+    ),
     "writes_into_overlapping_input": "an operation works on more elements than are used afterwards",
     **dict.fromkeys(["packed_sequence_lstm", "ragged_list"], "padding is copied, and then not used"),
     "vit_like": "all tokens are normalised, the class token is used",
