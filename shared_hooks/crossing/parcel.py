@@ -251,15 +251,14 @@ class Parcel:
         address = _address(view)
         tensors = []
         for section, checksum, start in zip(sections.each, sections.checksums, sections.starts, strict=True):
-            stop = start + section.nbytes
-            data = _lent(view, address, start, stop)
-            tensors.append(_decode(section, checksum, data, view[start:stop]))
+            place = None if address is None else address + start
+            tensors.append(_decode(section, checksum, view[start : start + section.nbytes], place))
         return meta, tensors
 
 
 def borrowed(view: memoryview) -> torch.Tensor:
     """The bytes of a buffer as a tensor, without a copy; it keeps the buffer alive."""
-    return _lent(view, _address(view), 0, len(view))
+    return _shown(view, _address(view)) if len(view) else torch.empty(0, dtype=torch.uint8)
 
 
 def _address(view: memoryview) -> int | None:
@@ -267,12 +266,10 @@ def _address(view: memoryview) -> int | None:
     return int(np.frombuffer(view, dtype=np.uint8).ctypes.data) if view.readonly and len(view) else None
 
 
-def _lent(view: memoryview, address: int | None, start: int, stop: int) -> torch.Tensor:
-    if start == stop:
-        return torch.empty(0, dtype=torch.uint8)
+def _shown(view: memoryview, address: int | None) -> torch.Tensor:
     if address is None:
-        return torch.frombuffer(view, dtype=torch.uint8, offset=start, count=stop - start)
-    memory = (ctypes.c_char * (stop - start)).from_address(address + start)
+        return torch.frombuffer(view, dtype=torch.uint8)
+    memory = (ctypes.c_char * len(view)).from_address(address)
     memory.owner = view  # type: ignore[attr-defined]
     return torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -382,7 +379,7 @@ def parameters_of(params: Any) -> tuple[Param, ...]:
     return tuple(params)
 
 
-def _decode(section: Section, checksum: Any, data: torch.Tensor, view: memoryview) -> torch.Tensor:
+def _decode(section: Section, checksum: Any, view: memoryview, address: int | None) -> torch.Tensor:
     if xxhash.xxh3_64_intdigest(view) != checksum:
         raise BadFrame("the payload is altered: a checksum is wrong")
     elements, nbytes = section.elements, section.raw_bytes
@@ -396,10 +393,10 @@ def _decode(section: Section, checksum: Any, data: torch.Tensor, view: memoryvie
         return decoded.as_strided(section.shape, section.stride)
     if len(decoded) != nbytes:
         raise BadFrame(f"a tensor of codec {section.codec.name} has another size than announced")
-    if decoded is not view:
-        data = borrowed(decoded)
     if not nbytes:
         return torch.empty_strided(section.shape, section.stride, dtype=section.dtype)
-    return data.view(section.dtype).as_strided(
-        section.shape, section.stride, data.storage_offset() // section.dtype.itemsize
-    )
+    if decoded is not view:
+        data = borrowed(decoded)
+    else:
+        data = torch.frombuffer(view, dtype=torch.uint8) if address is None else _shown(view, address)
+    return data.view(section.dtype).as_strided(section.shape, section.stride)

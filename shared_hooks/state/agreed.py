@@ -32,11 +32,12 @@ class Samples:
     """Three elements of each tensor that lies in the memory of the CPU, read in place."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
-        self._places = [place for tensor in tensors for place in _places(tensor)]
+        found = [place for tensor in tensors for place in _places(tensor)]
+        self.memories, self.places = [memory for memory, _ in found], [place for _, place in found]
 
     def now(self) -> list[int]:
         """Their bits."""
-        return [memory[place] for memory, place in self._places]
+        return list(map(operator.getitem, self.memories, self.places))
 
 
 def _places(tensor: torch.Tensor) -> Iterator[tuple[memoryview, int]]:
@@ -101,7 +102,7 @@ class Agreed:
         return (
             list(map(_VERSION, self._tensors)) == versions
             and list(map(torch.Tensor.data_ptr, self._tensors)) == places
-            and self._samples.now() == self._bits
+            and list(map(operator.getitem, self._samples.memories, self._samples.places)) == self._bits
             and list(map(type, self._modules)) == self._kinds
             and self._state.looks_same
         )
