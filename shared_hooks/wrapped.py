@@ -378,7 +378,7 @@ class WrappedModel(Runs):
 def _constants_in(code: ForwardCode) -> dict[str, str]:
     found: dict[str, set[str]] = {}
     for name, value in code.constants():
-        if text := constants.words_of(value, code.attributes.__contains__):
+        if text := constants.words_of(value, code.attributes.__contains__, code.written_to.__contains__):
             found.setdefault(name, set()).add(text)
     for name, function in code.sources():
         found.setdefault(f"code of {name}", set()).add(constants.function_digest(function))

@@ -447,22 +447,22 @@ def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
     return new[..., -more:].tolist() if torch.equal(new[..., :-more], old) else None
 
 
-def copied(value: Any) -> Any:
+def with_own_containers(value: Any) -> Any:
     """An input with lists and dictionaries of its own: the model may change them, and a step may be run once more."""
     kind = type(value)
     if kind is list or kind is tuple:
-        return kind([copied(one) if isinstance(one, (list, tuple, dict)) else one for one in value])
+        return kind(map(with_own_containers, value))
     if kind is dict:
-        return {name: copied(one) if isinstance(one, (list, tuple, dict)) else one for name, one in value.items()}
+        return {name: with_own_containers(one) for name, one in value.items()}
     return copy.copy(value) if isinstance(value, (list, dict)) else value
 
 
-def is_copy(one: Any, other: Any) -> bool:
-    """Whether the first still is what `copied` made of the other."""
+def has_same_content(one: Any, other: Any) -> bool:
+    """Whether the first still is what `with_own_containers` made of the other."""
     if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(is_copy, one, other))
+        return len(one) == len(other) and all(map(has_same_content, one, other))
     if isinstance(one, dict):
-        return list(one) == list(other) and all(map(is_copy, one.values(), other.values()))
+        return list(one) == list(other) and all(map(has_same_content, one.values(), other.values()))
     return one is other
 
 

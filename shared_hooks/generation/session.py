@@ -47,7 +47,7 @@ from shared_hooks.generation.bank import Diverged
 from shared_hooks.generation.cut import USUAL, Cut, check_around, device_of, finder_of
 from shared_hooks.generation.head import arguments
 from shared_hooks.generation.hidden import InsideCalls, Unchanged, is_state, refusal
-from shared_hooks.generation.inputs import Heard, check_sizes, copied, is_copy
+from shared_hooks.generation.inputs import Heard, check_sizes, has_same_content, with_own_containers
 from shared_hooks.generation.mirror import LastSaid, Mirror, Snapshot, apply, differences, put_more
 from shared_hooks.generation.remote_tensor import (
     STEP_BYTES,
@@ -654,9 +654,9 @@ class Step:
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
         """The model's output; hooks of the model itself run on the edge, which has the answer."""
         state = None if self._mirror is None else self._mirror.state
-        own = {name: value if value is state else copied(value) for name, value in kwargs.items()}
+        own = {name: value if value is state else with_own_containers(value) for name, value in kwargs.items()}
         output = self._tail.model.forward(**own)
-        if not all(own[name] is value or is_copy(own[name], value) for name, value in kwargs.items()):
+        if not all(own[name] is value or has_same_content(own[name], value) for name, value in kwargs.items()):
             raise CutRefused("the model changes a list or dictionary that it is given: the caller's stays as it was")
         return output
 

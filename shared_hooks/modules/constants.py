@@ -64,7 +64,7 @@ def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def form_of(value: Any) -> list[Any]:
-    """A value in words: a tensor by its dtype and shape, another by itself."""
+    """The dtype and shape of a tensor; of another value its `repr`."""
     return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
@@ -79,8 +79,8 @@ def attributes(
     Constants are numbers, and what has the same text in every process (a mode, a type, a function): no paths, no
     devices. What torch keeps on every module, which differs between releases, is left out; and so is what is no number
     on a module itself, and all that an object holds, where no code looks at an attribute of that name (``is_read``):
-    it may be a process's own. A set or a list that code may write to (``is_written``) is none, unless it has numbers
-    alone.
+    it may be a process's own. A set or list that code may write to (``is_written``) is none, but for a list of numbers
+    on a module itself.
     """
     walk = _Walk(is_read, is_written, map(id, model.modules()))
     found = {}
@@ -102,14 +102,14 @@ def attributes(
     return found
 
 
-def words_of(value: Any, is_read: Callable[[str], bool]) -> str:
-    """A constant that code holds in words, with what is in it; "" for anything else. Truth values by themselves, or of
-    a class or module, are none: they say what a machine has.
+def words_of(value: Any, is_read: Callable[[str], bool], is_written: Callable[[str], bool]) -> str:
+    """The text of a constant that code holds, with what is in it; "" for anything else. Truth values by themselves, or
+    of a class or module, are none: they say what a machine has. ``is_read``, ``is_written``: as in `attributes`.
     """
     if value is None or type(value) is bool:
         return ""
     constant = None if isinstance(value, (type, *FUNCTIONS)) else _constant(value)
-    entries = sorted(_Walk(is_read).below("", "", value), key=operator.itemgetter(0))
+    entries = sorted(_Walk(is_read, is_written).below("", "", value), key=operator.itemgetter(0))
     if isinstance(value, (type, types.ModuleType)):
         entries = [(name, one) for name, one in entries if type(one) is not bool and one is not None]
     return " ".join(_shortened(repr(one)) for one in (constant, entries) if one is not None and one != [])
@@ -158,6 +158,7 @@ class _Walk:
         if type(value) in _SCALARS or not depth or not self._left or id(value) in self._known:
             return
         if isinstance(value, _LISTS):
+            self._known.add(id(value))
             for number, one in enumerate(_entries(value)):
                 if not _is_number(one):
                     yield from self.below(f"{way}[{number}]", name, one, depth - 1)
@@ -206,7 +207,7 @@ def inside(value: Any) -> dict[str, Any] | None:
     if isinstance(value, weakref.ReferenceType):
         return {"()": value()}
     if isinstance(value, functools.partial):
-        return {"func": value.func, "args": value.args, **value.keywords}
+        return {"(func)": value.func, "(args)": value.args, **value.keywords}
     if isinstance(value, types.FunctionType):
         return None if _is_known(value.__module__ or "") else _around(value)
     if isinstance(value, type):
@@ -276,11 +277,21 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 def _around(function: types.FunctionType) -> dict[str, Any]:
     """What a function closes over, and its defaults."""
-    found = {}
+    found: dict[str, Any] = {"(defaults)": [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        with contextlib.suppress(ValueError):  # nothing yet
-            found[name] = cell.cell_contents
-    return found | {"defaults": function.__defaults__ or ()} | (function.__kwdefaults__ or {})
+        for value in _filled(cell):
+            found[name] = value
+    return found
+
+
+def cells(function: types.FunctionType) -> Iterator[Any]:
+    """What the variables around a function hold; one that has no value yet holds nothing."""
+    return (value for cell in function.__closure__ or () for value in _filled(cell))
+
+
+def _filled(cell: types.CellType) -> Iterator[Any]:
+    with contextlib.suppress(ValueError):
+        yield cell.cell_contents
 
 
 def _key(key: Any) -> str | None:
@@ -295,7 +306,7 @@ def _key(key: Any) -> str | None:
 
 def _may_grow(value: Any) -> bool:
     """Whether runs may leave something in it."""
-    return isinstance(value, (set, bytearray, array.array, *_LISTS, *_DICTIONARIES)) and not _is_number(value)
+    return isinstance(value, (set, bytearray, array.array, *_LISTS, *_DICTIONARIES)) and not isinstance(value, tuple)
 
 
 def _constant(value: Any) -> Any:
@@ -313,9 +324,12 @@ def _words(value: Any, depth: int = _DEPTH) -> str | None:
         return f"{type(value).__qualname__}.{value.name} {_said(value.value)}"
     if isinstance(value, (str, torch.dtype)):
         text = str(value).removeprefix("torch.")  # a configuration has a type by name until it is looked at
-        return text if _is_word(text) else None
+        return _shortened(text) if _is_word(text) else None
     if isinstance(value, (int, float)):  # of a class of its own
-        return repr(float(value))
+        return int.__repr__(value) if isinstance(value, int) else float.__repr__(value)
+    if isinstance(value, (bytes, bytearray, array.array)):
+        data = memoryview(value).cast("B") if len(value) else b""
+        return f"{type(value).__name__} {len(value)} {hashlib.blake2b(data, digest_size=16).hexdigest()}"
     if isinstance(value, (set, frozenset)):
         texts = [_said(one, depth) for one in value] if len(value) <= MOST_ENTRIES else [None]
         return None if None in texts else _shortened(repr(sorted(map(str, texts))))
@@ -347,10 +361,10 @@ def _table(value: Mapping[Any, Any], depth: int) -> str | None:
 
 
 _CONSTANTS = (
-    bytes, complex, range, slice, types.EllipsisType, re.Pattern, datetime.timedelta, decimal.Decimal,
-    fractions.Fraction, bytearray, array.array, torch.layout, torch.memory_format,
+    complex, range, slice, types.EllipsisType, re.Pattern, datetime.timedelta, decimal.Decimal,
+    fractions.Fraction, torch.layout, torch.memory_format,
 )  # fmt: skip
-_WORD = re.compile(r"[\w .,:;()\[\]{}<>=*+>!?%&|^#'\"-]{1,256}", re.ASCII)
+_WORD = re.compile(r"[\w\s.,:;()\[\]{}<>=*+>!?%&|^#'\"-]+", re.ASCII)
 _OF_MACHINES = re.compile(
     r"(cpu|cuda|mps|xpu|hpu|npu|meta|auto)(:\d+)?$|.*0x[0-9a-f]{6}|v?\d+\.\d+(\.|\+|[a-z])|\d{4}-\d\d-\d\d", re.DOTALL
 )
@@ -382,7 +396,7 @@ def _attributes(module: nn.Module, own: Mapping[str, Any], is_written: Callable[
     for name, value in own.items():
         if name.startswith("__") or _is_own_forward(module, name, value):
             continue
-        if _may_grow(value) and is_written(name):
+        if _may_grow(value) and not _is_number(value) and is_written(name):
             continue
         if name in _LEFT_BY_LOADING and not value:
             continue
@@ -405,15 +419,9 @@ def _function(value: Any) -> str:
         content = [*owner, *owner.values()] if isinstance(owner, dict) else owner
         held_by = isinstance(content, (list, tuple)) and all(_is_number(one) or _is_word(one) for one in content)
         return str(getattr(value, "__name__", "")) + (f" of {_shortened(repr(_fixed(content)))}" if held_by else "")
-    held = [repr(_fixed(one)) for one in _held_by(value) if one is not None and _is_number(one)]
+    around = (*(value.__defaults__ or ()), *cells(value))
+    held = [repr(_fixed(one)) for one in around if one is not None and _is_number(one)]
     return f"{value.__name__} {digest_of([_source_of(value), held])}"
-
-
-def _held_by(function: types.FunctionType) -> Iterator[Any]:
-    yield from function.__defaults__ or ()
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # nothing yet
-            yield cell.cell_contents
 
 
 def _held(value: Any) -> str:

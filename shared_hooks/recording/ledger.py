@@ -179,8 +179,9 @@ class Ledger:
     def is_exact(tensor: torch.Tensor, storage: Storage) -> bool:
         """Whether `view` is what the tensor shows alone: of elements of another size it is all of the storage."""
         size = tensor.dtype.itemsize
-        all_of_it = tensor.is_contiguous() and tensor.numel() * size == storage.elements * storage.itemsize
-        return size == storage.itemsize or storage.opaque or all_of_it
+        if size == storage.itemsize or storage.opaque:
+            return True
+        return tensor.is_contiguous() and tensor.numel() * size == storage.elements * storage.itemsize
 
     @staticmethod
     def view(tensor: torch.Tensor, storage: Storage) -> View:

@@ -27,6 +27,7 @@ import torch
 from torch import nn
 
 from shared_hooks.modules import FUNCTIONS, Instead, Shim
+from shared_hooks.modules.constants import cells
 from shared_hooks.modules.tables import is_opaque
 
 # Whether a file of Python code was installed as somebody's library, or is its user's own.
@@ -85,13 +86,6 @@ def file_of(kind: type) -> str:
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
-def _cells(function: types.FunctionType) -> Iterator[Any]:
-    """What variables around a function hold."""
-    for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # nothing yet
-            yield cell.cell_contents
-
-
 def unwrapped(value: Any) -> Iterator[types.FunctionType]:
     """The Python functions in what a class or a module holds under a name; what torch's decorators stand before
     (`torch.no_grad`), and other libraries' where that is not their own, too.
@@ -100,7 +94,7 @@ def unwrapped(value: Any) -> Iterator[types.FunctionType]:
         yield value
         file = value.__code__.co_filename
         if is_installed(file):
-            held = [value.__dict__.get("__wrapped__"), *_cells(value)]
+            held = [value.__dict__.get("__wrapped__"), *cells(value)]
             inner = {id(one): one for one in held if isinstance(one, types.FunctionType) and one is not value}
             for one in inner.values():
                 if file.startswith(_TORCH) or not is_installed(one.__code__.co_filename):
@@ -396,7 +390,7 @@ class ForwardCode:
             own = self.attributes.intersection(vars(function))
             found |= {f"{function.__qualname__}.{name}": (name, vars(function)[name]) for name in own}
             if names_in(function) & _ENVIRONMENT:
-                texts = filter(_VARIABLE.fullmatch, accesses(function)[0])
+                texts = filter(_VARIABLE.fullmatch, accesses(function)[0] - _OF_MACHINES)
                 found |= {f"environment {name}": (name, os.environ.get(name, "not set")) for name in texts}
             yield from ((where, value) for where, (name, value) in found.items() if self._is_constant(name, value))
         for kind in self._kinds:
@@ -411,7 +405,7 @@ class ForwardCode:
         modules = [module for module in self._model.modules() if not is_opaque(module)]
         held = [one for module in modules for value in vars(module).values() for one in _parts(value)]
         for function in self._functions:
-            near = [*map(function.__globals__.get, names_in(function)), *_cells(function)]
+            near = [*map(function.__globals__.get, names_in(function)), *cells(function)]
             held += [one for value in near for one in _parts(value)]
         made = (vars(one).get("_torchdynamo_orig_callable") for one in held if isinstance(one, types.FunctionType))
         return sorted({one.__qualname__ for one in made if one is not None})
@@ -438,6 +432,13 @@ class ForwardCode:
 
 _ENVIRONMENT = frozenset({"environ", "getenv"})
 _VARIABLE = re.compile("[A-Z][A-Z0-9_]*")
+_OF_MACHINES = frozenset(
+    """
+    CUDA_VISIBLE_DEVICES HOSTNAME LOCAL_RANK LOCAL_WORLD_SIZE LOGNAME MASTER_ADDR MASTER_PORT OMP_NUM_THREADS RANK USER
+    WORLD_SIZE
+    """.split()
+)
+"""Variables that say which process and machine this is."""
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
 
 
@@ -499,7 +500,7 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             if id(function) in known or file.startswith(_OWN) or function.__name__.startswith("warn"):
                 continue
             known.add(id(function))
-            held = [function.__dict__.get("__wrapped__"), *_cells(function)]
+            held = [function.__dict__.get("__wrapped__"), *cells(function)]
             waiting += [one for one in held if isinstance(one, types.FunctionType)]
             if file.startswith(_TORCH) or (file.startswith(_STANDARD) and _NAMES.isdisjoint(PurePath(file).parts)):
                 continue
@@ -507,7 +508,7 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
             found = names_in(function)
             fresh |= found - names - {"__init__"}
             around = [function.__globals__.get(name) for name in sorted(found)]
-            near = {id(value): value for value in (*around, *_cells(function), *(function.__defaults__ or ()))}
+            near = {id(value): value for value in (*around, *cells(function), *(function.__defaults__ or ()))}
             held = [one for key, value in near.items() if key not in looked_into for one in _parts(value)]
             looked_into |= near.keys()
             waiting += [one for value in held for one in unwrapped(value)]

@@ -501,3 +501,29 @@ def test_lists_and_dictionaries_that_hold_themselves() -> None:
             return found
 
     assert seen(Rings(), Rings()) == ()
+
+
+def test_what_code_counts_in_a_class_or_a_module_of_its_own_is_no_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "around", None)
+    around = (
+        "class C: seen = {}\nm = types.ModuleType('m')\nm.sizes = []\n"
+        "def f(x):\n    C.seen[len(x)] = C.seen.get(len(x), 0) + 1\n    m.sizes.append(len(x))\n    return 2.0"
+    )
+    one, other = (from_file(tmp_path / str(number), around, "f(x)") for number in range(2))
+    one(torch.ones(3, 4))
+    manifests = [WrappedModel(model.eval()).manifest() for model in (one, other)]
+    assert compare(*manifests).differences == ()
+
+
+def test_of_long_texts_and_large_bytes() -> None:
+    def model(held: Any) -> nn.Module:
+        torch.manual_seed(0)
+        return Holds(held, lambda held: float(len(held)))
+
+    for held in ("scale the rows\n" * 1000, bytearray(1 << 22), array.array("d", [0.0]) * 100_000, [1.0, "a"] * 20_000):
+        same, other = held[:], held[:-1]
+        assert seen(model(held), model(same)) == () and "held" in " ".join(seen(model(held), model(other)))
+        facts = WrappedModel(model(held)).manifest()
+        assert max(map(len, facts.values())) < 1000
