@@ -15,11 +15,11 @@ from shared_hooks.command_line import quiet_libraries
 INTERRUPTED = 128 + signal.SIGINT
 USAGE = 2
 NEEDED = {"grpc_reflection": "grpcio-reflection", "prometheus_client": "prometheus-client"}
-"""What only this side imports: package -> its name for pip."""
+"""Packages that only this side imports, with their names for pip."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command (`cloud_server.cli.main`); returns its exit status."""
+    """Run the command (`cloud_server.cli.main`); returns its exit status."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # a port that is in use is our line to write, not gRPC's
     words = sys.argv[1:] if argv is None else list(argv)
     _check(words)
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(words: Sequence[str]) -> None:
-    """``--help`` and wrong words end here: what follows loads torch, which takes seconds."""
+    """Handle ``--help`` and wrong arguments before torch is loaded, which takes seconds."""
     command = words[0] if words else ""
     of = {"token": arguments.token, "doctor": arguments.doctor}.get(command)
     made, words = (of(), words[1:]) if of else (arguments.parser(), words)

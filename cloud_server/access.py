@@ -63,7 +63,7 @@ from shared_hooks.errors import AccessRefused, NotAuthenticated, QuotaExceeded, 
 
 @dataclass(frozen=True)
 class Policy:
-    """None = whatever the server has; 0 = without a bound of its own, within the server's limits."""
+    """What an identity may do. None: whatever the server has; 0: no limit of its own, within the server's limits."""
 
     models: tuple[str, ...] | None = None
     cuts: tuple[str, ...] | None = None
@@ -72,14 +72,14 @@ class Policy:
     profile: bool = True
     probe: bool = True
     max_in_flight: int = 0
-    """Requests that are received, waiting or running at a time."""
+    """The maximum number of concurrent requests."""
     max_bytes: int = 0
-    """Payload bytes of these."""
+    """The payload bytes of these requests."""
     requests_per_minute: int = 0
     bytes_per_minute: int = 0
     """Payload bytes received."""
     weight: float = 1.0
-    """Its share of the workers while others wait, too: 2 gets twice as much as 1."""
+    """Its share of the workers while others wait; 2 gets twice as much as 1."""
     manage: bool = False
     """Whether it may load and unload the models that it may use, and that the server's files name."""
 
@@ -99,18 +99,18 @@ def granted(allowed: tuple[str, ...] | None, there: Iterable[str]) -> list[str]:
 
 
 PREFIX = "isthmus_"
-"""By which scanners for secrets find one that was committed by mistake."""
+"""By this prefix secret scanners recognise a token that was committed by mistake."""
 HASH_BYTES = 32
 MAX_CHARACTERS = 1024
 
 
 def new_token() -> str:
-    """A token that nobody has seen."""
+    """A new random token."""
     return PREFIX + secrets.token_urlsafe(32)
 
 
 def hash_of(token: str) -> bytes:
-    """SHA-256 of a token's characters; any text has one, whatever a stranger sends."""
+    """The SHA-256 of a token; defined for any text that a caller sends."""
     return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
 
 
@@ -120,13 +120,13 @@ def hash_of(token: str) -> bytes:
 HEADER = "authorization"
 SCHEME = "bearer"
 PASSPORT = "isthmus-caller"
-"""What a front that this server trusts says of the caller (`cloud_server.cluster.passport`)."""
+"""The metadata key for what a trusted front says of the caller (`cloud_server.cluster.passport`)."""
 
 
 @dataclass(frozen=True)
 class Credentials:
-    """``token``: its hash, None without one. ``names``: of the certificate that the handshake verified; None while they
-    are not known. ``passport``: as it came; whoever asks for none does not look at it.
+    """The credentials of a call. ``token``: its hash, or None. ``names``: of the verified certificate; None while they
+    are not known. ``passport``: as received, and ignored unless passports are accepted.
     """
 
     token: bytes | None = None
@@ -135,7 +135,7 @@ class Credentials:
 
 
 def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
-    """The hash of the token in a call's metadata, None without one. Raises NotAuthenticated for what is none."""
+    """The hash of the token in a call's metadata, or None. Raises NotAuthenticated for a malformed one."""
     found = [value for key, value in metadata if key == HEADER]
     if not found:
         return None
@@ -153,15 +153,13 @@ def token_in(metadata: Iterable[tuple[str, str | bytes]]) -> bytes | None:
 
 
 def passport_in(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """What came as a passport, empty without one."""
+    """The passport in a call's metadata, or ""."""
     found = next((value for key, value in metadata if key == PASSPORT), "")
     return found if isinstance(found, str) else ""
 
 
 def names_in(auth_context: Mapping[str, Any]) -> tuple[str, ...]:
-    """The names of the peer's certificate, from what gRPC says of the connection: the alternative names where there are
-    any, else the common name.
-    """
+    """The names of the peer's certificate, as gRPC reports them: the alternative names, or else the common name."""
     for key in ("x509_subject_alternative_name", "x509_common_name"):
         names = [name.decode("utf-8", "replace") for name in auth_context.get(key, ())]
         if names:
@@ -174,33 +172,33 @@ def names_in(auth_context: Mapping[str, Any]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Caller:
-    """One who calls, with the credentials that were checked."""
+    """An authenticated caller."""
 
     peer: str
-    """As gRPC says it: ``ipv4:127.0.0.1:50000``."""
+    """gRPC's name, such as ``ipv4:127.0.0.1:50000``."""
     identity: str = ""
-    """The name that its credentials prove; empty where none were asked for."""
+    """The name that its credentials prove; empty if none were required."""
     policy: Policy = EVERYTHING
 
     def max_request_bytes(self, limits: Limits) -> int:
-        """Payload of one of its requests: the server's limit, or what it may have of all its requests together."""
+        """The largest payload of one of its requests: the server's limit, or that for all its requests together."""
         return min(limits.max_request_bytes, self.policy.max_bytes or limits.max_request_bytes)
 
     def max_in_flight(self, limits: Limits) -> int:
-        """Requests of one of its clients at a time."""
+        """The maximum number of concurrent requests of one of its clients."""
         return min(limits.max_in_flight, self.policy.max_in_flight or limits.max_in_flight)
 
     @cached_property
     def address(self) -> str:
-        """The address of its machine, without the port; for IPv6 its network (64 bits): one address there stands for
-        all.
+        """The address of its machine, without the port; for IPv6 the network (64 bits), all of which may belong to one
+        machine.
         """
         return _address(self.peer)
 
     @cached_property
     def account(self) -> str:
-        """On whom it is charged: its identity, or the address of one without. Client ids cost nothing, so they never
-        count. What it asked for belongs to the same: nobody else fetches or cancels it.
+        """What it is charged as: its identity, or the address of an anonymous caller. Client ids are free to invent, so
+        they do not count. Only the same account can fetch or cancel its requests.
         """
         return f"identity {self.identity}" if self.identity else f"address {self.address}"
 
@@ -224,13 +222,13 @@ def _address(peer: str) -> str:
 
 
 MAX_TOKENS = 4096
-"""Each of them is compared with every caller's."""
+"""Each of them is compared with every caller's token."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@+*-]{0,127}")
 
 
 @dataclass(frozen=True)
 class Token:
-    """One way to prove an identity. ``expires``: seconds since 1970, None = never."""
+    """A token of an identity. ``expires``: seconds since 1970, None: never."""
 
     identity: str
     sha256: bytes
@@ -240,16 +238,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Identities:
-    """What a file says. ``policies`` also has those that are ``disabled``."""
+    """The content of a file of identities. ``policies`` includes those that are ``disabled``."""
 
     tokens: tuple[Token, ...] = ()
     policies: Mapping[str, Policy] = field(default_factory=dict)
     disabled: frozenset[str] = frozenset()
 
     def prove(self, shown: Credentials, now: float) -> str:
-        """The identity that these credentials prove; "" where only the certificate can tell, and is not known yet.
+        """The identity that these credentials prove; "" if only the certificate can tell, and it is not known yet.
 
-        Raises NotAuthenticated saying why they do not hold, AccessRefused for an identity that is disabled.
+        Raises NotAuthenticated with the reason, AccessRefused for a disabled identity.
         """
         token = None if shown.token is None else self._token(shown.token, now)
         certified = [name for name in shown.names or () if name in self.policies]
@@ -271,7 +269,7 @@ class Identities:
         return certified[0]
 
     def _token(self, shown: bytes, now: float) -> Token:
-        """Every hash is compared, and in constant time, so that no answer comes sooner than another."""
+        """Find a token. Every hash is compared, in constant time, so that the duration reveals nothing."""
         found: Token | None = None
         for token in self.tokens:
             if hmac.compare_digest(token.sha256, shown):
@@ -286,13 +284,13 @@ class Identities:
         return found
 
     def next_expiry(self, after: float) -> float:
-        """When the next token expires (infinity: none does)."""
+        """When the next token expires; infinity if none does."""
         times = [token.expires for token in self.tokens if token.expires is not None and token.expires > after]
         return min(times, default=float("inf"))
 
 
 def read_identities(path: Path) -> Identities:
-    """The file's content. Raises SpecError with the file, the key, what was expected and found."""
+    """Read a file of identities. Raises SpecError with the file, the key, what was expected and found."""
     table = Table.read(path)
     entries = table.take("tokens", list) or []
     identities = table.table("identities")
@@ -377,7 +375,9 @@ def _nobody(names: tuple[str, ...]) -> str:
 
 
 def token_command(argv: Sequence[str]) -> int:
-    """``cloud-server token NAME``: a new token in a file for the edge; prints its hash for the file of identities.
+    """``cloud-server token NAME``: write a new token to a file for the edge, and print its entry for the file of
+    identities.
+
     Returns the exit status.
     """
     from cloud_server.arguments import token as token_parser
@@ -418,18 +418,18 @@ def entry(identity: str, sha256: bytes, days: float | None) -> str:
 
 
 _CLOCKS_DIFFER = 60.0
-"""A time of change that lies further ahead is of another clock, and says nothing."""
+"""A modification time that lies further in the future comes from another clock, and is ignored."""
 
 State = tuple[tuple[int, int, int] | None, ...]
 
 
 def state_of(paths: Iterable[Path]) -> State:
-    """Compares equal as long as the files are unchanged; None stands for a file that does not exist."""
+    """The states of files, which compare equal while the files are unchanged; None for a file that does not exist."""
     return tuple(_state(path) for path in paths)
 
 
 def written_since(paths: Iterable[Path], when: float) -> bool:
-    """Whether any of them was written to since then (seconds since 1970): somebody may be in the middle of it."""
+    """Whether a file was written to since ``when`` (seconds since 1970), so that it may be incomplete."""
     states = (one for one in state_of(paths) if one is not None)
     return any(when < changed / 1e9 <= when + _CLOCKS_DIFFER for changed, _, _ in states)
 
@@ -443,12 +443,12 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 
 TRIES = 3
-"""To read files of which none changes meanwhile."""
+"""Attempts to read files of which none changes meanwhile."""
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM. ``client_ca``: None = clients need no certificate."""
+    """PEM data. ``client_ca``: None if clients need no certificate."""
 
     key: bytes
     chain: bytes
@@ -457,8 +457,8 @@ class Certificates:
 
 @dataclass(frozen=True)
 class Tls:
-    """``certificate``: the server's, with those between it and the authority behind it; ``key``: its private key,
-    without a password; ``client_ca``: of the authorities whose clients are let in, None = clients need no certificate.
+    """The server's TLS files. ``certificate``: with the intermediate ones; ``key``: without a password; ``client_ca``:
+    the authorities of clients' certificates, None if clients need no certificate.
     """
 
     certificate: Path
@@ -470,7 +470,7 @@ class Tls:
         return [self.certificate, self.key, *([] if self.client_ca is None else [self.client_ca])]
 
     def read(self) -> Certificates:
-        """What the files hold now. Raises SpecError for files that cannot be read or do not belong together."""
+        """Read the files. Raises SpecError for files that cannot be read or do not belong together."""
         for _ in range(TRIES):
             before = state_of(self.paths)
             found = Certificates(
@@ -487,7 +487,7 @@ class Tls:
         raise SpecError(f"tls: {self.certificate} and its key change while they are read")
 
     def _check(self, found: Certificates) -> None:
-        """By OpenSSL, so that what gRPC would only call a failed handshake has a name."""
+        """Check the files with OpenSSL: gRPC would only report a failed handshake."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
             context.load_cert_chain(self.certificate, self.key, password=lambda: "")  # else it would ask the terminal
@@ -523,7 +523,7 @@ def _read(path: Path) -> bytes:
 
 
 SETTLE_SECONDS = 0.2
-"""After the last change to a file, until it is read."""
+"""How long a file must be unchanged before it is read."""
 
 log = logging.getLogger(__name__)
 
@@ -534,12 +534,12 @@ log = logging.getLogger(__name__)
 AUDIENCE: Final = "isthmus"
 PASSPORT_SECONDS: Final = 60
 LEEWAY_SECONDS: Final = 30
-"""By which the clocks of the two may differ."""
+"""The tolerated difference between the clocks of the two machines."""
 MIN_SECRET_BYTES: Final = 32
 
 
 def read_secret(path: Path) -> bytes:
-    """A secret in a file, without the spaces around it. Raises SpecError, also for one that can be guessed."""
+    """Read a secret from a file, without surrounding whitespace. Raises SpecError, also for one that is too short."""
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
@@ -551,20 +551,20 @@ def read_secret(path: Path) -> bytes:
 
 @dataclass(frozen=True)
 class Signer:
-    """Says, as the server called ``issuer``, for whom it asks."""
+    """Signs passports as the server called ``issuer``."""
 
     issuer: str
     secret: bytes = field(repr=False)
 
     def sign(self, caller: Caller) -> str:
-        """For one connection."""
+        """A passport for one connection on behalf of a caller."""
         now = int(time.time())
         claims = {"iss": self.issuer, "aud": AUDIENCE, "sub": caller.identity, "peer": caller.peer}
         return jwt.encode({**claims, "iat": now, "exp": now + PASSPORT_SECONDS}, self.secret, "HS256")
 
 
 def read_passport(passport: str, trusted: Mapping[str, bytes]) -> tuple[str, str, str]:
-    """(who signed it, the caller's peer, the caller's identity or ""). Raises NotAuthenticated."""
+    """(issuer, the caller's peer, the caller's identity or "") of a passport. Raises NotAuthenticated."""
     if not trusted:
         raise NotAuthenticated("this server takes no other server's word on its callers ([trust] in its file)")
     try:
@@ -588,9 +588,10 @@ def read_passport(passport: str, trusted: Mapping[str, bytes]) -> tuple[str, str
 
 
 class Register:
-    """``path``: the file of identities; ``certificates``: whether connections bring verified ones. Without both,
-    callers prove nothing. ``trusted``: servers whose word on their callers is taken, and the secret that each signs it
-    with. Any thread may call. Raises SpecError when the file cannot be used.
+    """Authenticates callers. Thread-safe. Raises SpecError if the file cannot be used.
+
+    ``path``: the file of identities; ``certificates``: whether connections have verified ones. Without both, callers
+    need no credentials. ``trusted``: servers that may vouch for their callers, and the secret that each signs with.
     """
 
     def __init__(
@@ -605,7 +606,7 @@ class Register:
 
     @property
     def asks(self) -> bool:
-        """Whether callers have to prove who they are."""
+        """Whether callers must authenticate."""
         return self._path is not None or self.certificates
 
     @property
@@ -613,8 +614,9 @@ class Register:
         return [] if self._path is None else [self._path]
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
-        """Who shows these credentials, or for whom a trusted server asks. Raises AccessRefused, mostly
-        NotAuthenticated, with the reason.
+        """The caller with these credentials, or that a trusted server vouches for.
+
+        Raises AccessRefused, usually NotAuthenticated, with the reason.
         """
         if shown.passport:
             return self._vouched(shown.passport)
@@ -629,14 +631,16 @@ class Register:
         return Caller(peer, identity, identities.policies.get(identity, EVERYTHING))
 
     def check(self, shown: Credentials) -> None:
-        """As `caller`, before anything is known but a call's metadata: for who needs no second look."""
+        """As `caller`, with only a call's metadata, before its certificate is known."""
         if shown.passport:
             self._vouched(shown.passport)
         elif self._identities is not None:
             self._identities.prove(Credentials(shown.token, None if self.certificates else ()), time.time())
 
     def _vouched(self, passport: str) -> Caller:
-        """For whom another server asks. Raises NotAuthenticated, and AccessRefused for one who is disabled."""
+        """The caller that another server vouches for. Raises NotAuthenticated, and AccessRefused for a disabled
+        identity.
+        """
         issuer, peer, identity = read_passport(passport, self._trusted)
         known = self._identities
         if not identity and self.asks:
@@ -650,9 +654,9 @@ class Register:
         return Caller(peer, identity, known.policies[identity])
 
     def refresh(self) -> bool:
-        """Whether anybody may be somebody else since the last call: the file changed, or a token expired.
+        """Read the file again if it has changed; returns whether any identity may have changed, or a token expired.
 
-        What cannot be read is logged, and what was read before stays.
+        An unreadable file is logged, and the previous content stays in use.
         """
         if self._path is None:
             return False
@@ -690,12 +694,13 @@ def _told(path: Path, found: Identities) -> Identities:
 
 BURST_SECONDS = 10.0
 KEPT = 4096
-"""Accounts that are remembered."""
+"""The number of remembered accounts."""
 
 
 class Bucket:
-    """So many tokens a second, of which ``most`` are kept. What is larger than all that it keeps is taken when it is
-    full, and paid for afterwards. One thread at a time.
+    """A token bucket: tokens per second, of which at most ``most`` are kept. Not thread-safe.
+
+    A request larger than that is granted when the bucket is full, and paid for afterwards.
     """
 
     def __init__(self, per_second: float, most: float, now: float) -> None:
@@ -705,7 +710,7 @@ class Bucket:
         self._at = now
 
     def wait(self, tokens: float, now: float) -> float:
-        """Seconds until ``tokens`` are available; 0: they are now."""
+        """Seconds until ``tokens`` are available; 0 if they are."""
         self._tokens = min(self._most, self._tokens + (now - self._at) * self._rate)
         self._at = now
         missing = min(tokens, self._most) - self._tokens
@@ -716,7 +721,7 @@ class Bucket:
 
 
 class Quotas:
-    """The quotas of all accounts. Any thread may call."""
+    """The quotas of all accounts. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -724,7 +729,7 @@ class Quotas:
         self._used: OrderedDict[tuple[str, str, int], Bucket] = OrderedDict()
 
     def spend(self, caller: Caller, nbytes: int) -> None:
-        """Charges one request of ``nbytes``. Raises QuotaExceeded without charging it."""
+        """Charge one request of ``nbytes``. Raises QuotaExceeded without charging it."""
         policy = caller.policy
         wanted = [
             ("requests", policy.requests_per_minute, 1),
@@ -733,8 +738,10 @@ class Quotas:
         self.take(caller, [(what, quota, count) for what, quota, count in wanted if quota])
 
     def take(self, caller: Caller, wanted: list[tuple[str, int, int]], burst_seconds: float = BURST_SECONDS) -> None:
-        """(what, how many a minute, how many of it now), all or nothing. Raises QuotaExceeded, which says when there is
-        more. ``burst_seconds``: how much is saved up; always the same for one thing.
+        """Take (what, quota per minute, amount) of all, or none. Raises QuotaExceeded with the time until more is
+        available.
+
+        ``burst_seconds``: how much is kept; always the same for one quota.
         """
         if not wanted:
             return
@@ -753,7 +760,7 @@ class Quotas:
                 bucket.take(count)
 
     def _bucket(self, account: str, what: str, quota: int, burst_seconds: float, now: float) -> Bucket:
-        """A changed quota begins with a bucket of its own."""
+        """The bucket of a quota; a changed quota starts a new one."""
         key = account, what, quota
         found = self._used.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""The command lines of ``cloud-server``. They load no torch: ``--help`` and an answer to a slip are to be quick."""
+"""The command lines of ``cloud-server``. They do not load torch, so that ``--help`` and error messages are quick."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_LISTEN = "127.0.0.1:50051"  # nobody is asked who he is by default, so o
 
 
 def with_host(address: str) -> str:
-    """``address``, of which a port alone is one of loopback."""
+    """``address``, with the loopback host if it is a port alone."""
     return f"127.0.0.1:{address}" if address.isdigit() else address
 
 
@@ -31,7 +31,7 @@ def check_address(address: str, what: str = "listen") -> None:
 
 
 def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
-    """Raises SpecError for an address that other machines reach, where all is in the clear."""
+    """Raises SpecError for an unencrypted address that other machines can reach."""
     if is_loopback(listen.rpartition(":")[0]):
         return
     also = ", tokens included, which whoever reads them can use" if tokens else ", and use the models"
@@ -43,7 +43,7 @@ def check_network(listen: str, *, tokens: bool, what: str = "listen") -> None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether only this machine can reach it."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -56,7 +56,7 @@ TRIALS = ("auto", "always", "never")
 
 @dataclass(frozen=True, kw_only=True)
 class AccessOptions:
-    """Who may connect, and see what."""
+    """Options about access."""
 
     identities: Path | None = option(None, "FILE", "let in only who is in it, and as it says", parse=Path)
     insecure: bool = option(False, help="let other machines connect in the clear", key=bool)
@@ -65,7 +65,9 @@ class AccessOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions(AccessOptions):
-    """What a server takes on its command line and, by the same names, in its file; `config.ServerConfig` is one."""
+    """The options of a server, on its command line and, by the same names, in its file; `config.ServerConfig`
+    is one.
+    """
 
     listen: str = option(DEFAULT_LISTEN, "HOST:PORT", "port 0 takes a free one", key=str)
     reuse_port: bool = option(False, help="another server may listen there: for rolling updates", key=bool)
@@ -119,7 +121,7 @@ class ServerOptions(AccessOptions):
 
 
 def parser() -> Parser:
-    """Arguments of ``cloud-server`` itself."""
+    """The argument parser of ``cloud-server``."""
     made = Parser(
         prog="cloud-server",
         description="Serves the tails of models to edge clients; by default of the shipped model `digits`.",
@@ -167,7 +169,7 @@ def parser() -> Parser:
 
 
 def doctor() -> Parser:
-    """Arguments of ``cloud-server doctor``, which takes the same."""
+    """The argument parser of ``cloud-server doctor``, which takes the same arguments."""
     made = parser()
     made.prog = "cloud-server doctor"
     made.description = "Looks at a configuration and this machine as a server would find them, and says what to mend."
@@ -178,7 +180,7 @@ def doctor() -> Parser:
 
 
 def token() -> Parser:
-    """Arguments of ``cloud-server token``."""
+    """The argument parser of ``cloud-server token``."""
     made = Parser(
         prog="cloud-server token",
         description="Makes a token for an identity. It goes into a file of its own, which only you can read, for the "
@@ -211,7 +213,7 @@ _UNITS = {
 
 
 def _bytes(text: str) -> int:
-    """Such as 500MB, 8GiB, or a number of bytes."""
+    """The number of bytes in text such as 500MB, 8GiB, or a plain number."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([A-Za-z]*)", text)
     if found is None or found[2] not in _UNITS:
         raise argparse.ArgumentTypeError(f'expected a size such as 500MB or 8GiB, found "{text}"')

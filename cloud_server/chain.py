@@ -54,20 +54,20 @@ from shared_hooks.modules.manifest import encode
 log = logging.getLogger(__name__)
 
 MOST_CONNECTIONS: Final = 256
-"""At a time; of more the one that was used longest ago and waits for nothing is closed."""
+"""The maximum number of connections; beyond it the least recently used idle one is closed."""
 IN_FLIGHT: Final = 1024
-"""Requests under way on one connection, unless the next server takes fewer."""
+"""Concurrent requests on one connection, unless the next server accepts fewer."""
 PATIENCE: Final = 10.0
-"""Seconds without a stream after which a request tries the next address, or fails."""
+"""Seconds without a stream before a request tries the next address, or fails."""
 
 ELSEWHERE: Final = (ServerUnavailable, Disagreement, UnknownModel, NotAuthenticated)
-"""Another address of the same server may do better."""
+"""Errors after which another address of the same server may succeed."""
 
 _numbers = itertools.count(1)
 
 
 class _Key(NamedTuple):
-    """What has a connection of its own."""
+    """What connections are kept apart by."""
 
     address: str
     model_id: str
@@ -84,10 +84,10 @@ class _Way:
 
 
 class Chain:
-    """The ``next`` servers of one server; an `executor.Onward`."""
+    """The connections of one server to its ``next`` servers; an `executor.Onward`."""
 
     def __init__(self, servers: Sequence[NextServer], limits: Limits) -> None:
-        """Raises SpecError where two have one name or address."""
+        """Raises SpecError if two servers share a name or address."""
         self._servers: dict[str, NextServer] = {}
         for server in servers:
             for name in dict.fromkeys((server.name, *server.addresses)):
@@ -104,7 +104,7 @@ class Chain:
         self._withdrawing.start()
 
     def check(self, server: str) -> None:
-        """Raises AccessRefused, with the names that there are."""
+        """Raises AccessRefused, with the known names, for an unknown server."""
         if server not in self._servers:
             names = ", ".join(dict.fromkeys(one.name for one in self._servers.values()))
             raise AccessRefused(f'this server hands nothing on to "{server[:256]}"; it does to: {names} (--next)')
@@ -137,7 +137,7 @@ class Chain:
         return _Link(self, self._servers[route[0].server], engine, caller, route)
 
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
-        """As `executor.Onward.profile`; asked with this server's own credentials, as no caller's."""
+        """As `executor.Onward.profile`; requested with this server's own credentials."""
         self.check(request.next[0])
         server = self._servers[request.next[0]]
         news: queue.SimpleQueue[split_pb2.ProfileReply | IsthmusError] = queue.SimpleQueue()
@@ -189,12 +189,12 @@ class Chain:
         return json.dumps(found).encode()
 
     def _withdraw(self) -> None:
-        """Takes requests back whose clients do not want them any more: who says so holds a lock."""
+        """Cancel requests, in a thread, because those who cancel hold a lock."""
         while (handed := self._withdrawn.get()) is not None:
             handed.withdraw()
 
     def way(self, server: NextServer, address: str, engine: Engine, caller: Caller) -> _Way:
-        """The connection for this caller and model, on which one more request waits now. Raises ServerUnavailable."""
+        """The connection for this caller and model, with one more request waiting. Raises ServerUnavailable."""
         key = self._key(address, engine, caller)
         gone = None
         with self._lock:
@@ -213,7 +213,7 @@ class Chain:
         return way
 
     def ready(self, address: str, engine: Engine, caller: Caller) -> _Way | None:
-        """As `way`, where there is a connection already and it is up."""
+        """As `way`, if there is a connection that is up; else None."""
         with self._lock:
             way = self._ways.get(self._key(address, engine, caller))
             if way is None or way.connection.state is not State.READY:
@@ -229,7 +229,7 @@ class Chain:
     def exchange(
         self, way: _Way, outgoing: Outgoing, until: float, on_settled: Callable[[], None] | None = None, **more: Any
     ) -> Exchange:
-        """A request for ``way``, which it leaves as soon as it is settled; ``on_settled``: what does that instead."""
+        """A request on ``way``, which leaves it as soon as it is settled; ``on_settled``: called instead of that."""
         most = self._limits.max_answer_bytes
         return Exchange(
             next(_numbers),
@@ -242,7 +242,7 @@ class Chain:
         )
 
     def left(self, way: _Way) -> None:
-        """One request less waits on it."""
+        """Record that one request fewer waits on the connection."""
         with self._lock:
             way.waiting -= 1
 
@@ -272,7 +272,7 @@ class Chain:
         return self._limits
 
     def close(self) -> None:
-        """Ends the connections; what waits on them fails."""
+        """Close the connections; what waits on them fails."""
         with self._lock:
             self._closed = True
             ways = list(self._ways.values())
@@ -284,7 +284,7 @@ class Chain:
 
 
 class _Handed:
-    """A request that was handed on, until it is answered."""
+    """A request that was passed on, until it is answered."""
 
     def __init__(
         self,
@@ -312,10 +312,10 @@ class _Handed:
         self._asked: tuple[_Way, Exchange] | None = None
         self._over = False
         self._sends = 0
-        """At addresses that were given up."""
+        """The number of addresses that were given up."""
 
     def ask(self) -> None:
-        """Asks at the first address that was not asked yet."""
+        """Ask at the next address."""
         try:
             self._ask(self._addresses.pop(0))
         except IsthmusError as error:
@@ -347,7 +347,7 @@ class _Handed:
             way.connection.submit(exchange)
 
     def _settled(self, way: _Way, exchange: Exchange) -> None:
-        """Runs in whatever thread settled it."""
+        """Called in whatever thread settled it."""
         self._chain.left(way)
         error, over = exchange.error, self._over
         if isinstance(error, ELSEWHERE) and self._addresses and not over and exchange.remaining():
@@ -376,7 +376,7 @@ class _Handed:
         self._finish(request, joined_answer(request, self._own, exchange.reply, handed), None)
 
     def withdraw(self) -> None:
-        """Its client does not want it any more."""
+        """Cancel it at its client's wish."""
         with self._lock:
             if self._over:
                 return
@@ -391,7 +391,7 @@ _under_way: ContextVar[_Step] = ContextVar("isthmus_step_under_way")
 
 
 class _Step:
-    """A step of a generation whose part here is done: a thread of its own asks the next server, and no worker waits."""
+    """A step of a generation whose part here is done. A thread of its own asks the next server, so no worker waits."""
 
     def __init__(
         self,
@@ -414,10 +414,10 @@ class _Step:
         self._over = False
         self._reply = split_pb2.ReplyHeader()
         self._sizes = 0, 0
-        """Bytes that were sent, and how often, in all."""
+        """(bytes sent, number of messages)."""
 
     def run(self) -> None:
-        """Runs in a thread of its own, which survives everything."""
+        """Ask for the rest. Runs in a thread of its own, which must survive."""
         _under_way.set(self)
         request, error = self._request, None
         try:
@@ -438,7 +438,7 @@ class _Step:
         self._finish(request, joined_answer(request, self._own, reply, handed), None)
 
     def ask(self, chain: Chain, way: _Way, outgoing: Outgoing) -> StepReply:
-        """One step on one connection. Raises what it is answered with, and DeadlineExceeded."""
+        """Send one step on one connection. Raises the error that it is answered with, and DeadlineExceeded."""
         exchange = chain.exchange(way, outgoing, self._until, want_metrics=False, about=self._request.about)
         with self._lock:
             self._asked = way, exchange
@@ -458,7 +458,7 @@ class _Step:
         return StepReply(*wire.step_answer(exchange), exchange.bytes_up, exchange.bytes_down)
 
     def withdraw(self) -> None:
-        """Its client does not want it any more."""
+        """Cancel it at its client's wish."""
         with self._lock:
             self._over, asked = True, self._asked
         if asked is not None:
@@ -478,7 +478,7 @@ class _Link:
         self._cut = route[0].cut
         self._route = tuple(route[1:])
         self._addresses = list(server.addresses)
-        """The one that served last comes first."""
+        """The address that served last comes first."""
 
     def step(
         self,
@@ -488,8 +488,8 @@ class _Link:
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None = None,
     ) -> StepReply:
-        """As `Link.step`; on behalf of the `_Step` that this thread runs. Another address has none of its sessions, and
-        says so: they are made again there.
+        """As `Link.step`, for the `_Step` that this thread runs. Another address has none of its sessions, so they are
+        rebuilt.
         """
         step = _under_way.get(None)
         if step is None:
@@ -511,7 +511,7 @@ class _Link:
         raise AssertionError("unreachable: a server has an address")
 
     def close(self, session: int) -> None:
-        """As `Link.close`; waits for nothing."""
+        """As `Link.close`; does not block."""
         chain = self._chain
         way = chain.ready(self._addresses[0], *self._to)
         if way is None:

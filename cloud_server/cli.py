@@ -40,11 +40,11 @@ log = logging.getLogger("cloud_server")
 OK, FAILED, USAGE, CUT_SHORT = 0, 1, 2, 3
 
 GRACE_SECONDS = 2.0
-"""For clients to fetch the last answers and leave."""
+"""How long clients may take to fetch the last answers and leave."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; returns its exit status."""
     few_heaps()
     words = sys.argv[1:] if argv is None else list(argv)
     options = parser().parse_args(words)
@@ -72,8 +72,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds) -> int:
-    """Serves until a signal comes; returns the exit status. ``words``: the command line, for worker processes.
-    ``bounds``: of the log.
+    """Serve until a signal comes; returns the exit status.
+
+    ``words``: the command line, for worker processes. ``bounds``: of the log.
     """
     page = MetricsPage(config.metrics) if config.metrics else nullcontext()
     with page as taken, traced(config.lifecycle, config.tracing):
@@ -147,8 +148,9 @@ def _serve(config: ServerConfig, words: Sequence[str], bounds: LogBounds, page: 
 
 
 def _end_of(signals: queue.SimpleQueue[int], fleet: Fleet) -> int:
-    """Waits for a signal that ends the server. SIGHUP does so only where it means that the terminal is gone: else the
-    models are what the files say now.
+    """Wait for a signal that ends the server.
+
+    SIGHUP reloads the models, unless it means that the terminal was closed.
     """
     attended = os.isatty(0)
     while (number := signals.get()) == signal.SIGHUP and not (attended and not os.isatty(0)):
@@ -157,7 +159,7 @@ def _end_of(signals: queue.SimpleQueue[int], fleet: Fleet) -> int:
 
 
 def _reader(words: Sequence[str]) -> Callable[[], Sequence[ModelEntry]]:
-    """Reads which models there are to be from the command line and its files, as they are then."""
+    """Returns a function that reads the models from the command line and its files."""
     return lambda: configure(parser().parse_args(words)).models
 
 
@@ -169,7 +171,7 @@ def _reload(fleet: Fleet) -> None:
 
 
 def _wait(core: Core, signals: queue.SimpleQueue[int], seconds: float) -> bool:
-    """Waits for running requests; False when a second signal or the time limit comes first."""
+    """Wait for running requests; returns False if a second signal or the time limit comes first."""
     limit = time.monotonic() + seconds
     while not core.wait_idle(0.1):
         if not signals.empty() or time.monotonic() > limit:

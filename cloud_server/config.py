@@ -107,19 +107,19 @@ class Scale:
     min_replicas: int = 1
     max_replicas: int = 1
     target_pending: float = 2.0
-    """Requests received, waiting or running in one replica, on the average, for which another one is started."""
+    """The average number of requests in a replica from which another one is started."""
     upscale_seconds: float = 10.0
-    """How long there are more before one is started ..."""
+    """How long it must be exceeded before a replica is started ..."""
     downscale_seconds: float = 300.0
-    """... and fewer, before one is drained."""
+    """... or undercut before one is drained."""
     fronts: int = 1
-    """Processes that listen for clients: one for each machine that clients may connect to."""
+    """Processes that accept clients: one for each machine that clients may connect to."""
     cpus: float = 1.0
-    """Processors that Ray sets aside for a replica; it limits nothing."""
+    """Processors that Ray reserves for a replica; not a limit."""
     gpus: float = 0.0
-    """GPUs that a replica may see; half of one is 0.5."""
+    """GPUs that a replica sees; half of one is 0.5."""
     start_seconds: float = 300.0
-    """For everything to be up; models are loaded meanwhile."""
+    """The time limit for the start, including loading models."""
 
     def __post_init__(self) -> None:
         for name in ("min_replicas", "max_replicas", "fronts"):
@@ -138,7 +138,7 @@ class Scale:
 
     @property
     def varies(self) -> bool:
-        """Whether replicas come and go with the work there is."""
+        """Whether the number of replicas depends on the load."""
         return self.max_replicas > self.min_replicas
 
     def with_replicas(self, text: str) -> Scale:
@@ -153,7 +153,7 @@ class Scale:
 
 
 def scale_of(table: Table) -> Scale:
-    """What ``[ray]`` says: `Scale`'s fields; ``replicas = N`` for as many at any time. Raises SpecError."""
+    """Parse ``[ray]``: `Scale`'s fields; ``replicas = N`` for a fixed number. Raises SpecError."""
     replicas = table.take("replicas", int)
     values: dict[str, Any] = {each.name: table.take(each.name, type(each.default)) for each in fields(Scale)}
     table.done()
@@ -178,12 +178,12 @@ DecodingFactory = Callable[..., Any]
 
 @dataclass(frozen=True)
 class WarmUp:
-    """Tails of a model's example that are run before it serves. Raises SpecError for sizes that are none."""
+    """Tails of a model's example that run before it serves. Raises SpecError for impossible sizes."""
 
     cuts: tuple[str, ...] = ()
-    """Names of layers; none = the last that can be cut at."""
+    """Names of layers; empty: the last cut."""
     batch_sizes: tuple[int, ...] = ()
-    """Rows that the example is given; none = as many as it has."""
+    """Rows of the example; empty: as many as it has."""
 
     def __post_init__(self) -> None:
         for size in self.batch_sizes:
@@ -198,32 +198,32 @@ AUTO = "auto"
 @short
 @dataclass(frozen=True)
 class ModelEntry:
-    """One model to serve: its spec, and how."""
+    """A model to serve: its spec, and how."""
 
     spec: ModelSpec
     decoding: DecodingFactory | None = None
-    """What makes the tails of its decoding sessions, in place of our own."""
+    """Makes the tails of its decoding sessions, instead of the own engine."""
     device: str = ""
-    """As `ServerConfig.device`; empty = where the server is."""
+    """As `ServerConfig.device`; empty: the server's."""
     warm_up: WarmUp = field(default_factory=WarmUp)
     compile: str = ""
-    """Whether the tails of `warm_up` are compiled, and used: "bitwise" where every look at them found equal bits,
-    "rounding" where these are within `shared_hooks.compiling.TOLERANCE`. Empty: they are not.
+    """Whether the tails of `warm_up` are compiled and used: "bitwise" if every check found equal bits, "rounding" if
+    the results are within `shared_hooks.compiling.TOLERANCE`. Empty: they are not.
     """
 
     tails: tuple[str, ...] = ()
     """Cuts behind which the tail is a model of its own in the Open Inference Protocol, ``NAME@CUT``; ("all",): each."""
     only: tuple[str, ...] = ()
-    """The part whose weights are loaded, from the first cut to the second (without one: to the end); (): all."""
+    """The part whose weights are loaded, from the first cut to the second (or to the end); (): all."""
     parts: tuple[str, ...] = ()
-    """Cuts between its devices, each of which has one part of it; ("auto",): parts of equal weights. (): each device
-    has the whole model.
+    """Cuts between its devices, each of which has one part; ("auto",): parts of equal weights. (): each device has the
+    whole model.
     """
     share: tuple[int, int] | None = None
-    """With ``auto``: the number of this part, from 0, and how many there are."""
+    """With ``auto``: (the number of this part from 0, how many there are)."""
 
     def piece(self, number: int, count: int) -> ModelEntry:
-        """The ``number``-th of its ``count`` parts, as a model of which only that is loaded."""
+        """The entry for the ``number``-th of its ``count`` parts alone."""
         if self.parts in ((), (AUTO,)):
             return replace(self, parts=(), share=(number, count))
         begin = self.parts[number - 1] if number else INPUT
@@ -257,7 +257,7 @@ def _referred(name: str, reference: str, folder: Path, table: Table) -> ModelSpe
 
 
 def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
-    """What ``[models]`` says; relative files lie in ``folder``. Raises SpecError."""
+    """Parse ``[models]``; relative files lie in ``folder``. Raises SpecError."""
     entries = []
     for name, value in table.rest().items():
         # Several versions of one model: behind Ray Serve each has replicas of its own (docs/ray.md).
@@ -289,7 +289,7 @@ def entries_of(table: Table, folder: Path) -> tuple[ModelEntry, ...]:
 
 
 def _compiled(table: Table, value: object) -> str:
-    """True is the stricter one."""
+    """The value of ``compile``; True stands for the stricter mode."""
     if value in (None, False):
         return ""
     if value is not True and value not in COMPILED:
@@ -311,13 +311,15 @@ def _warm_up(table: Table | None) -> WarmUp:
 
 @dataclass(frozen=True)
 class NextServer:
-    """One that parts are handed on to: by ``name``, at the first of its ``addresses`` (HOST:PORT) that serves."""
+    """A server that parts are passed on to: its ``name``, and ``addresses`` (HOST:PORT) of which the first available is
+    used.
+    """
 
     name: str
     addresses: tuple[str, ...]
     credentials: Credentials = field(default_factory=Credentials)
     signer: Signer | None = None
-    """What it is shown of who asked; None: all that this server hands on counts as this server's."""
+    """Signs for the caller; None: requests that are passed on count as this server's own."""
 
     def __post_init__(self) -> None:
         if not self.addresses:
@@ -327,7 +329,7 @@ class NextServer:
 
 
 def next_of(table: Table, folder: Path) -> tuple[NextServer, ...]:
-    """What ``[next]`` says. Raises SpecError."""
+    """Parse ``[next]``. Raises SpecError."""
     found = []
     for name, value in table.rest().items():
         if not isinstance(value, dict):
@@ -351,7 +353,7 @@ def next_of(table: Table, folder: Path) -> tuple[NextServer, ...]:
 
 
 def trusted_of(table: Table, folder: Path) -> dict[str, bytes]:
-    """What ``[trust]`` says: secrets by name. Raises SpecError."""
+    """Parse ``[trust]``: secrets by name. Raises SpecError."""
     found = {}
     for name, value in table.rest().items():
         if not isinstance(value, dict):
@@ -365,7 +367,7 @@ def trusted_of(table: Table, folder: Path) -> dict[str, bytes]:
 @short
 @dataclass(frozen=True)
 class ServerConfig(ServerOptions):
-    """The configuration of a server process. Raises SpecError for what cannot work; no models means `digits`."""
+    """The configuration of a server process. Raises SpecError for invalid values; without models it serves `digits`."""
 
     models: tuple[ModelEntry, ...] = ()
     limits: Limits = field(default_factory=Limits)
@@ -373,13 +375,13 @@ class ServerConfig(ServerOptions):
     """Observers that clients may ask for."""
     tls: Tls | None = None
     next: tuple[NextServer, ...] = ()
-    """Servers that parts of chains are handed on to."""
+    """Servers that parts of chains are passed on to."""
     trusted: Mapping[str, bytes] = field(default_factory=dict, repr=False)
-    """Servers whose word on its callers is taken, and the secret that each signs it with."""
+    """Servers that may vouch for their callers, and the secret that each signs with."""
     tracing: str = ""
-    """Where traces go; empty = where the environment says."""
+    """Where traces go; empty: as the environment says."""
     scale: Scale = field(default_factory=Scale)
-    """How far it is scaled out by Ray Serve."""
+    """The scaling by Ray Serve."""
     lifecycle: Lifecycle = field(default_factory=lambda: load("cloud", None, Path.cwd()), compare=False)
 
     def __post_init__(self) -> None:
@@ -423,8 +425,8 @@ class ServerConfig(ServerOptions):
         return many if self.worker_processes is None else self.worker_processes
 
     def check_access(self) -> None:
-        """Raises SpecError for files that say who may and cannot be used, and for an address that other machines reach
-        in the clear though nobody said so.
+        """Raises SpecError for unusable access files, and for an unencrypted address that other machines can reach,
+        unless that is allowed explicitly.
         """
         if self.tls is not None:
             self.tls.read()
@@ -560,7 +562,7 @@ def composed(options: argparse.Namespace) -> ServerConfig:
 
 
 def _only(options: argparse.Namespace, ids: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """The part whose weights are loaded, of each model that has one. Raises SpecError."""
+    """The part whose weights are loaded, by model. Raises SpecError."""
     found: dict[str, tuple[str, ...]] = {}
     for option, given, count in (("--only-middle", options.only_middle, 2), ("--only-tail", options.only_tail, 1)):
         for id, text in _by_model(option, given, ids).items():
@@ -575,7 +577,7 @@ def _only(options: argparse.Namespace, ids: Sequence[str]) -> Mapping[str, tuple
 
 
 def _given_next(text: str) -> NextServer:
-    """What ``--next`` says. Raises SpecError."""
+    """Parse ``--next``. Raises SpecError."""
     name, equals, address = text.rpartition("=")
     try:
         return NextServer(name if equals else address, (address,))
@@ -584,7 +586,7 @@ def _given_next(text: str) -> NextServer:
 
 
 def _given_tls(options: argparse.Namespace) -> Tls | None:
-    """What the command line says instead of the file's [tls]; None where it says nothing."""
+    """The TLS files on the command line, which replace the file's [tls]; None if there are none."""
     if options.cert is None and options.key is None and options.client_ca is None:
         return None
     if options.cert is None or options.key is None:
@@ -593,7 +595,7 @@ def _given_tls(options: argparse.Namespace) -> Tls | None:
 
 
 def _by_model(option: str, texts: Sequence[str], ids: Sequence[str]) -> Mapping[str, str]:
-    """What an option says for each model; without ``NAME=`` it is for the only one."""
+    """An option's value by model; without ``NAME=`` it is for the only one."""
     found: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -1,7 +1,7 @@
-"""The server without its transport: streams are opened, frames go in, frames come out.
+"""The server without its transport: it opens streams, and turns incoming frames into outgoing ones.
 
-A transport opens a `StreamSession` per stream and moves frames; everything that streams share is here: the served
-models, the table of the requests on their way, the bounds, the workers and the draining.
+A transport opens a `StreamSession` per stream and moves frames. What the streams share is here: the served models, the
+table of requests in progress, the limits, the workers and draining.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 log = logging.getLogger("cloud_server")
 
 FILE_READERS = 2
-"""Threads that read image files; a process of its own decodes each."""
+"""The number of threads that read image files; each decodes in a process of its own."""
 SWEEP_SECONDS = 1.0
 LEAVE_SECONDS = 2.0
-"""For a stream that has to give up its place to fetch what is in line."""
+"""How long a stream that must make room may take to receive its outgoing frames."""
 PROBE_BYTES_PER_SECOND = 100e6
-"""Rate of one probe, while requests wait for a worker: copying bytes holds up everyone else."""
+"""The rate of a probe while requests wait for a worker, because copying bytes delays everybody."""
 FRESH_NS = 1_000_000
-"""A deadline check as recent as this is not repeated."""
+"""A deadline check within this time is not repeated."""
 REFUSAL_SECONDS = 0.005
-"""What it counts as to take a request that is then turned away: gRPC's threads and the answer cost more than the look,
-and a client that asks within what it was welcomed with is seldom refused.
+"""What a refused request is charged. gRPC's threads and the answer cost more than the check, and a client that respects
+the limits of its Welcome is seldom refused.
 """
 BURST_SECONDS = 60.0
-"""Seconds of a minute's probes that may be used at once."""
+"""How many seconds of a minute's probe quota may be used at once."""
 
 
 class Core:
-    """Serves ``engines`` to any number of sessions. Use as a context manager, or call `close` at the end."""
+    """Serves ``engines`` to any number of sessions. Use it as a context manager, or call `close` at the end."""
 
     def __init__(
         self,
@@ -60,14 +60,14 @@ class Core:
         lifecycle: Lifecycle | None = None,
         onward: Onward | None = None,
     ) -> None:
-        """``observers``: those that clients may ask for. ``lifecycle``: hooks of the server's own. ``onward``: asks
-        the next servers of chains; None = there are none.
+        """``observers``: those that clients may ask for. ``lifecycle``: the server's own hooks. ``onward``: connections
+        to the next servers of chains, or None.
         """
         self.lifecycle = Lifecycle("cloud") if lifecycle is None else lifecycle
         self.limits = limits or Limits()
         self.observers = frozenset(observers)
         self.fleet = engines if isinstance(engines, Fleet) else None
-        """Models that come and go; None where they are always the same."""
+        """Models that are loaded and unloaded at run time; None if they are fixed."""
         self.engines: Mapping[str, Engine] = engines if isinstance(engines, Fleet) else _named(engines)
         self.crossings = CrossingCache(self.limits)
         self.decoding = Sessions(self.limits)
@@ -78,9 +78,9 @@ class Core:
         self._drained = False
         self._sessions: set[StreamSession] = set()
         self._places = Shares(self.limits.max_clients)
-        """Streams, by account."""
+        """Streams by account."""
         self._leaving: dict[StreamSession, float] = {}
-        """Those that gave up their place, and when they end at the latest: their threads may be stuck in sending."""
+        """Streams that must make room, and when they end at the latest: their threads may be blocked in sending."""
         self._quotas = Quotas()
         self.scheduler = Scheduler(workers, _batch_limits(self.limits))
         self.onward = onward or LastOfChain()
@@ -102,11 +102,11 @@ class Core:
 
     @property
     def identities(self) -> list[Identity]:
-        """Identities of the served models."""
+        """The identities of the served models."""
         return [engine.identity for engine in self.engines.values()]
 
     def engines_for(self, caller: Caller) -> dict[str, Engine]:
-        """The served models by id; to who may not use one, it does not exist."""
+        """The served models by id, without those that ``caller`` may not use."""
         known = dict(self.engines.items())  # as they are now
         return {id: known[id] for id in granted(caller.policy.models, known)}
 
@@ -122,7 +122,7 @@ class Core:
             raise ServerUnavailable("the server is draining: it finishes what it has and takes nothing new")
 
     def open(self, caller: Caller, brief: bool = False) -> StreamSession:
-        """A new stream of ``caller``, ``brief`` for one request. Raises ServerUnavailable while draining or full."""
+        """Open a stream for ``caller``; ``brief``: for one request. Raises ServerUnavailable while draining or full."""
         with self._changed:
             self.check_open()
             self._make_place(caller)
@@ -133,7 +133,7 @@ class Core:
         return session
 
     def _make_place(self, caller: Caller) -> None:
-        """For one more stream: where all are taken, one ends that is of less use. Raises ServerUnavailable."""
+        """Make room for one more stream by ending the least useful one if all are taken. Raises ServerUnavailable."""
         if self._places.has_room(1):
             return
         busy, newcomer, most = self.requests.outlets(), Party(caller.account), self.limits.max_clients
@@ -154,20 +154,22 @@ class Core:
             )
 
     def _holding(self, session: StreamSession, busy: bool) -> Holding[StreamSession]:
-        """The least useful: streams that were not greeted, then those with nothing under way, the longest first."""
+        """A stream, for eviction: those without a handshake go first, then those without requests, the longest silent
+        first.
+        """
         busy, silent = busy or session.has_mail, session.silent_seconds
         usefulness = (busy, session.is_greeted, -silent)
         is_idle = not busy and silent > self.limits.idle_seconds
         return Holding(session, Party(session.caller.account), 1, usefulness, is_idle)
 
     def _discard(self, session: StreamSession) -> None:
-        """Its place is free; the caller holds the lock."""
+        """Release the place of a stream. The caller holds the lock."""
         if session in self._sessions:
             self._sessions.remove(session)
             self._places.remove(Party(session.caller.account), 1)
 
     def _left(self, session: StreamSession, reason: str) -> None:
-        """The stream is gone. Its place is free once hooks have heard of it."""
+        """Called when a stream is gone; its place is released after hooks have run."""
         self.requests.left(session)
         peer, brief = session.caller.peer, session.brief
         self.lifecycle.emit(Stage.ON_DISCONNECT, client=session.client_id, peer=peer, reason=reason, brief=brief)
@@ -178,8 +180,9 @@ class Core:
 
     @contextmanager
     def probing(self, caller: Caller) -> Iterator[Probe]:
-        """A stream of ``caller`` that measures the link. Raises AccessRefused, and ServerUnavailable when there are
-        enough.
+        """Open a stream of ``caller`` that measures the link.
+
+        Raises AccessRefused, and ServerUnavailable if there are too many.
         """
         if not caller.policy.probe:
             raise AccessRefused(f'identity "{caller.identity}" may not probe the link here')
@@ -200,45 +203,45 @@ class Core:
                 self._probes += Counter()  # those at 0 are forgotten
 
     def _pay_probe(self, caller: Caller, nbytes: int) -> None:
-        """So many bytes of a probe come or go; while requests wait, slowly. Raises QuotaExceeded."""
+        """Charge a probe for ``nbytes``, and slow it down while requests wait. Raises QuotaExceeded."""
         self._quotas.take(caller, [("bytes of probes", self.limits.probe_bytes_per_minute, nbytes)], BURST_SECONDS)
         if self.scheduler:
             time.sleep(nbytes / PROBE_BYTES_PER_SECOND)
 
     def load(self, caller: Caller | None = None, but: Request | None = None) -> split_pb2.Load:
-        """How busy the server is, not counting the request ``but``, and how long ``caller`` (None = everybody on the
-        average) waits for a worker.
+        """How busy the server is, not counting the request ``but``, and how long ``caller`` (None: the average caller)
+        waits for a worker.
         """
         queue_ns = self.scheduler.waits.mean_ns(caller.account if caller else None)
         return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)
 
     @property
     def clients(self) -> int:
-        """Standing streams."""
+        """The number of open streams."""
         return len(self._sessions)
 
     # Requests
 
     def submit(self, request: Request) -> None:
-        """The payload is complete: the request waits for a worker."""
+        """Let a request whose payload is complete wait for a worker."""
         self.requests.complete(request, partial(self._wait, request))
 
     def turned_away(self, payer: Payer) -> None:
-        """A request of it was refused because there is too much to do."""
+        """Charge a payer for a request that was refused because the server is too busy."""
         self.scheduler.refused(payer)
         self.pace.spent(payer.account, REFUSAL_SECONDS)
 
     def _check_new(self, request: Request) -> None:
-        """Raises ServerUnavailable for one that cannot be answered in time, and QuotaExceeded."""
+        """Raises ServerUnavailable for a request that would miss its deadline, and QuotaExceeded."""
         self._check_time(request)
         self._quotas.spend(request.caller, request.payload_bytes)
 
     def _check_time(self, request: Request) -> None:
-        """Raises ServerUnavailable for a request whose answer would come too late."""
+        """Raises ServerUnavailable for a request that would miss its deadline."""
         self.scheduler.check_time(request.payer, request.seconds_left(self.limits.deadline_seconds))
 
     def _wait(self, request: Request) -> Callable[[], None]:
-        """Adds it to the scheduler. Raises ServerUnavailable where it would wait there in vain."""
+        """Add the request to the scheduler. Raises ServerUnavailable if it would wait there in vain."""
         if request.complete_ns - request.began_ns > FRESH_NS:
             self._check_time(request)
         self._check_queue(request)
@@ -263,7 +266,7 @@ class Core:
         enter: Callable[[], Callable[[], None]],
         put: Callable[[], Callable[[], None]],
     ) -> Callable[[], None]:
-        """A step of a decoding session comes after those before it that are under way."""
+        """Let a step of a decoding session wait for earlier steps that are in progress."""
         deferred = Deferred()
         waits, given_up = self.decoding.line_up(request.party, step, partial(deferred.go, enter, instead=put))
         deferred.before = given_up
@@ -282,7 +285,9 @@ class Core:
         return leave
 
     def _read(self, request: Request, deferred: Deferred, enter: Callable[[], Callable[[], None]]) -> bool:
-        """Runs in a reader's thread, which survives everything: the request then ends with its deadline."""
+        """Read an input file. Runs in a reader's thread, which must survive; a request without an answer ends by its
+        deadline.
+        """
         try:
             request.read_file(self.limits.max_request_bytes)
             deferred.go(enter, instead=partial(self._put, request))
@@ -294,7 +299,7 @@ class Core:
         return self.scheduler.add(request.task(self.limits.deadline_seconds))
 
     def _check_queue(self, request: Request) -> None:
-        """Raises ServerUnavailable where enough of its model wait already; it is counted, too."""
+        """Raises ServerUnavailable if too many requests for its model wait already; counts the refusal."""
         most = self.limits.max_queue_size
         if most < NEVER and self.requests.queued(request.engine) > most:
             model = request.engine.identity.model_id
@@ -319,7 +324,7 @@ class Core:
     # The end
 
     def drain(self) -> None:
-        """Takes nothing new from now on and tells every client."""
+        """Accept no new requests, and inform every client."""
         with self._changed:
             if self._draining:
                 return
@@ -329,7 +334,7 @@ class Core:
         self.lifecycle.emit(Stage.BEFORE_DRAIN)
 
     def drained(self, answered: bool) -> None:
-        """Hooks hear how the draining ended; the first call after `drain` counts."""
+        """Run the hooks for the end of draining; only the first call after `drain` counts."""
         with self._changed:
             if self._drained or not self._draining:
                 return
@@ -337,13 +342,11 @@ class Core:
         self.lifecycle.emit(Stage.AFTER_DRAIN, answered=answered)
 
     def wait_idle(self, timeout: float) -> bool:
-        """Waits until every request that somebody waits for is answered, at most ``timeout`` seconds; False when some
-        are not.
-        """
+        """Wait up to ``timeout`` seconds until all requests are answered or cancelled; returns whether they are."""
         return self._wait_for(lambda: self.requests.empty, timeout)
 
     def wait_gone(self, timeout: float) -> bool:
-        """Waits until every stream is closed, at most ``timeout`` seconds; False when some are not."""
+        """Wait up to ``timeout`` seconds until all streams are closed; returns whether they are."""
         return self._wait_for(lambda: not self._sessions, timeout)
 
     def _wait_for(self, condition: Callable[[], bool], timeout: float) -> bool:
@@ -351,13 +354,13 @@ class Core:
             return self._changed.wait_for(condition, timeout)
 
     def dismiss(self) -> None:
-        """Ends every stream after the frames that wait to be sent on it."""
+        """End every stream after its outgoing frames."""
         with self._changed:
             for session in self._sessions:
                 session.end(ServerUnavailable("the server has drained and goes away"))
 
     def close(self) -> None:
-        """Ends the streams and the threads; a running tail is left to finish on its own."""
+        """End the streams and threads; a running tail is left to finish."""
         self.drain()
         self.drained(self.wait_idle(0))
         self.dismiss()
@@ -375,7 +378,7 @@ def _batch_limits(limits: Limits) -> BatchLimits:
 
 
 def _named(engines: Iterable[Engine]) -> dict[str, Engine]:
-    """By id. Raises SpecError."""
+    """The engines by model id. Raises SpecError for duplicates."""
     found: dict[str, Engine] = {}
     for engine in engines:
         if engine.identity.model_id in found:

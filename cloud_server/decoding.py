@@ -1,5 +1,4 @@
-"""Decoding sessions: a model's state behind a cut that stays here from one step to the next.
-
+"""Decoding sessions: the state of a model behind a cut, kept on the server from one step to the next.
 
 May import models, limits.
 """
@@ -45,13 +44,13 @@ __all__ = [
 Key = tuple[str, str, int]
 """(account, client id, session id), unique on a server."""
 Route = tuple[tuple[str, str], ...]
-"""The parts behind this server's: server and cut of each."""
+"""The parts after this server's: the server and cut of each."""
 MOST_EARLY = 16
-"""How far ahead of a session's next step one may be that waits for its turn."""
+"""How many steps ahead of a session's next one a step may arrive and wait."""
 
 
 class Early(NamedTuple):
-    """A step that waits for the ones before. ``go``: puts it in line."""
+    """A step that arrived before its predecessors were done. ``go`` puts it in line."""
 
     step: Step
     go: Callable[[], object]
@@ -59,7 +58,7 @@ class Early(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Session:
-    """One decoding session. ``busy``: somebody steps or copies it. ``handle``: None until it is opened."""
+    """One decoding session. ``busy``: a step or a copy of it is in progress. ``handle``: None until it is opened."""
 
     key: Key
     engine: Engine
@@ -72,11 +71,11 @@ class Session:
     handle: EngineSession | None = None
     branch: int = 0
     queued: list[Step] = field(default_factory=list)
-    """Steps that are in line for a worker."""
+    """Steps that wait for a worker."""
     early: dict[int, Early] = field(default_factory=dict)
-    """Steps that wait for the ones before, by a number of their own."""
+    """Steps that wait for earlier ones, by number."""
     is_new: bool = True
-    """Its client has heard nothing of it."""
+    """Its client has received no answer from it yet."""
     used: float = field(default_factory=time.monotonic)
 
     @property
@@ -84,7 +83,7 @@ class Session:
         return Party(*self.key[:2])
 
     def is_early(self, step: Step) -> bool:
-        """Whether steps before this one are under way, and to be over first; the caller holds the lock."""
+        """Whether steps before this one are in progress and must finish first. The caller holds the lock."""
         if step.branch > self.branch:
             return self.busy or bool(self.queued)
         is_ahead = step.branch == self.branch and self.steps < step.number <= self.steps + MOST_EARLY
@@ -92,7 +91,7 @@ class Session:
         return is_ahead and (self.busy or bool(self.queued) or before)
 
     def leave_line(self, step: Step) -> bool:
-        """Whether the step was in line; it is no more. The caller holds the lock."""
+        """Remove the step from the line; returns whether it was there. The caller holds the lock."""
         for number, one in enumerate(self.queued):
             if one is step:
                 del self.queued[number]
@@ -101,7 +100,7 @@ class Session:
 
     @property
     def idle_seconds(self) -> float:
-        """Since its last step; 0 while it has one."""
+        """Seconds since its last step; 0 during one."""
         return 0.0 if self.busy else time.monotonic() - self.used
 
     def __str__(self) -> str:
@@ -150,7 +149,7 @@ class SessionQuota:
         return gone
 
     def _bounds(self, party: Party, number: int, nbytes: int) -> Iterator[tuple[str, Shares, int, bool]]:
-        """Name, who holds how much, what is asked for, and whether that is bytes."""
+        """Yields (name of a bound, current shares, amount requested, whether that is bytes)."""
         limits, account = self._limits, party.account
         if number:
             own = self.number.of(account, limits.max_sessions_per_account)
@@ -163,8 +162,10 @@ class SessionQuota:
         yield "max_sessions_bytes", self.memory, nbytes, True
 
     def _holding(self, session: Session, amount: int, newcomer: Party) -> Holding[Session]:
-        """The least useful is the one whose last step is longest ago. To who needs room its own are idle as soon as
-        they have no step; those of the account's other clients, who would only build them again, when they rest.
+        """What a session holds, for eviction: the least recently used goes first.
+
+        Sessions of the client that needs room may go whenever no step of theirs is in progress; those of the account's
+        other clients, which would only be built again, once they have been idle for a while.
         """
         is_idle = not session.busy and (session.party == newcomer or session.idle_seconds > self._limits.idle_seconds)
         return Holding(session, session.party, amount, None if session.busy else (session.used,), is_idle)
@@ -173,14 +174,16 @@ class SessionQuota:
 # What a request asks of a decoding session.
 
 MAX_NAME = 1024
-"""Characters of a layer's name."""
+"""The maximum length of a layer's name, in characters."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """``fork_of``: 0, or the session of which this one begins as a copy, when that has done ``fork_step`` steps.
-    ``together``: how many steps its client sends at once, this one included, to be batched; 0: compute it alone.
-    ``branch``: how often steps of the session were taken back before.
+    """A step of a session.
+
+    ``fork_of``: 0, or the session that this one starts as a copy of, once that has done ``fork_step`` steps.
+    ``together``: how many steps its client sends at once, including this one, to be batched; 0: compute it alone.
+    ``branch``: how often steps of the session have been taken back.
     """
 
     session: int
@@ -195,7 +198,9 @@ class Step:
 
     @classmethod
     def of(cls, frame: split_pb2.RequestHeader) -> Step | None:
-        """None for a request on its own. Raises BadFrame for what says two things at once."""
+        """The step that a request header describes; None for an ordinary request. Raises BadFrame if it is
+        contradictory.
+        """
         decoding = frame.decoding
         if not frame.HasField("decoding"):
             if frame.session_id or frame.step:
@@ -223,7 +228,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Taken:
-    """A session that is at a step, and the step."""
+    """A session whose step is in progress, and the step."""
 
     session: Session
     begun: Begun
@@ -231,8 +236,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Turn:
-    """A step, and who takes it: header and payload in, the answer out. ``begin`` and ``end`` do the same in two halves,
-    between which it is computed with others (`Engine.step_batching`).
+    """Computes a step: from header and payload to the answer. ``begin`` and ``end`` do the same in two halves, between
+    which it is computed with others (`Engine.step_batching`).
     """
 
     step: Step
@@ -244,13 +249,13 @@ class Turn:
 log = logging.getLogger("cloud_server")
 
 REASONS = ("room", "idle", "lost")
-"""Why sessions are dropped: a bound was met; no step for long; its worker or its state is gone."""
+"""Why sessions are dropped: a bound was reached; no step for too long; its worker or its state is gone."""
 REMEMBERED = 4096
-"""Sessions that are no more, and why."""
+"""How many ended sessions are remembered, with the reason."""
 
 
 class Sessions:
-    """The decoding sessions of all clients. Any thread may call."""
+    """The decoding sessions of all clients. Thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -259,21 +264,21 @@ class Sessions:
         self._quota = SessionQuota(limits)
         self._ends: OrderedDict[Key, str] = OrderedDict()
         self.steps = 0
-        """That were computed."""
+        """The number of computed steps."""
         self.dropped: Counter[str] = Counter()
-        """Sessions that had to go, by reason (`REASONS`)."""
+        """Dropped sessions by reason (`REASONS`)."""
 
     def __len__(self) -> int:
         return len(self._sessions)
 
     @property
     def nbytes(self) -> int:
-        """What they hold."""
+        """The bytes that all sessions hold."""
         return self._quota.memory.total
 
     def turn(self, engine: Engine, party: Party, step: Step, link: Link | None = None) -> Turn:
-        """For a worker: what it is to do with the step's header and payload. ``link``: to the next server of a chain,
-        where the step names one.
+        """What a worker does with the step's header and payload. ``link``: to the next server of a chain, if there is
+        one.
         """
         run, begin = partial(self.run, engine, party, step, link=link), partial(self.begin, engine, party, step)
         return Turn(step, run, begin, self.end)
@@ -281,7 +286,8 @@ class Sessions:
     def run(
         self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview, link: Link | None = None
     ) -> Computed:
-        """The step, computed; or the session closed. Of one in the middle of a chain `Computed.rest` is to follow.
+        """Compute the step, or close its session. In the middle of a chain the result has `Computed.rest`, still to be
+        done.
 
         Raises SessionLost, StepOutOfOrder, Disagreement (another model or cut), TooLarge, ServerUnavailable without
         room, and what the engine raises.
@@ -306,23 +312,24 @@ class Sessions:
         return computed
 
     def begin(self, engine: Engine, party: Party, step: Step, header: bytes, payload: memoryview) -> Taken:
-        """As `run`, up to where the step is to be computed with others; `end` follows, whatever becomes of it."""
+        """The first half of `run`, up to where the step is computed with others. `end` must follow in any case."""
         session = self._session(engine, (*party, step.session), step)
         with self._stepping(session):
             assert session.handle is not None and engine.step_batching is not None
             return Taken(session, engine.step_batching.begin(session.handle, header, payload))
 
     def end(self, taken: Taken, outcome: Outcome[None]) -> Computed:
-        """The rest of `run`."""
+        """The second half of `run`."""
         with self._stepping(taken.session):
             computed = taken.begun.end(outcome)
         self._stepped(taken.session, computed)
         return computed
 
     def line_up(self, party: Party, step: Step, go: Callable[[], object]) -> tuple[bool, Callable[[], None]]:
-        """Before a step is put in line for a worker: whether it has to wait for steps before it that are under way, and
-        what is to be called when it is given up. ``go`` is called when they are over; one that is to be refused then
-        hears why.
+        """Register a step before it waits for a worker.
+
+        Returns whether it must wait for earlier steps that are in progress, and a function to call if it is given up.
+        ``go`` is called once they are done; if they fail, the step is refused with the reason.
         """
         with self._lock:
             session = self._sessions.get((*party, step.session))
@@ -346,7 +353,7 @@ class Sessions:
 
     @contextmanager
     def _stepping(self, session: Session) -> Iterator[None]:
-        """What goes wrong in the block leaves the session as it was, or ends it."""
+        """Undo a step that fails in the block, or end the session if that is impossible."""
         try:
             yield
         except SessionLost as error:
@@ -360,13 +367,13 @@ class Sessions:
             raise
 
     def _session(self, engine: Engine, key: Key, step: Step, link: Link | None = None) -> Session:
-        """The session that a step is of, busy from now on."""
+        """The session of a step, marked busy."""
         with self._lock:
             opens = step.number == 0 and key not in self._sessions
         return self._open(engine, key, step, link) if opens else self._take(engine, key, step)
 
     def _take(self, engine: Engine, key: Key, step: Step) -> Session:
-        """The session, for its next step."""
+        """The existing session, marked busy for its next step."""
         with self._lock:
             session = self._known(engine, key, step)
             session.leave_line(step)
@@ -383,7 +390,7 @@ class Sessions:
             return session
 
     def _known(self, engine: Engine, key: Key, step: Step) -> Session:
-        """The session, if it is there, at this cut, and nobody steps it; the caller holds the lock."""
+        """The session if it exists, is at this cut and is not busy. The caller holds the lock."""
         session = self._sessions.get(key)
         if session is None:
             why = self._ends.get(key, "it was never opened here, or this server was started since")
@@ -399,7 +406,7 @@ class Sessions:
         return session
 
     def _open(self, engine: Engine, key: Key, step: Step, link: Link | None) -> Session:
-        """A new session, or a copy of one; it is busy."""
+        """A new session, or a copy of one, marked busy."""
         party = Party(*key[:2])
         with self._lock:
             if key in self._sessions:
@@ -437,7 +444,7 @@ class Sessions:
         return session
 
     def _stepped(self, session: Session, computed: Computed) -> None:
-        """Records a step that was made and what the session holds now, and evicts others, or itself, for that."""
+        """Record a step and what the session holds now; evicts others, or this session, if a limit is exceeded."""
         with self._lock:
             session.steps += computed.is_done
             session.is_new = False
@@ -454,19 +461,19 @@ class Sessions:
         self._freed(session, due)
 
     def _give_back(self, session: Session, failed: bool = True) -> None:
-        """Nobody steps it any more. ``failed``: a step was not made, and those that wait for it are to be refused."""
+        """Mark the session as not busy. ``failed``: the step was not made, and those that wait for it are refused."""
         with self._lock:
             due = self._free(session, not failed)
         self._freed(session, due)
 
     def _free(self, session: Session, made: bool) -> list[Early]:
-        """The session is not busy any more; gives the steps whose turn it is. The caller holds the lock."""
+        """Mark the session as not busy, and return the steps whose turn it is. The caller holds the lock."""
         session.busy = False
         session.used = time.monotonic()
         return self._due(session, made)
 
     def _due(self, session: Session, made: bool) -> list[Early]:
-        """The steps that wait no longer: one that can be made, or all that are to be refused. The caller holds the
+        """The steps that stop waiting: the one that can be made now, or all that are refused. The caller holds the
         lock.
         """
         early = session.early
@@ -478,14 +485,14 @@ class Sessions:
         return [early.pop(number) for number in due]
 
     def _freed(self, session: Session, due: list[Early]) -> None:
-        """One that was dropped meanwhile ends now."""
+        """Close a session that was dropped meanwhile, and start the ``due`` steps."""
         if session.dropped:
             self._close_all([session])
         for one in due:
             one.go()
 
     def _room(self, party: Party, number: int, nbytes: int) -> list[Drop]:
-        """Picks what to evict for ``party``; the caller holds the lock. Raises ServerUnavailable."""
+        """Pick what to evict for ``party``. The caller holds the lock. Raises ServerUnavailable."""
         gone = self._quota.room(party, number, nbytes, self._sessions.values())
         return [
             Drop(one, f"it was not used for longest, and there was no more room ({why})", "room")
@@ -493,7 +500,9 @@ class Sessions:
         ]
 
     def _remove(self, gone: Iterable[Drop]) -> list[Session]:
-        """Takes sessions out of the table; those to be closed, for others are busy. The caller holds the lock."""
+        """Remove sessions from the table; returns those to close now (busy ones close later). The caller holds the
+        lock.
+        """
         closing = []
         for session, why, word in gone:
             if session.dropped:
@@ -512,13 +521,13 @@ class Sessions:
         return closing
 
     def _drop(self, session: Session, why: str, word: str = "") -> None:
-        """End a session, whoever has it."""
+        """End a session, even during a step."""
         with self._lock:
             self._remove([Drop(session, why, word)])
         self._give_back(session)
 
     def _close(self, key: Key) -> None:
-        """Its client asks nothing more of it; one that is not there is closed already."""
+        """Close a session at its client's request; no effect if there is none."""
         with self._lock:
             session = self._sessions.get(key)
             closing = self._remove([Drop(session, "it was closed", "")]) if session else []
@@ -530,7 +539,7 @@ class Sessions:
                 session.handle.close()
 
     def sweep(self) -> None:
-        """Drops what nobody has used for long, and what is lost where it was."""
+        """Drop sessions that were idle for too long, and those whose state is gone."""
         most = self._limits.session_idle_seconds
         with self._lock:
             gone = [
@@ -543,14 +552,14 @@ class Sessions:
         self._close_all(closing)
 
     def close(self) -> None:
-        """All of them end."""
+        """Close all sessions."""
         with self._lock:
             closing = self._remove([Drop(one, "the server has ended", "") for one in list(self._sessions.values())])
         self._close_all(closing)
 
 
 class Drop(NamedTuple):
-    """A session that goes: why, and one of `REASONS` (empty: its client's own doing, which nobody counts)."""
+    """A session to drop: the reason, and one of `REASONS` (empty if its client closed it, which is not counted)."""
 
     session: Session
     why: str
@@ -561,14 +570,14 @@ _numbers = itertools.count()
 
 
 def _onward(route: Route) -> str:
-    """For messages."""
+    """The rest of the route, for messages."""
     return "".join(f', and at "{server[:256]}" after "{cut[:256]}"' for server, cut in route)
 
 
 def _nothing_waits() -> None:
-    """For a step that is in no session's line."""
+    """Does nothing: the function to call for a step that is in no line."""
 
 
 def _nothing() -> Computed:
-    """What is answered where nothing was to be computed."""
+    """The answer to a request that needs no computing."""
     return Computed.of(Parcel.of_tensors({}, []).header, (), 0)

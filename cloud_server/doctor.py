@@ -1,4 +1,4 @@
-"""What a server would find: its file, who may, its ports, its models, the machine."""
+"""Checks what a server would find: its file, identities, ports, models and machine."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SOON_SECONDS: Final = 14 * 86400.0
 
 
 def all_of(options: argparse.Namespace) -> Iterator[Finding]:
-    """In the order in which a server would meet them."""
+    """All findings, in the order in which a server would meet them."""
     yield checks.versions(PROTOCOL_VERSION)
     try:
         config = composed(options)
@@ -129,7 +129,7 @@ def _collector(endpoint: str) -> Iterator[Finding]:
 
 
 def _next(server: NextServer) -> Iterator[Finding]:
-    """The way to each of its addresses, as far as one gets."""
+    """The connection to each of its addresses, as far as it works."""
     ways = [list(way.way(address, server.credentials)) for address in server.addresses]
     reached = any(all(one.level is not Level.WRONG for one in found) for found in ways)
     for one in [*way.own(server.credentials), *(one for found in ways for one in found)]:
@@ -152,7 +152,7 @@ def _machine(config: ServerConfig) -> Iterator[Finding]:
 
 
 def _model(entry: ModelEntry, config: ServerConfig) -> Iterator[Finding]:
-    """Loaded as the server loads it."""
+    """Load a model as the server does."""
     spec = entry.spec
     try:
         one = placed(entry, config.device)[0]
@@ -175,7 +175,7 @@ def _model(entry: ModelEntry, config: ServerConfig) -> Iterator[Finding]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the command; returns its exit status."""
+    """Run the command; returns its exit status."""
     options = doctor().parse_args(argv)
     show(options.log_level, options.log_format)
     found = report(all_of(options), None if options.json else sys.stdout)

@@ -1,10 +1,10 @@
-"""Executes the batches of the scheduler: requests and steps of decoding sessions are computed and answered.
+"""Computes the scheduler's batches: requests and steps of decoding sessions are run and answered.
 
-The requests of a batch are begun one after the other, computed together, and ended one after the other, so that hooks,
-and whatever is kept for a thread, know one request at a time. Of what goes wrong in one the others hear nothing: where
-a batch fails, each is computed alone, and the client whose request fails then is isolated for a while.
+The requests of a batch are begun one after the other, computed together and ended one after the other, so that hooks
+and thread-local state see one request at a time. An error in one does not affect the others: if a batch fails, each
+request is computed alone, and the client whose request fails then is excluded from batches for a while.
 
-A request alone is a batch of one: begun, computed with the others, ended (`BatchedRequest`).
+A single request is a batch of one (`BatchedRequest`).
 """
 
 from __future__ import annotations
@@ -30,59 +30,59 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 from shared_hooks.tail import paid_by
 
 Bounded = Callable[[Request, Callable[[], Any]], Any]
-"""Calls a function within a request's time and on its account."""
+"""Calls a function within a request's time limit and on its account."""
 
 
 class BatchedRequest(Protocol):
-    """One of several that are computed together."""
+    """One of several requests that are computed together."""
 
     @property
     def request(self) -> Request: ...
 
     @property
     def started_ns(self) -> int:
-        """When it was begun (`time.perf_counter_ns`)."""
+        """When `begin` was called (`time.perf_counter_ns`)."""
         ...
 
     @property
     def own_seconds(self) -> float:
-        """Seconds of the batch that were spent on this request alone."""
+        """The seconds of the batch that were spent on this request alone."""
         ...
 
     def begin(self) -> None:
-        """Unpacks it. Raises nothing: what goes wrong is raised by `alone`."""
+        """Unpack the request. Raises nothing: errors are raised by `alone`."""
 
     @property
     def is_begun(self) -> bool: ...
 
     @staticmethod
     def run(batch: Sequence[Any], bounded: Bounded) -> None:
-        """Computes those that are begun."""
+        """Compute the requests that were begun."""
 
     @property
     def is_made(self) -> bool:
-        """Whether `end` has its answer; else `alone` is called."""
+        """Whether `end` can give the answer; otherwise `alone` is called."""
         ...
 
     def end(self) -> Computed:
-        """The answer. Raises what went wrong in this one."""
+        """The answer. Raises this request's error."""
         ...
 
     def alone(self) -> Computed:
-        """The answer, without the others. Raises what went wrong."""
+        """The answer, computed without the others. Raises this request's error."""
         ...
 
     def doubt(self, reason: str) -> None:
-        """The batch failed, and none of it did so alone."""
+        """Called if the batch failed although each request alone did not."""
 
 
 def batched(request: Request) -> BatchedRequest:
-    """The request as part of a batch of its kind."""
+    """Wrap the request as part of a batch of its kind."""
     return _Tail(request) if request.turn is None else _Step(request)
 
 
 class _Tail:
-    """A request of a batch that is one forward."""
+    """A request that is one forward."""
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -135,7 +135,7 @@ class _Tail:
 
 
 class _Step:
-    """A step of a decoding session, in lockstep with others."""
+    """A step of a decoding session, computed in lockstep with others."""
 
     is_made = True
     own_seconds = 0.0
@@ -172,7 +172,7 @@ class _Step:
 
     @property
     def _ended(self) -> IsthmusError | None:
-        """Why it goes no further; None while it does."""
+        """Why the step cannot continue, or None."""
         return Cancelled("the client cancelled it while it ran") if self.request.cancelled else None
 
     def end(self) -> Computed:
@@ -184,7 +184,7 @@ class _Step:
     alone = end
 
     def doubt(self, reason: str) -> None:
-        """A failing step is its session's alone."""
+        """Does nothing: an error in a step concerns its own session only."""
 
 
 log = logging.getLogger(__name__)
@@ -199,35 +199,37 @@ Finish = Callable[[Request, Answer, IsthmusError | None], None]
 
 
 class Onward(Protocol):
-    """The next servers of chains (`cloud_server.chain`). Any thread may call."""
+    """Connections to the next servers of chains (`cloud_server.chain`). Thread-safe."""
 
     def check(self, server: str) -> None:
-        """Raises AccessRefused where none has that name or address."""
+        """Raises AccessRefused if no server with that name or address is configured."""
 
     def send(self, request: Request, part: Computed, own: split_pb2.ReplyHeader, finish: Finish) -> Callable[[], None]:
-        """Asks the next server of the request's route for the rest, and calls ``finish`` with the answer, in some
-        thread. ``own``: what is reported of this part. Gives what takes it back, which never waits.
+        """Ask the next server of the request's route for the rest, and call ``finish`` with the answer in some thread.
+
+        ``own``: the report on this server's part. Returns a function that cancels it without blocking.
         """
 
     def link(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
-        """The way of a generation's steps to the next server of a route."""
+        """The connection over which the steps of a generation are passed to the next server of a route."""
         ...
 
     def profile(self, request: split_pb2.ProfileRequest) -> Iterator[split_pb2.ProfileReply]:
-        """Progress, and at last the profile of the server that the request's names lead to, with the link to it. Raises
-        as `check`, and what the next server answers with.
+        """Yields progress, then the profile of the server that the request's route leads to, with the link to it.
+
+        Raises as `check`, and what the next server answers with.
         """
         ...
 
     def give_up(self, rest: Callable[[], Computed]) -> None:
-        """Nobody wants what is left of a step: its session is as before."""
+        """Cancel the rest of a step, whose session is then as before it."""
 
     def close(self) -> None:
-        """Nothing is handed on any more."""
+        """Stop; requests are no longer passed on."""
 
 
 class LastOfChain:
-    """A server that is the last of every chain."""
+    """A server without next servers."""
 
     def check(self, server: str) -> None:
         raise AccessRefused(
@@ -248,11 +250,11 @@ class LastOfChain:
         raise AssertionError("unreachable: `check` raises")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: there are no connections."""
 
 
 class Executor:
-    """The threads of all workers call it with what `Scheduler.next_batch` gave them."""
+    """Called by all workers' threads with what `Scheduler.next_batch` returns."""
 
     def __init__(
         self,
@@ -263,7 +265,7 @@ class Executor:
         load: Load,
         onward: Onward,
     ) -> None:
-        """``onward``: asks the next servers of chains."""
+        """``onward``: connections to the next servers of chains."""
         self._limits = limits
         self._requests = requests
         self._scheduler = scheduler
@@ -273,11 +275,11 @@ class Executor:
         self._watchdog = Watchdog(limits.max_compute_seconds)
 
     def close(self) -> None:
-        """Nothing is executed any more."""
+        """Stop executing."""
         self._watchdog.close()
 
     def __call__(self, tasks: Sequence[Task]) -> list[Result]:
-        """Computes and answers those requests that are still wanted. Raises nothing."""
+        """Compute and answer those requests that are still wanted. Raises nothing."""
         started = [task for task in tasks if self._starts(task)]
         if len(started) == 1:
             task = started[0]
@@ -329,8 +331,9 @@ class Executor:
         return results
 
     def _learns(self, request: object) -> bool:
-        """Finds out whether the next requests like this may be batched, if that is not known: whether it did. The
-        request is answered already, and pays for it.
+        """Find out whether further requests like this one may be batched, unless that is known; returns whether it did.
+
+        The request has been answered already; its client is charged for it.
         """
         if not isinstance(request, Request) or request.batching is None or request.crossing is None:
             return False
@@ -344,7 +347,7 @@ class Executor:
             return True
 
     def _bounded(self, request: Request, compute: Callable[[], Value]) -> Value:
-        """``compute()``, within its time and on its account. Raises TooLarge."""
+        """Run ``compute()`` within the time limit and on the request's account. Raises TooLarge."""
         try:
             with self._watchdog.limited(), paid_by(*request.key[:2]):
                 return compute()
@@ -355,7 +358,7 @@ class Executor:
             raise ModelFailed(f"{type(error).__name__}: {error}") from error
 
     def _answered(self, request: Request, started_ns: int, compute: Callable[[], Computed]) -> bool:
-        """The request is answered with what ``compute`` gives or raises; whether that is a result."""
+        """Answer the request with what ``compute`` returns or raises; returns whether that is a result."""
         with self._lifecycle.request(request.about):
             answer, error, part = self._answer(request, started_ns, compute)
         if part is None:
@@ -371,7 +374,7 @@ class Executor:
     def _answer(
         self, request: Request, started_ns: int, compute: Callable[[], Computed]
     ) -> tuple[Answer, IsthmusError | None, Computed | None]:
-        """What it is answered with; or the report of its part, and the part, which others finish."""
+        """The answer; or, if the next server computes the rest, the report on this part, and the part itself."""
         try:
             computed = compute()
             answer = computed_answer(request, computed, started_ns, self._load(request.caller, but=request))
@@ -386,8 +389,8 @@ class Executor:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Hooks have heard of it. Its frames hold it, and all that was made of its request: without them that goes now, and
-    not when Python looks for circles.
+    """Drop the tracebacks of an error that hooks have seen. Their frames refer to everything that was made of the
+    request, which is freed now instead of by the garbage collector.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:  # a model may have made a circle of causes

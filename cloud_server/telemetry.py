@@ -66,13 +66,12 @@ PATH: Final = "/metrics"
 
 
 class MetricsPage:
-    """On ``address``, HOST:PORT, which is taken at once (SpecError if it cannot be) and answers from `serve` on.
-
-    Use as a context manager.
+    """A metrics page on ``address``, HOST:PORT, which is bound at once (or SpecError) and answers from `serve` on. Use
+    it as a context manager.
     """
 
     def __init__(self, address: str, *, reuse_port: bool = False) -> None:
-        """``reuse_port``: others may answer there, too, who say the same."""
+        """``reuse_port``: other processes may share the port."""
         host, _, port = address.rpartition(":")
         try:
             self._server = _Server(host.strip("[]"), int(port), reuse_port)
@@ -81,7 +80,7 @@ class MetricsPage:
         self.address = f"{host}:{self._server.server_port}"
 
     def serve(self, registry: CollectorRegistry) -> None:
-        """Answers with what ``registry`` collects, in threads of its own, until the end of the block."""
+        """Answer with what ``registry`` collects, in threads, until the end of the block."""
         self._server.registry = registry
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="isthmus-metrics", daemon=True).start()
         log.info("metrics on http://%s%s", self.address, PATH)
@@ -90,7 +89,7 @@ class MetricsPage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Gives the port back."""
+        """Release the port."""
         if self._server.registry is not None:
             self._server.shutdown()
         self._server.server_close()
@@ -108,7 +107,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """As the base class, without its look-up of the host's name, which may wait for a name server."""
+        """As the base class, without resolving the host's name, which may block."""
         if self._reuse_port:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         socketserver.TCPServer.server_bind(self)
@@ -161,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: a line for every scrape says nothing."""
+        """Does nothing: scrapes are not logged."""
 
 
 def _close(request: socket.socket) -> None:
@@ -182,7 +181,7 @@ if TYPE_CHECKING:
 
 
 class Traces:
-    """Hooks of a server's `Lifecycle`. Any thread may call."""
+    """Hooks of a server's `Lifecycle` that record traces. Thread-safe."""
 
     name = "traces"
     built_in = True
@@ -191,17 +190,17 @@ class Traces:
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._tracing = Tracing(provider)
         self._open: dict[int, Span] = {}
-        """By the number of the request in this process."""
+        """By the request's number in this process."""
 
     def before_request(self, event: Event) -> None:
-        """It is taken in; what is handed on to a next server names this server's span."""
+        """Begin a span, which is the parent of those at a next server."""
         about = event.request
         assert about is not None
         span = self._open[about.index] = self._begin(event)
         self._tracing.put(span, about.carrier)
 
     def after_request(self, event: Event) -> None:
-        """It is answered, failed or cancelled."""
+        """End the span of a request that was answered, failed or cancelled."""
         about, reply = event.request, event.reply
         assert about is not None
         span = self._open.pop(about.index, None) or self._begin(event)  # another hook has refused it
@@ -218,7 +217,7 @@ class Traces:
         return span
 
     def on_error(self, event: Event) -> None:
-        """A request that was not taken in has no end."""
+        """Record a request that was not accepted, which has no end."""
         about = event.request
         if about is not None and about.index < 0:
             now = time.perf_counter_ns()
@@ -227,7 +226,7 @@ class Traces:
 
 
 def rows(took: split_pb2.Durations) -> list[tuple[str, int]]:
-    """(name, ns), one after the other."""
+    """(name, ns) of the durations in order."""
     return [
         ("receive", took.receive_ns),
         ("queue", took.queue_ns),
@@ -254,18 +253,18 @@ BUCKETS: Final = (
     *(1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05),
     *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0),
 )
-"""Seconds: three a decade, from 0.1 ms to 100 s."""
+"""Seconds: three per decade, from 0.1 ms to 100 s."""
 SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Requests that were computed together."""
+"""Numbers of requests that were computed together."""
 
 
 class Histogram:
-    """A histogram of what is counted in units, ``scale`` of which are one of ``bounds``. The caller locks."""
+    """A histogram of integers, ``scale`` of which are one unit of ``bounds``. Not thread-safe."""
 
     __slots__ = ("_bounds", "_counts", "_names", "_scale", "_sum")
 
     def __init__(self, bounds: Sequence[float] = BUCKETS, scale: float = 1e9) -> None:
-        """For nanoseconds, in buckets of seconds."""
+        """The defaults are for nanoseconds, in buckets of seconds."""
         self._bounds = tuple(round(bound * scale) for bound in bounds)
         self._names = (*map(str, bounds), "+Inf")
         self._counts = [0] * len(self._names)
@@ -277,17 +276,17 @@ class Histogram:
         self._sum += units
 
     def buckets(self) -> list[tuple[str, float]]:
-        """(upper bound, how many were at most that), as Prometheus has it."""
+        """(upper bound, cumulative count), as in Prometheus."""
         return list(zip(self._names, accumulate(self._counts), strict=True))
 
     @property
     def total(self) -> float:
-        """All of them together."""
+        """The sum of all values."""
         return self._sum / self._scale
 
 
 MAX_IDENTITIES: Final = 64
-"""Identities that have lines of their own; the others share one."""
+"""Identities with lines of their own; the others share one."""
 OTHERS: Final = "others"
 UNKNOWN: Final = "unknown"
 
@@ -306,7 +305,7 @@ _BOUND: Final = re.compile(rf"\b(?:{'|'.join(_LIMITS)})\b")
 
 
 def bound(error: BaseException) -> str:
-    """The limit that a refusal names; empty where it names none."""
+    """The limit that a refusal names; empty if none."""
     if isinstance(error, QuotaExceeded):
         return "per_minute"
     found = _BOUND.search(str(error)) if isinstance(error, IsthmusError) else None
@@ -327,14 +326,14 @@ class _Account:
 
 
 class RequestCounts(Collector):
-    """Mounted on a server's `Lifecycle`, and registered for collection. Any thread may call."""
+    """Counts requests; mounted on a server's `Lifecycle`, and registered for collection. Thread-safe."""
 
     name = "metrics"
     built_in = True
     priority = "LOWEST"
 
     def __init__(self, models: Collection[str]) -> None:
-        """``models``: those that are served, as they are at any time."""
+        """``models``: the served models, a live collection."""
         self._lock = threading.Lock()
         self._models = models
         self._times = {model: [Histogram() for _ in DURATIONS] for model in (*models, UNKNOWN)}
@@ -350,7 +349,7 @@ class RequestCounts(Collector):
     # Stages
 
     def after_request(self, event: Event) -> None:
-        """It is answered, failed or cancelled."""
+        """Count a request that was answered, failed or cancelled."""
         reply: split_pb2.ReplyHeader | None = event.reply
         with self._lock:
             account = self._account(event.request)
@@ -372,12 +371,12 @@ class RequestCounts(Collector):
                     self._joules[account.model, _STATUS[joules.status]] += max(0.0, joules.value)
 
     def after_send(self, event: Event) -> None:
-        """gRPC has an answer's last byte."""
+        """Count an answer that gRPC has taken completely."""
         with self._lock:
             self._account(event.request).sent += event.nbytes
 
     def on_error(self, event: Event) -> None:
-        """A request, a stream or a call failed."""
+        """Count a failed request, stream or call."""
         met = bound(event.error)
         with self._lock:
             if met:
@@ -388,7 +387,7 @@ class RequestCounts(Collector):
                 self._account(event.request).failures[type(event.error).__name__] += 1
 
     def _account(self, about: About | None) -> _Account:
-        """The caller locks."""
+        """The counts of a caller. The caller of this holds the lock."""
         model, identity = ("", "") if about is None else (about.model_id, about.identity)
         known = self._accounts.get((model, identity))
         if known is not None:
@@ -407,7 +406,7 @@ class RequestCounts(Collector):
     # What is collected
 
     def describe(self) -> list[Metric]:
-        """None are foretold."""
+        """Empty: metrics are not announced in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -475,12 +474,12 @@ class ServerState(Collector):
     """The metrics of one core."""
 
     def __init__(self, core: Core, totals: Mapping[str, Callable[[], int]] | None = None) -> None:
-        """``totals``: counts that others keep, some of `TOTALS`."""
+        """``totals``: counts kept elsewhere, among `TOTALS`."""
         self._core = core
         self._totals = totals or {}
 
     def describe(self) -> list[Metric]:
-        """None: what is collected depends on nothing but the core, and the registry needs no names before."""
+        """Empty: metrics are not announced in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -521,7 +520,7 @@ class ServerState(Collector):
         yield InfoMetricFamily("isthmus_server", "Versions.", value=about)
 
     def _fleet(self) -> Iterator[Metric]:
-        """Models that come and go."""
+        """Metrics of models that come and go."""
         fleet = self._core.fleet
         text = "Weights of models in memory."
         held = GaugeMetricFamily("isthmus_model_resident_bytes", text, labels=["model", "device"])
@@ -558,7 +557,7 @@ class ServerState(Collector):
 
 @contextmanager
 def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
-    """Requests' traces to a collector during the block, if there is one (`exporting`)."""
+    """Send requests' traces to a collector during the block, if one is configured (`exporting`)."""
     export = exporting("isthmus-cloud", endpoint)
     if export is None:
         yield
@@ -574,7 +573,7 @@ def traced(lifecycle: Lifecycle, endpoint: str) -> Iterator[None]:
 
 @contextmanager
 def counted(core: Core, totals: Mapping[str, Callable[[], int]]) -> Iterator[CollectorRegistry]:
-    """The core's metrics during the block, and of what is beside it (`TOTALS`)."""
+    """Collect the core's metrics, and ``totals``, during the block."""
     registry = CollectorRegistry()  # of its own: what else the process counts is nobody's business here
     counts = RequestCounts(core.engines)
     registry.register(counts)
@@ -589,7 +588,7 @@ def counted(core: Core, totals: Mapping[str, Callable[[], int]]) -> Iterator[Col
 
 @contextmanager
 def measured(core: Core, page: MetricsPage | None, totals: Mapping[str, Callable[[], int]]) -> Iterator[None]:
-    """What `counted` counts, on ``page``; nothing for None."""
+    """Serve the metrics of `counted` on ``page``; does nothing for None."""
     if page is None:
         yield
         return

@@ -17,15 +17,15 @@ from shared_hooks.codecs import offered
 from shared_hooks.errors import IsthmusError, ServerUnavailable
 
 OutFrame = ServerFrame
-"""What a session sends; `protos.frames.serialize_server_frame` makes bytes of it."""
+"""What a session sends; `protos.frames.serialize_server_frame` encodes it."""
 
 MAX_MESSAGE = 4000
-"""Characters of an error's text: it may travel in an HTTP/2 trailer, where 8 KiB are the usual limit."""
+"""Most characters of an error's text, which may travel in an HTTP/2 trailer, usually limited to 8 KiB."""
 
 MOST_MS = 2**32 - 1
 
 INLINE_BYTES = 64 << 10
-"""Most of a step's payload that may go with its header, and of an answer's that is part of its message."""
+"""Most bytes of a step's payload inside its header, and of an answer's inside its message."""
 
 # https://grpc.github.io/grpc/core/md_doc_statuscodes.html, in the order of their numbers
 STATUS_CODES = (
@@ -58,8 +58,8 @@ def welcome(
     rounding: Iterable[str] = (),
     area: bool = False,
 ) -> split_pb2.ServerFrame:
-    """``beat``: seconds between two signs of life, where the client asked for them. ``notes``: harmless differences;
-    ``rounding``: such as may change last bits. ``area``: whether the client's memory is read here.
+    """The answer to a hello. ``beat``: seconds between heartbeats, if the client asked for them. ``notes``: differences
+    without effect; ``rounding``: those that may affect last bits. ``area``: whether the client's shared memory is used.
     """
     return split_pb2.ServerFrame(
         welcome=split_pb2.Welcome(
@@ -94,9 +94,10 @@ def draining() -> split_pb2.ServerFrame:
 
 
 def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2.RequestFailed:
-    """The report of an error; by default only a busy or draining server may answer the same request better later.
+    """The report of an error.
 
-    One that says when to ask again means another request: this one's time runs down as fast as the line before it.
+    By default only an error of a busy or draining server may be retried. One that says when to retry means another
+    request: this one's deadline would pass meanwhile.
     """
     return split_pb2.RequestFailed(
         id=id,
@@ -109,7 +110,7 @@ def failed(id: int, error: IsthmusError, retry: bool | None = None) -> split_pb2
 
 
 def message(error: BaseException) -> str:
-    """An error's text, cut to what a status may carry."""
+    """An error's text, shortened to what a status can carry."""
     text = str(error) or type(error).__name__
     text = text.encode("utf-8", "replace").decode("utf-8")  # a model's text may hold lone surrogates
     return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 4] + " ..."

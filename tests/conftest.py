@@ -36,9 +36,17 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_finish() -> None:
-    """The modules and tests that are there by now stay: the garbage collector need not look at them again."""
+    """What is there by now stays: the garbage collector need not look at it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def what_was_imported_is_frozen() -> Iterator[None]:
+    """As after the collection of tests: libraries that are imported later have as many objects."""
+    yield
+    if len(gc.get_objects(generation=2)) > 200_000:
+        pytest_collection_finish()
 
 
 @pytest.fixture(autouse=True)

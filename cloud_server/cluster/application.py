@@ -40,28 +40,28 @@ ROUTER: Final = "ray.serve.experimental.consistent_hash_router:ConsistentHashRou
 POLICY: Final = "cloud_server.cluster.replica:by_pending"
 FRONT: Final = "front"
 SPARE_SECONDS: Final = 15.0
-"""Beyond the drain, until Ray Serve ends what does not end by itself."""
+"""Beyond the drain, until Ray Serve kills what does not end by itself."""
 CALLS: Final = 1000
-"""Questions that a replica answers at a time: where it is, and how it stands."""
+"""Concurrent calls of a replica's methods."""
 SURGE_PERCENT: Final = 20
-"""Per cent of all replicas that may be new at once, one at least, while as many old ones drain. A GPU is seldom to
-spare.
-"""
+"""Per cent of all replicas that may be new at once, at least one, while as many old ones drain. A spare GPU is rare."""
 QUIET: Final = {"enable_access_log": False}
-"""Ray Serve would write a line for every question to a replica."""
+"""Loggers of Ray Serve with a line for every call of a replica."""
 CHECK_SECONDS: Final = 1.0
-"""Between two looks of Ray Serve's at a replica."""
+"""The interval of Ray Serve's health checks."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """How a server was started, for processes elsewhere: its command line, and the folder where it was given."""
+    """How a server was started, for other processes: its command line and working folder."""
 
     words: tuple[str, ...]
     folder: str
 
     def config(self) -> ServerConfig:
-        """Read here, and this process made one of that server's. Raises SpecError where the folder is not there."""
+        """The configuration, read in the server's folder, which becomes this process's. Raises SpecError without that
+        folder.
+        """
         try:
             os.chdir(self.folder)
         except OSError as error:
@@ -76,12 +76,13 @@ class Start:
         return config
 
     def read(self) -> ServerConfig:
-        """The configuration, as its files are now. Raises SpecError."""
+        """The configuration according to its files now. Raises SpecError."""
         return configure(parser().parse_args(self.words))
 
     def stamp(self, config: ServerConfig, number: int | None = None) -> str:
         """A stamp of the files that a process reads when it starts: a model's replica (``number``), or a front.
-        Deploying again replaces those whose files have changed.
+
+        A new deployment replaces the processes whose files have changed.
         """
         found = xxhash.xxh3_128(repr(config.scale if number is None else number).encode())
         named = parser().parse_args(self.words).config
@@ -97,10 +98,10 @@ class Start:
 
 
 class Tails:
-    """Replicas of one model. Ray Serve makes one in a process of its own and calls its methods."""
+    """A replica of one model; Ray Serve creates it in a process of its own and calls its methods."""
 
     def __init__(self, start: Start, number: int, stamp: str) -> None:
-        """``number``: of the model among those that are configured. ``stamp``: of its files, which are to be these."""
+        """``number``: of the model in the configuration. ``stamp``: of the files that it must find."""
         front.close()
         config = start.config()
         entry = config.models[number]
@@ -118,11 +119,11 @@ class Tails:
         return self._replica.place(with_metrics)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Ray Serve's name for what its policies are given."""
+        """Called by Ray Serve; the input of its scaling policies."""
         return {PENDING: float(self._replica.pending())}
 
     def __del__(self) -> None:
-        """Ray Serve calls it, and waits, when it has stopped naming this replica to anybody."""
+        """Called by Ray Serve, which waits for it, when the replica gets no more clients."""
         replica = getattr(self, "_replica", None)
         if replica is not None:
             replica.drain()
@@ -132,7 +133,7 @@ class Doorway:
     """A front, in a process that Ray Serve watches."""
 
     def __init__(self, start: Start, stamp: str, groups: dict[str, Any]) -> None:
-        """``stamp``: of its files, for deploying again; ``groups``: handles."""
+        """``stamp``: of its files, for new deployments; ``groups``: handles."""
         front.close()
         self._front = Front(start.config(), RayFinder(groups))
         # Ray Serve's handles may not be waited for in its event loop, in which this is called.
@@ -144,7 +145,7 @@ class Doorway:
         return self._front.address
 
     def __del__(self) -> None:
-        """As of `Tails`."""
+        """As for `Tails`."""
         front = getattr(self, "_front", None)
         if front is not None:
             front.drain()
@@ -152,7 +153,7 @@ class Doorway:
 
 
 def build(config: ServerConfig, start: Start) -> serve.Application:
-    """The application. Raises SpecError for what cannot be had (`allowed`)."""
+    """The application. Raises SpecError for what is not supported (`refused`)."""
     passport.check(config)
     scale, wait = config.scale, config.limits.drain_seconds + SPARE_SECONDS
     replicas: dict[str, Any] = {"num_replicas": scale.min_replicas}
@@ -210,7 +211,7 @@ def application(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def group_names(config: ServerConfig) -> list[str]:
-    """The group of each configured model's replicas: the model's id, and ``-2`` for the second version of it."""
+    """The group of each configured model's replicas: the model's id, with ``-2`` for its second version."""
     names: list[str] = []
     for entry in config.models:
         base = re.sub(r"[^A-Za-z0-9_-]", "_", entry.spec.model_id) or "model"
@@ -229,12 +230,14 @@ def group_names(config: ServerConfig) -> list[str]:
 log = logging.getLogger(__name__)
 
 SECONDS: Final = 1.5
-"""For a replica to say where it is: one on a machine that is gone says nothing, for as long as Ray Serve names it."""
+"""How long a replica may take to answer: one on a lost machine never does, as long as Ray Serve lists it."""
 _FAILURES: Final = (RayError, RayServeException, TimeoutError, FutureTimeout)
 
 
 class RayFinder:
-    """``handles``: of Ray Serve's deployments (`ray.serve.handle.DeploymentHandle`), by group."""
+    """Finds replicas through Ray. ``handles``: of Ray Serve's deployments (`ray.serve.handle.DeploymentHandle`), by
+    group.
+    """
 
     def __init__(self, handles: Mapping[str, Any]) -> None:
         self._handles = handles
@@ -244,14 +247,14 @@ class RayFinder:
         return list(self._handles)
 
     def find(self, group: str, session: str) -> Place:
-        """The replica where ``session`` belongs. Raises ServerUnavailable."""
+        """The replica for ``session``. Raises ServerUnavailable."""
         try:
             return Place.of(self._handles[group].options(session_id=session).place.remote().result(timeout_s=SECONDS))
         except _FAILURES as error:
             raise ServerUnavailable(f"no replica of {group} answers: {_line(error)}") from error
 
     def all(self, group: str, metrics: bool) -> list[Place]:
-        """Every replica that answers."""
+        """All replicas that answer."""
         try:
             asked = self._handles[group].broadcast("place", metrics)
             said = asked.results(timeout_s=SECONDS, return_exceptions=True)

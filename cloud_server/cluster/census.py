@@ -1,4 +1,4 @@
-"""The replicas that a front knows of, looked at every now and then: who is there, and what they serve."""
+"""The replicas that a front knows of, and what they serve; checked periodically."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ LOOK_SECONDS: Final = 1.0
 
 @dataclass(frozen=True)
 class Place:
-    """Where a replica is, as it says itself; to be had only through Ray."""
+    """Where a replica is, as it reports through Ray."""
 
     replica: str
-    """Its name, different for every one that ever was."""
+    """Its name, never used again."""
     address: str
     """HOST:PORT of its private port."""
     secret: str
-    """What lets a front in there."""
+    """The secret of its fronts."""
     certificate: str
-    """PEM; empty = in the clear, on loopback."""
+    """PEM; empty: unencrypted, on loopback."""
     models: tuple[tuple[str, str], ...]
     """(id, hash of the weights)"""
     metrics: str = ""
-    """In Prometheus's text format, where they were asked for."""
+    """In Prometheus's text format, if requested."""
 
     @classmethod
     def of(cls, said: Mapping[str, Any]) -> Place:
@@ -39,32 +39,32 @@ class Place:
 
 
 class Finder(Protocol):
-    """Who knows where replicas are. Any thread may call."""
+    """Finds replicas. Thread-safe."""
 
     @property
     def groups(self) -> Sequence[str]:
-        """Groups of replicas that serve the same, older versions of a model before newer ones."""
+        """Groups of replicas that serve the same, older versions of a model first."""
         ...
 
     def find(self, group: str, session: str) -> Place:
-        """The replica where ``session`` belongs. Raises ServerUnavailable."""
+        """The replica for ``session``. Raises ServerUnavailable."""
         ...
 
     def all(self, group: str, metrics: bool) -> list[Place]:
-        """Every replica that can be reached now."""
+        """All replicas that can be reached now."""
         ...
 
 
 class Census:
-    """What `Finder.all` said at the last look."""
+    """The result of the last `Finder.all`."""
 
     def __init__(self, finder: Finder, looked: Callable[[bool, bool], None]) -> None:
-        """``looked``: called at each look with whether there is any replica at all, and whether some came or went."""
+        """``looked``: called after each check with whether there is any replica, and whether some came or went."""
         self._finder = finder
         self._looked = looked
         self._places: dict[str, list[Place]] = {}
         self._heard: frozenset[str] = frozenset()
-        """The groups of which a replica answered."""
+        """The groups of which a replica has answered."""
         self._closed = threading.Event()
 
     def start(self) -> None:
@@ -74,7 +74,7 @@ class Census:
         self._closed.set()
 
     def look(self) -> None:
-        """Asks now."""
+        """Check now."""
         places = {group: self._finder.all(group, metrics=False) for group in self._finder.groups}
         before = self._replicas()
         self._heard = frozenset(group for group, found in places.items() if found)
@@ -83,13 +83,15 @@ class Census:
         self._looked(bool(self._heard), bool(before) and self._replicas() != before)
 
     def metrics(self) -> Iterator[tuple[str, str]]:
-        """(replica, its metrics), asked now."""
+        """(replica, its metrics), requested now."""
         for group in self._finder.groups:
             for place in self._finder.all(group, metrics=True):
                 yield place.replica, place.metrics
 
     def groups(self, caller: Caller) -> list[str]:
-        """Those that answer and serve what the caller may use. Raises ServerUnavailable where none of his answers."""
+        """The groups that answer and serve what the caller may use. Raises ServerUnavailable if none of them
+        answers.
+        """
         wanted = [one for one in self._finder.groups if not (ids := self._models(one)) or _may(caller, ids)]
         found = [group for group in wanted if group in self._heard]
         if wanted and not found:
@@ -97,13 +99,14 @@ class Census:
         return found
 
     def any(self, caller: Caller) -> str:
-        """One of them, for what every replica can say."""
+        """One of these groups, for what every replica can answer."""
         return (self.groups(caller) or self._finder.groups)[-1]
 
     def group(self, caller: Caller, model_id: str, weights: str = "") -> str:
-        """The group that serves the model, in the version with these weights if there is one, else in the last.
+        """The group that serves the model, in the version with these weights or else in the last one.
 
-        Raises UnknownModel where none does, or the caller may not use it; ServerUnavailable where not all are known.
+        Raises UnknownModel if there is none, or the caller may not use it; ServerUnavailable if not all groups are
+        known.
         """
         allowed = _may(caller, {id for group in self._finder.groups for id in self._models(group)})
         if model_id not in allowed:
@@ -120,7 +123,7 @@ class Census:
         return (same or [group for group, _ in serving])[-1]
 
     def _models(self, group: str) -> set[str]:
-        """Ids of what it serves; none while nothing was ever heard of it."""
+        """The ids of what it serves; empty if it has never answered."""
         return {id for place in self._places.get(group, []) for id, _ in place.models}
 
     def _replicas(self) -> set[str]:

@@ -1,5 +1,5 @@
-"""``cloud-server --on ray``: Ray is started on this machine, or joined where RAY_ADDRESS says. Everything is up when
-"listening on ..." is printed. SIGTERM and Ctrl-C drain all of it; SIGHUP deploys again what the files say now.
+"""``cloud-server --on ray``: starts Ray on this machine, or joins it at RAY_ADDRESS. Everything is up when "listening
+on ..." is printed. SIGTERM and Ctrl-C drain everything; SIGHUP deploys the files' current content.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ OK, CUT_SHORT = 0, 3
 APPLICATION: Final = "isthmus"
 MISSING: Final = '--on ray needs Ray Serve: pip install "isthmus[ray]"'
 OBJECT_STORE_BYTES: Final = 80 << 20
-"""What Ray takes for its objects; nothing of a request is one. Ray wants no less than 75 MiB."""
+"""What Ray reserves for its objects, at least 75 MiB; requests are none."""
 ANSWER_SECONDS: Final = 10.0
 LOOK_SECONDS: Final = 2.0
 _REASON: Final = re.compile(r"^(?:ray\.exceptions\.\w+: )?(?:\w+\.)*errors\.(\w+): (.+)$", re.MULTILINE)
-"""An error of ours as a traceback's last line."""
+"""One of this package's errors as a traceback's last line."""
 
 
 def check_installed() -> None:
-    """Raises SpecError without Ray. Loads nothing of it: Ray reads the environment when it is loaded (`_settle`)."""
+    """Raises SpecError without Ray. Does not load it, because Ray reads the environment then (`_settle`)."""
     if importlib.util.find_spec("ray") is None:
         raise SpecError(MISSING)
 
 
 def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
-    """Serves until a signal comes; returns the exit status. ``words``: the command line, for processes elsewhere."""
+    """Serve until a signal comes; returns the exit status. ``words``: the command line, for other processes."""
     passport.check(config)
     check_installed()
     address = os.environ.get("RAY_ADDRESS", "")
@@ -92,7 +92,7 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
 
 
 def _check_answers(address: str) -> None:
-    """Raises SpecError where nobody listens at ``HOST:PORT``, for which Ray would wait many minutes."""
+    """Raises SpecError if nobody listens at ``HOST:PORT``, which Ray would wait minutes for."""
     host, _, port = address.rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return  # Ray's other ways to say where
@@ -105,13 +105,15 @@ def _check_answers(address: str) -> None:
 
 
 def _cpus(config: ServerConfig) -> int:
-    """For all replicas there may be, during an update, too. Nothing holds Ray to what the machine has."""
+    """The processors for all replicas, including those during an update. Ray does not check them against the
+    machine.
+    """
     most = config.scale.max_replicas
     return math.ceil(config.scale.cpus * len(config.models) * (most + math.ceil(most / 5))) + 1
 
 
 def _settle(config: ServerConfig, *, alone: bool) -> None:
-    """What Ray reads of the environment, and is there before Ray is loaded. Raises SpecError."""
+    """Set what Ray reads from the environment, before it is loaded. Raises SpecError."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     if os.environ.get("RAY_AUTH_MODE", "").lower() == "disabled" and not config.insecure:
         raise SpecError(
@@ -134,7 +136,7 @@ def _settle(config: ServerConfig, *, alone: bool) -> None:
 
 
 def _deploy(config: ServerConfig, start: Start) -> None:
-    """Returns when everything is up as ``config`` says. Raises what a replica could not start by."""
+    """Deploy ``config`` and wait until everything is up. Raises the error of a replica that could not start."""
     from ray import serve
 
     from cloud_server.cluster.application import build
@@ -157,7 +159,7 @@ def _deploy(config: ServerConfig, start: Start) -> None:
 
 
 def _deploy_again(start: Start) -> None:
-    """A rolling update: replicas and fronts whose files have changed are replaced, one after the other."""
+    """A rolling update: replicas and fronts whose files have changed are replaced one by one."""
     log.info("deploying again")
     try:
         config = start.read()
@@ -169,7 +171,7 @@ def _deploy_again(start: Start) -> None:
 
 
 def _why(error: BaseException | None, seconds: float) -> IsthmusError:
-    """What a replica could not start by, from what Ray Serve says of it."""
+    """Why a replica could not start, according to Ray Serve."""
     from ray import serve
 
     application = serve.status().applications.get(APPLICATION)
@@ -186,7 +188,7 @@ def _why(error: BaseException | None, seconds: float) -> IsthmusError:
 
 
 def _wait(signals: queue.SimpleQueue[int]) -> int:
-    """Until a signal comes; what becomes of replicas meanwhile is in the log."""
+    """Wait for a signal, and log changes of the replicas' state."""
     from ray import serve
 
     said = "RUNNING"
@@ -203,7 +205,7 @@ def _wait(signals: queue.SimpleQueue[int]) -> int:
 
 
 def _down(signals: queue.SimpleQueue[int]) -> int:
-    """Replicas and fronts drain; the exit status."""
+    """Drain replicas and fronts; returns the exit status."""
     from ray import serve
 
     deleting = threading.Thread(target=lambda: serve.delete(APPLICATION), daemon=True)

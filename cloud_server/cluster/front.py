@@ -1,6 +1,6 @@
-"""The process that clients connect to: TLS, who may, health and metrics are here, and every call is handed on.
+"""The process that clients connect to: it handles TLS, access, health and metrics, and passes every call on.
 
-It loads no model. There may be several of them, on one machine (they share the port) or on many.
+It loads no model. There may be several, on one machine (they share the port) or on many.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ LABEL = "replica"
 
 
 class Together(Collector):
-    """``ask``: (name, metrics in Prometheus's text format) of each, now."""
+    """Merges metrics. ``ask``: returns (name, metrics in Prometheus's text format) of each source, now."""
 
     def __init__(self, ask: Callable[[], Iterable[tuple[str, str]]]) -> None:
         self._ask = ask
 
     def describe(self) -> list[Metric]:
-        """None are foretold."""
+        """Empty: metrics are not announced in advance."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -59,7 +59,7 @@ def _labelled(sample: Sample, replica: str) -> Sample:
 
 
 def text(registry: CollectorRegistry) -> str:
-    """What it collects now."""
+    """What the registry collects now."""
     return generate_latest(registry).decode()
 
 
@@ -69,13 +69,13 @@ def text(registry: CollectorRegistry) -> str:
 
 
 NAME = "add_port_to_grpc_server"
-"""What Ray Serve's replica calls to listen there, once it is made; of a private module, for there is no setting."""
+"""The function that Ray Serve's replica calls to listen; private, because there is no setting."""
 
 
 def close() -> None:
-    """In a replica's process, while it is made. Raises SpecError for a Ray that does this in another way.
+    """Close Ray's own port in a replica's process, while it is created. Raises SpecError for an incompatible Ray.
 
-    With RAY_USE_TLS the port asks for a certificate of the cluster's, and stays.
+    With RAY_USE_TLS the port requires a certificate of the cluster's, and stays.
     """
     from ray.serve._private import replica
 
@@ -92,7 +92,7 @@ def close() -> None:
 
 
 def _nowhere(server: Any, address: str) -> int:
-    """As Ray's: the port's number. There is none."""
+    """As Ray's function, which returns a port number; there is none."""
     return 0
 
 
@@ -101,12 +101,12 @@ log = logging.getLogger(__name__)
 SPARE_THREADS = 16
 MOST_PLACES = 4096
 CLOSE_SECONDS = 1.0
-"""For frames under way at the end."""
+"""How long remaining calls have at the end."""
 SWEEP_SECONDS = 0.5
 
 
 class Front:
-    """The front of one application. Use as a context manager. Raises SpecError."""
+    """The front of one application. Use it as a context manager. Raises SpecError."""
 
     def __init__(self, config: ServerConfig, finder: Finder) -> None:
         self.lifecycle: Lifecycle = config.lifecycle
@@ -116,7 +116,7 @@ class Front:
         self._stack = ExitStack()
         page = self._stack.enter_context(MetricsPage(config.metrics, reuse_port=True)) if config.metrics else None
         self.metrics = page.address if page else ""
-        """HOST:PORT of the metrics; empty = none."""
+        """HOST:PORT of the metrics; empty: none."""
         tls = config.tls
         self._auth = AuthInterceptor(
             self, Uncounted(config, certificates=tls is not None and tls.client_ca is not None)
@@ -148,7 +148,7 @@ class Front:
             self._count(page)
 
     def start(self) -> None:
-        """Serves. Raises what the first look at the replicas raises."""
+        """Start serving. Raises the error of the first check of the replicas."""
         self._census.look()
         self._listener.start()
         self._census.start()
@@ -171,7 +171,7 @@ class Front:
     # The end
 
     def drain(self) -> None:
-        """Listens no more, tells every client to go and waits until nothing is under way, at most the drain's time."""
+        """Stop listening, ask every client to leave, and wait until nothing is in progress, at most the drain time."""
         if self._draining:
             return
         self._draining = True
@@ -184,7 +184,7 @@ class Front:
             self._calls.tell_all()  # who was about to greet, too
 
     def close(self) -> None:
-        """Ends what is left."""
+        """End the remaining calls."""
         self._draining = True
         self._closed.set()
         self._census.close()

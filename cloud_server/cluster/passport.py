@@ -1,5 +1,5 @@
-"""What a front tells a replica of a caller, beside each call: the front has looked at credentials, and the replica
-believes who knows its secret. The secret is the replica's own, and fronts learn it where they learn its address.
+"""What a front says of a caller to a replica, with each call: the front has checked credentials, and the replica
+believes callers that know its secret. Each replica has its own, which fronts receive with its address.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from cloud_server.limits import NEVER
 from shared_hooks.errors import AccessRefused, NotAuthenticated, SpecError
 
 MAX_CHARACTERS = 6000
-"""Most characters of a passport: gRPC takes 8 KiB of metadata."""
+"""Most characters of a passport: gRPC accepts 8 KiB of metadata."""
 
 
 def stamp(caller: Caller, secret: str) -> list[tuple[str, str]]:
-    """The metadata of a call that is handed on for ``caller``. Raises NotAuthenticated for one of too many words."""
+    """The metadata of a call that is passed on for ``caller``. Raises NotAuthenticated if it is too long."""
     text = json.dumps({"peer": caller.peer, "identity": caller.identity, **_changed(caller.policy)})
     if len(text) > MAX_CHARACTERS:
         raise NotAuthenticated(
@@ -48,7 +48,7 @@ def stamp(caller: Caller, secret: str) -> list[tuple[str, str]]:
 
 
 def _changed(policy: Policy) -> dict[str, object]:
-    """What differs from what everybody may."""
+    """The fields that differ from the default policy."""
     return {
         each.name: getattr(policy, each.name)
         for each in dataclasses.fields(Policy)
@@ -57,7 +57,7 @@ def _changed(policy: Policy) -> dict[str, object]:
 
 
 class Passports(Register):
-    """Who is let in to a replica: fronts, for whom they say."""
+    """The register of a replica, which authenticates fronts and believes what they say of callers."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class Passports(Register):
             raise NotAuthenticated("this is a replica's private port: clients connect to the front")
 
     def caller(self, peer: str, shown: Credentials) -> Caller:
-        """Whom the front speaks for. Raises NotAuthenticated."""
+        """The caller that the front names. Raises NotAuthenticated."""
         self.check(shown)
         try:
             said: dict[str, Any] = json.loads(shown.passport)
@@ -86,18 +86,18 @@ class Passports(Register):
 
 
 COUNTED = ("max_in_flight", "max_bytes", "requests_per_minute", "bytes_per_minute")
-"""Bounds of an identity, which one place has to count."""
+"""Limits of an identity that must be counted in one place."""
 
 
 def check(config: ServerConfig) -> None:
-    """Raises SpecError, which names everything that cannot be had."""
+    """Raises SpecError that names everything that is not supported."""
     found = list(refused(config))
     if found:
         raise SpecError("--on ray: " + "; ".join(found))
 
 
 def refused(config: ServerConfig) -> Iterator[str]:
-    """One text for each thing that cannot be had, with what to do instead."""
+    """One text for each setting that is not supported, with an alternative."""
     if config.worker_processes:
         yield "worker_processes: every replica is a process already; say how many with --replicas"
     if config.reuse_port:
@@ -124,7 +124,7 @@ def refused(config: ServerConfig) -> Iterator[str]:
 
 
 def several(config: ServerConfig) -> str:
-    """Why nobody may have a bound."""
+    """Why no identity may have a limit that must be counted."""
     return (
         f"{len(config.models)} models are served: each model's replicas count for themselves; serve one model to an "
         "application, or leave the bound out"
@@ -132,20 +132,20 @@ def several(config: ServerConfig) -> str:
 
 
 def bounds(path: Path) -> Iterator[tuple[str, str]]:
-    """(identity, the bound that it has) of those that have one."""
+    """(identity, its counted limit) of those that have one."""
     for name, policy in read_identities(path).policies.items():
         if bound := counted(policy):
             yield name, bound
 
 
 def counted(policy: Policy) -> str:
-    """The first bound that has to be counted; empty where there is none."""
+    """The first limit that must be counted; empty if there is none."""
     return next((name for name in COUNTED if getattr(policy, name)), "")
 
 
 class Uncounted(Register):
-    """The register of a front of several models: an identity that gets a bound while it serves is refused, not counted
-    wrong.
+    """The register of a front of several models: an identity that gets a counted limit while it serves is refused,
+    because nobody could count it.
     """
 
     def __init__(self, config: ServerConfig, *, certificates: bool) -> None:
@@ -165,12 +165,12 @@ class Uncounted(Register):
 
 
 NAME: Final = "replica.isthmus"
-"""In each certificate: addresses come and go."""
+"""The name in each certificate, because addresses change."""
 YEARS: Final = 20
 
 
 def make(folder: Path) -> Tls:
-    """A key and its certificate, in files of ``folder``."""
+    """Create a key and its certificate in files of ``folder``."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -201,13 +201,13 @@ def make(folder: Path) -> Tls:
 
 @contextmanager
 def private_folder() -> Iterator[Path]:
-    """For `make`: nobody else may read it, and it is gone after the block."""
+    """A temporary folder for `make` that only this user can read."""
     with tempfile.TemporaryDirectory(prefix="isthmus-replica-") as folder:
         yield Path(folder)
 
 
 def channel(place: Place) -> grpc.Channel:
-    """To a replica: a connection of its own for every stream, so that none waits behind another."""
+    """A channel to a replica, with a connection for every stream, so that none waits behind another."""
     options: list[tuple[str, int | str]] = [
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_retries", 0),

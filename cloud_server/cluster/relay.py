@@ -1,7 +1,7 @@
-"""A client's calls handed on to its replica, byte for byte: one stream of the client is one stream there.
+"""Passes a client's calls on to its replica, byte for byte: one stream of the client is one stream there.
 
 A session goes to the replica that its key names (`key`): the same for every stream of a client, so that it finds its
-answers again, and for all clients of an identity whose use is counted, so that one replica counts.
+answers again, and for all clients of an identity with counted limits, so that one replica counts.
 """
 
 from __future__ import annotations
@@ -41,31 +41,32 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 log = logging.getLogger(__name__)
 
 TELL_BEATS: Final = 3
-"""Heartbeats in which a client hears, with the next frame it gets, that it is to go."""
+"""Heartbeats within which a client learns, with its next frame, that it must leave."""
 
 
 class ProxiedCall:
-    """One call that is handed on, from before a replica is looked for until its client has all that came back."""
+    """A call that is passed on, from before a replica is chosen until its client has everything."""
 
     def __init__(self, group: str, session: str, caller: Caller, beat: float | None, cancel: Callable[[], Any]) -> None:
-        """``cancel`` ends the client's call, from any thread, and tells it nothing more."""
+        """``cancel`` ends the client's call, from any thread, without informing it."""
         self.group = group
         self.session = session
         self.party = Party(caller.account)
         self.beat = beat
         """How often its client hears something while it waits, in seconds; infinity: only answers. None: it cannot be
-        asked to leave."""
+        asked to leave.
+        """
         self.replica = ""
         self.call: Any = None
         self.since = time.monotonic()
-        """When it began, or to send the frame that it sends now."""
+        """When it began, or began to send its current frame."""
         self.is_sending = False
         self.settled = True
-        """Whether it was asked where it belongs since replicas came or went."""
+        """Whether its replica was looked up since replicas came or went."""
         self.silences = 0
-        """How often there was no answer to that."""
+        """How often that lookup had no answer."""
         self.leave: float | None = None
-        """Since when its client is to be asked to leave: it then comes back at once."""
+        """When its client was asked to leave and reconnect."""
         self.reported = False
         self.refused: IsthmusError | None = None
         """Why it was ended here."""
@@ -73,37 +74,37 @@ class ProxiedCall:
 
     @property
     def under_way(self) -> bool:
-        """Whether its client waits for what it has asked for, where it is to go. Who got no frame to learn it from for
-        some heartbeats has nothing under way.
+        """Whether its client, asked to leave, still waits for answers. One without a frame for some heartbeats cannot
+        know.
         """
         if self.reported or self.beat is None or self.leave is None:
             return True
         return time.monotonic() < self.leave + TELL_BEATS * self.beat
 
     def holding(self, idle_seconds: float) -> Holding[ProxiedCall]:
-        """The least useful: those whose client does not fetch what came, the longest first."""
+        """A call, for eviction: those whose client does not fetch go first, the longest first."""
         is_idle = self.is_sending and time.monotonic() - self.since > idle_seconds
         return Holding(self, self.party, 1, (not self.is_sending, self.since), is_idle)
 
     def end(self, error: IsthmusError) -> None:
-        """From any thread."""
+        """End it. Thread-safe."""
         self.refused = error
         if self.call is not None:
             self.call.cancel()
 
     def give_up(self, error: IsthmusError) -> None:
-        """The same at once: who does not fetch what came does not hear why."""
+        """End it at once, even if its client does not fetch the reason."""
         self.end(error)
         if self.is_sending:
             self._cancel()
 
 
 class ProxiedCalls:
-    """The proxied calls of one front. Any thread may call."""
+    """The calls that a front passes on. Thread-safe."""
 
     def __init__(self, finder: Finder, places: int, idle_seconds: float) -> None:
-        """``places``: calls at a time, each of which holds a thread; beyond that calls of the account with the most are
-        ended. ``idle_seconds``: of `Limits`.
+        """``places``: the maximum number of calls, each of which holds a thread; beyond that calls of the account with
+        the most are ended. ``idle_seconds``: of `Limits`.
         """
         self._finder = finder
         self._idle_seconds = idle_seconds
@@ -116,7 +117,7 @@ class ProxiedCalls:
 
     @contextmanager
     def place(self, stay: ProxiedCall) -> Iterator[None]:
-        """One of those there are. Raises ServerUnavailable."""
+        """Hold a place. Raises ServerUnavailable."""
         with self._lock:
             gone: list[ProxiedCall] | None = []
             if not self._places.has_room(1):
@@ -140,14 +141,16 @@ class ProxiedCalls:
                 self._forget(stay)
 
     def _forget(self, stay: ProxiedCall) -> None:
-        """Its place is free; the caller holds the lock."""
+        """Release the place. The caller holds the lock."""
         if stay in self._stays:
             self._stays.remove(stay)
             self._places.remove(stay.party, 1)
 
     def rebalance(self, *, moved: bool) -> None:
-        """At every look: when replicas have come or gone (``moved``), who belongs elsewhere is asked to leave, and
-        comes back there. Where nobody says where that is, it is asked again at the next look, after all others.
+        """At every check: if replicas have come or gone (``moved``), ask clients that belong to another replica to
+        reconnect.
+
+        Where the right replica is unknown, it is looked up again at the next check, after all others.
         """
         with self._lock:
             stays = [one for one in self._stays if one.beat is not None and one.leave is None]
@@ -168,14 +171,14 @@ class ProxiedCalls:
                 stay.leave = time.monotonic()
 
     def tell_all(self) -> None:
-        """Every client is asked to leave, with the next frame it gets."""
+        """Ask every client to leave, with its next frame."""
         with self._lock:
             for stay in self._stays:
                 if stay.leave is None:
                     stay.leave = time.monotonic()
 
     def under_way(self) -> bool:
-        """Whether anybody waits for what he has asked for."""
+        """Whether any client waits for answers."""
         with self._lock:
             return any(stay.under_way for stay in self._stays)
 
@@ -187,7 +190,7 @@ class ProxiedCalls:
 
 
 TRIES: Final = 4
-"""To find a replica that answers: Ray Serve may name one that has just died."""
+"""Attempts to find a replica that answers: Ray Serve may list one that has just died."""
 AGAIN_SECONDS: Final = 0.25
 SESSION, PROBE, LIST_MODELS = (f"/{SERVICE}/{name}" for name in ("Session", "Probe", "ListModels"))
 CONNECT_SECONDS: Final = 2.0
@@ -195,12 +198,12 @@ DRAINING: Final = wire.draining().SerializeToString()
 
 
 def key(caller: Caller, client_id: str) -> str:
-    """What a session is found by."""
+    """The key by which the replica of a session is chosen."""
     return caller.account if counted(caller.policy) else f"{caller.account}/{client_id}"
 
 
 class Relay:
-    """isthmus.v1.Split, for any replicas. `add_to` registers it."""
+    """isthmus.v1.Split for any replicas. `add_to` registers it."""
 
     def __init__(
         self, finder: Finder, census: Census, auth: AuthInterceptor, limits: Limits, stays: ProxiedCalls
@@ -215,7 +218,7 @@ class Relay:
     # Streams
 
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One standing stream."""
+        """A stream of requests."""
         try:
             caller = self._auth.caller(context)
             first, hello = self._hello(incoming, context)
@@ -228,7 +231,7 @@ class Relay:
             self._auth.refuse(SESSION, context, error)
 
     def _hello(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> tuple[bytes, split_pb2.Hello]:
-        """The first frame, as it came and read. Raises BadFrame, and what a waiting call is sent away with."""
+        """The first frame, raw and parsed. Raises BadFrame, and the error that ends a waiting call."""
         with self._greeting.place(self._auth.caller(context).address, context.cancel) as place:
             try:
                 first = next(incoming, b"")
@@ -253,9 +256,10 @@ class Relay:
         context: grpc.ServicerContext,
         beat: float | None = None,
     ) -> Generator[bytes, None, None]:
-        """A call of any kind, for to the wire every call is one of streams. Raises what it is refused with here.
+        """Pass on a call of any kind, because on the wire every call is one of streams. Raises the error of a refusal
+        here.
 
-        ``beat``: of `Stay`.
+        ``beat``: of `ProxiedCall`.
         """
         stay = ProxiedCall(group, session, caller, beat, context.cancel)
         with self._stays.place(stay):
@@ -266,7 +270,7 @@ class Relay:
                 yield from self._answers(stay, context)
 
     def _answers(self, stay: ProxiedCall, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """What the replica says, until either side ends it."""
+        """The replica's frames, until either side ends the call."""
         if not context.add_callback(stay.call.cancel):
             stay.call.cancel()
         try:
@@ -288,7 +292,7 @@ class Relay:
             stay.call.cancel()
 
     def _sent(self, stay: ProxiedCall, data: bytes) -> Iterator[bytes]:
-        """Who ends it meanwhile sees that it is being sent, or is seen here."""
+        """Yield a frame, marked as being sent, and raise if the call was ended meanwhile."""
         stay.since, stay.is_sending = time.monotonic(), True
         if stay.refused is not None:
             raise stay.refused
@@ -296,7 +300,7 @@ class Relay:
         stay.is_sending = False
 
     def probe(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        """One stream of rounds: the way to a replica, which requests go, too."""
+        """A stream that measures the link to a replica."""
         try:
             caller = self._auth.caller(context)
             frames = _until_broken(incoming)
@@ -309,7 +313,7 @@ class Relay:
     def list_models(
         self, request: split_pb2.ListModelsRequest, context: grpc.ServicerContext
     ) -> split_pb2.ListModelsReply:
-        """What is served to this caller."""
+        """The models that this caller may use."""
         reply = split_pb2.ListModelsReply(unix_seconds=int(time.time()))
         try:
             for said in self.ask_groups(LIST_MODELS, request, context):
@@ -319,8 +323,8 @@ class Relay:
         return reply
 
     def ask_groups(self, method: str, request: Message, context: grpc.ServicerContext) -> list[bytes]:
-        """What a replica says of each group that answers and serves what the caller may use. Raises ServerUnavailable
-        where none does.
+        """A replica's answer for each group that serves what the caller may use. Raises ServerUnavailable if none
+        answers.
         """
         caller, found, error = self._auth.caller(context), [], None
         for group in self._census.groups(caller):
@@ -338,7 +342,7 @@ class Relay:
         return found
 
     def one_message(self, method: str, request: Message, context: grpc.ServicerContext) -> Generator[bytes, None, None]:
-        """A call of one message that names a model: what comes back, one or many."""
+        """A call of one message that names a model; yields the answers."""
         try:
             caller = self._auth.caller(context)
             wanted: Any = request
@@ -350,10 +354,8 @@ class Relay:
 
     @contextmanager
     def _to(self, stay: ProxiedCall, caller: Caller) -> Iterator[tuple[Place, Any]]:
-        """The replica where the stay's session belongs, and a channel to it that is up; another if it cannot be reached
-        and nothing is counted there.
-
-        Raises ServerUnavailable.
+        """The replica of the call's session, and a channel to it that is up; another one if it cannot be reached and
+        nothing is counted there. Raises ServerUnavailable.
         """
         error = ServerUnavailable(f"no replica of {stay.group} can be reached; it is being replaced: try again later")
         for tried in range(TRIES):
@@ -374,13 +376,13 @@ class Relay:
         raise error
 
     def sweep(self) -> None:
-        """Sends those away who do not greet."""
+        """End calls whose hello does not come."""
         self._greeting.sweep()
 
     # Registration
 
     def add_to(self, server: grpc.Server) -> None:
-        """Every method of the service, those of later versions, too, as far as their message says ``model_id``."""
+        """Register every method of the service, including later ones whose message has ``model_id``."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             "Session": grpc.stream_stream_rpc_method_handler(self.session),
             "Probe": grpc.stream_stream_rpc_method_handler(self.probe),
@@ -418,13 +420,13 @@ def _until_broken(incoming: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def only(answers: Generator[bytes, None, None]) -> bytes:
-    """The one message that comes back; the call is over with it."""
+    """The only message of an answer, which ends the call."""
     with closing(answers):
         return next(answers)
 
 
 def _is_up(way: grpc.Channel) -> bool:
-    """Waits until it is connected, or cannot be."""
+    """Wait until the channel is connected, or cannot be."""
     states: queue.SimpleQueue[grpc.ChannelConnectivity] = queue.SimpleQueue()
     way.subscribe(states.put, try_to_connect=True)
     limit = time.monotonic() + CONNECT_SECONDS
@@ -449,7 +451,7 @@ def _words(error: grpc.RpcError) -> str:
 
 
 MAX_FIELDS: Final = 4 * MAX_ENTRIES + 3
-"""Fields of a request that a replica takes: inputs, outputs, parameters, raw inputs; model, version and id."""
+"""Most fields of a request: inputs, outputs, parameters, raw inputs; model, version and id."""
 _NAMED = {
     "ModelReady": pb.ModelReadyRequest,
     "ModelMetadata": pb.ModelMetadataRequest,
@@ -458,8 +460,8 @@ _NAMED = {
 
 
 class InferenceRelay:
-    """inference.GRPCInferenceService, for any replicas. ``held``: answers until they are fetched, for a replica is done
-    with one when it is here. ``ready``: whether there are any replicas.
+    """inference.GRPCInferenceService for any replicas. ``held``: limits answers that are not fetched yet. ``ready``:
+    whether there are any replicas.
     """
 
     def __init__(
@@ -508,7 +510,7 @@ class InferenceRelay:
         return grpc.unary_unary_rpc_method_handler(about, request_deserializer=read)
 
     def index(self, asked: pb.RepositoryIndexRequest, context: grpc.ServicerContext) -> bytes:
-        """What is served to this caller, each model once."""
+        """The models that this caller may use, each once."""
         method, found = f"/{INFERENCE}/RepositoryIndex", pb.RepositoryIndexResponse()
         try:
             for said in self._relay.ask_groups(method, asked, context):
@@ -535,7 +537,7 @@ class InferenceRelay:
 
 
 def _model_of(data: bytes) -> str:
-    """The model that a ModelInferRequest names; a replica reads the rest, in its account's turn. Raises BadFrame."""
+    """The model that a ModelInferRequest names; a replica parses the rest. Raises BadFrame."""
     try:
         return frames.text(data, pb.ModelInferRequest.MODEL_NAME_FIELD_NUMBER, MAX_FIELDS)
     except DecodeError as error:
@@ -543,7 +545,7 @@ def _model_of(data: bytes) -> str:
 
 
 def _alone(asked: Any, answer: Callable[[], Any]) -> grpc.RpcMethodHandler[Any, Any]:
-    """A method that a front answers by itself."""
+    """A method that a front answers itself."""
     return grpc.unary_unary_rpc_method_handler(
         lambda _, context: answer().SerializeToString(), request_deserializer=asked.FromString
     )

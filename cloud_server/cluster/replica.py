@@ -1,6 +1,6 @@
-"""One replica of a model: a core behind a private port, for fronts alone; and how many replicas there should be.
+"""One replica of a model: a core behind a private port, for fronts only; and how many replicas there should be.
 
-Imported where Ray is not installed, too; `cluster.application` gives it to Ray Serve.
+Can be imported without Ray; `cluster.application` passes it to Ray Serve.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from shared_hooks.lifecycle import Stage
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 2.0
-"""For clients to fetch the last answers and leave."""
+"""How long clients may take to fetch the last answers and leave."""
 PENDING = "pending"
-"""The figure that replicas report: requests received, waiting or running."""
+"""The figure that replicas report: the number of requests in progress."""
 
 
 def by_pending(context: Any) -> tuple[int, dict[str, Any]]:
-    """A policy of Ray Serve's (``ray.serve.config.AutoscalingContext``), which applies its own delays and bounds to it.
+    """A scaling policy for Ray Serve (``ray.serve.config.AutoscalingContext``), which applies its own delays and
+    limits.
 
-    Its ``target_ongoing_requests`` is `Scale.target_pending`. Until a replica has reported, nothing changes.
+    Its ``target_ongoing_requests`` is `Scale.target_pending`. Nothing changes until a replica has reported.
     """
     figures = (context.aggregated_metrics or {}).get(PENDING) or {}
     if not figures:
@@ -43,7 +44,7 @@ def by_pending(context: Any) -> tuple[int, dict[str, Any]]:
 
 
 class Replica:
-    """Serves ``engines`` at a free port of ``host``. ``name``: of this one and no other, ever."""
+    """Serves ``engines`` at a free port of ``host``. ``name``: unique for all time."""
 
     def __init__(self, name: str, engines: Iterable[Engine], config: ServerConfig, host: str) -> None:
         self._name = name
@@ -65,7 +66,7 @@ class Replica:
         self._server.start()
 
     def place(self, with_metrics: bool = False) -> Mapping[str, Any]:
-        """`census.Place`, as values that travel: whoever hears it may call here for anybody."""
+        """`census.Place` as plain values. It contains the secret with which a front may call here for anybody."""
         return {
             "replica": self._name,
             "address": self._address,
@@ -76,12 +77,13 @@ class Replica:
         }
 
     def pending(self) -> int:
-        """Requests received, waiting or running."""
+        """The number of requests in progress."""
         return self.core.load().pending
 
     def drain(self) -> bool:
-        """Every client is asked to leave, what is under way is answered, and the port is closed; False when some was
-        left after the drain's seconds. A second call does nothing.
+        """Ask every client to leave, answer what is in progress, and close the port. Idempotent.
+
+        Returns False if requests were left after the drain time.
         """
         self._server.drain()
         drained = self.core.wait_idle(self._drain_seconds)

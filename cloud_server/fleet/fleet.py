@@ -1,7 +1,7 @@
-"""The models of a server by name: loaded, reloaded, unloaded, while it serves.
+"""The models of a server by name: loaded, reloaded and unloaded while it serves.
 
-What is new is there and warm before anybody hears of it. What it replaces finishes what is under way. Only what the
-operator's own files name can be loaded: nobody sends code or paths. One change at a time.
+A new model is loaded and warm before it is announced; the one that it replaces finishes its requests. Only what the
+operator's own files name can be loaded: nobody sends code or paths. Changes are made one at a time.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from shared_hooks.errors import Disagreement, IsthmusError, ModelFailed, ServerU
 log = logging.getLogger("cloud_server")
 
 LOOK_SECONDS = 0.1
-"""Between two looks whether there is room, while some wait."""
+"""The interval of checks for room while requests wait."""
 ACCOUNTS = 1024
-"""Whose loads are counted; of more the counts start again."""
+"""The number of accounts whose loads are counted; beyond it the counts restart."""
 
 
 class Returning:
-    """``bring(version, account)`` loads one, and says whether it is there, or will not be; False: not yet."""
+    """Loads evicted models again in a thread. ``bring(version, account)`` loads one; returns False if it must wait."""
 
     def __init__(self, bring: Callable[[Version, str], bool]) -> None:
         self._bring = bring
         self._changed = threading.Condition()
         self._wanted: dict[Version, str] = {}
-        """In the order in which they were asked for, with the account that asked first."""
+        """(model, the account that asked first) in the order of the requests."""
         self._seconds: Counter[str] = Counter()
         self._thread: threading.Thread | None = None
         self._closed = False
 
     def want(self, version: Version, account: str) -> None:
-        """From now on it is tried, while somebody waits for it."""
+        """Request that a model is loaded, as long as somebody waits for it."""
         with self._changed:
             self._wanted.setdefault(version, account)
             if self._thread is None:
@@ -59,7 +59,7 @@ class Returning:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Nothing more is loaded; waits for the one that is."""
+        """Stop loading; waits for the model being loaded."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -113,7 +113,7 @@ Stamp = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Change:
-    """Names of models, as a reload found them."""
+    """The names of models that a reload changed."""
 
     loaded: tuple[str, ...]
     unloaded: tuple[str, ...]
@@ -125,7 +125,7 @@ class Change:
 
 
 def stamp(entry: ModelEntry) -> Stamp:
-    """A stamp of a model's files: another one where one was replaced or written to."""
+    """A stamp of a model's files, which changes if one is replaced or written to."""
     found = []
     for path in (*entry.spec.weights, *([entry.spec.selection] if entry.spec.selection else [])):
         try:
@@ -137,13 +137,13 @@ def stamp(entry: ModelEntry) -> Stamp:
 
 
 def name_of(entry: ModelEntry) -> str:
-    """Without a version."""
+    """The model's name without its version."""
     return entry.spec.model_id.partition(":")[0]
 
 
 def freeze() -> None:
-    """What is loaded stays: a client's lists would else have every collection look at all of it. What was loaded
-    before, and is not needed any more, goes.
+    """Exclude the loaded models from garbage collection, which would otherwise traverse all of them for every client's
+    lists. What was loaded before and is not needed any more is freed.
     """
     gc.unfreeze()
     gc.collect()
@@ -151,12 +151,12 @@ def freeze() -> None:
 
 
 def unloaded(name: str) -> IsthmusError:
-    """The error that requests for it get."""
+    """The error of requests for an unloaded model."""
     return UnknownModel(f'model "{name}" was unloaded on this server; ask again when it is back')
 
 
 def replaced(mine: Identity, theirs: Identity) -> IsthmusError:
-    """What a client of the old one hears."""
+    """The error for a client of a model that was replaced."""
     what = "weights" if mine.weights_hash != theirs.weights_hash else "structure, plan or settings"
     digests = f': client "{mine.weights_hash}", server "{theirs.weights_hash}"' if what == "weights" else ""
     return Disagreement(
@@ -165,11 +165,11 @@ def replaced(mine: Identity, theirs: Identity) -> IsthmusError:
 
 
 EVICT_SECONDS = 10.0
-"""For what is under way, until a model that is to give way stays none the less."""
+"""How long to wait for a model's requests before its eviction is given up."""
 
 
 class Fleet(Mapping[str, Version]):
-    """Models by name. Any thread may call."""
+    """Models by name. Thread-safe."""
 
     def __init__(
         self,
@@ -180,9 +180,11 @@ class Fleet(Mapping[str, Version]):
         limits: Limits | None = None,
         trials: Trials | None = None,
     ) -> None:
-        """Loads ``entries``. ``read`` gives what the operator's files say now. ``settle`` is called when models have
-        come or gone since. ``limits`` bound what their weights take. ``trials`` tries cuts before they are served.
-        Raises what a model fails by.
+        """Load ``entries``.
+
+        ``read`` returns what the operator's files say now. ``settle`` is called after models have come or gone.
+        ``limits`` bound the memory of their weights. ``trials`` tries cuts before they are served. Raises the error of
+        a model that fails.
         """
         self._trials = trials
         limits = limits or Limits()
@@ -199,9 +201,9 @@ class Fleet(Mapping[str, Version]):
         self._stamps: dict[str, Stamp] = {}
         self._states: dict[str, tuple[str, str]] = {}
         self.loads: Counter[str] = Counter()
-        """How often each model was loaded ..."""
+        """How often each model was loaded."""
         self.evictions: Counter[str] = Counter()
-        """... and gave way to another."""
+        """How often each model was evicted."""
         names = [entry.spec.model_id for entry in entries]
         for name, count in Counter(names).items():
             if count > 1:
@@ -221,11 +223,11 @@ class Fleet(Mapping[str, Version]):
 
     @property
     def identities(self) -> list[Identity]:
-        """Identities of what is served."""
+        """The identities of the served models."""
         return [version.identity for version in self._named.values()]
 
     def states(self) -> dict[str, tuple[str, str]]:
-        """The state of each model that was ever served: READY, LOADING or UNAVAILABLE, and why."""
+        """(READY, LOADING or UNAVAILABLE, why) of each model that was ever served."""
         named = self._named
         return {**self._states, **{name: ("READY", "") for name in named if name not in self._states}}
 
@@ -242,8 +244,9 @@ class Fleet(Mapping[str, Version]):
             self._settle()
 
     def load(self, name: str) -> None:
-        """The model of this name as the operator's files say now; one that is served already is reloaded. Raises
-        UnknownModel, ServerUnavailable while another change is under way, and what the model fails by.
+        """Load, or reload, the model of this name as in the operator's files.
+
+        Raises UnknownModel, ServerUnavailable during another change, and the model's error.
         """
         with self._changes():
             found = [entry for entry in self._wanted() if name in (entry.spec.model_id, name_of(entry))]
@@ -252,8 +255,9 @@ class Fleet(Mapping[str, Version]):
             self._load(found)
 
     def unload(self, name: str) -> None:
-        """New requests hear that there is no such model; those under way are answered. Raises UnknownModel, and
-        ServerUnavailable while another change is under way.
+        """Unload a model: new requests are refused, those in progress are answered.
+
+        Raises UnknownModel, and ServerUnavailable during another change.
         """
         with self._changes():
             found = [name] if name in self._named else newest_first(self._named, name)
@@ -263,8 +267,10 @@ class Fleet(Mapping[str, Version]):
                 self._unload(one)
 
     def reload(self) -> Change:
-        """What is served is what the operator's files say now: what is new, or whose entry or files have changed, is
-        loaded, what is not in them any more is unloaded. What reading or a model fails by is raised; all is as before.
+        """Make the served models those of the operator's files.
+
+        New entries, and those that have changed or whose files have, are loaded; those that are gone are unloaded. An
+        error of reading or of a model is raised, and everything stays as before.
         """
         with self._changes(wait=True):
             entries = {entry.spec.model_id: entry for entry in self._wanted()}
@@ -319,7 +325,7 @@ class Fleet(Mapping[str, Version]):
             self._shed(version)
 
     def _check_size(self, loaded: Loaded) -> None:
-        """Raises SpecError for a model that cannot be there even alone."""
+        """Raises SpecError for a model that exceeds the limit even alone."""
         for device, nbytes in loaded.nbytes.items():
             if nbytes > self._most:
                 name = loaded.entry.spec.model_id
@@ -328,7 +334,7 @@ class Fleet(Mapping[str, Version]):
                 raise SpecError(f'models: the weights of "{name}" take {nbytes} bytes on {device}; {most}')
 
     def _shed(self, newest: Version) -> None:
-        """What the operator has loaded is there: those that were used longest ago give way to it."""
+        """Evict the least recently used models to make room for one that the operator has loaded."""
         for device in newest.nbytes:
             while sum(one.nbytes.get(device, 0) for one in self._residents()) > self._most:
                 others = [one for one in self._residents() if one is not newest and one.nbytes.get(device)]
@@ -349,7 +355,7 @@ class Fleet(Mapping[str, Version]):
         return True
 
     def _bring(self, version: Version, account: str) -> bool:
-        """The weights of this model are loaded again, if there is room, or can be; False: not yet."""
+        """Load the weights of an evicted model again if there is room; returns False if it must wait."""
         with self._changes(wait=True):
             if version.is_resident or version.is_ended:
                 return True
@@ -375,11 +381,11 @@ class Fleet(Mapping[str, Version]):
             return True
 
     def close(self) -> None:
-        """Nothing is loaded any more."""
+        """Stop loading models."""
         self._returning.close()
 
     def _take(self, loaded: Loaded) -> None:
-        """From now on this is what is served by its name."""
+        """Serve a loaded model under its name from now on."""
         identity = loaded.engine.identity
         name = identity.model_id
         self.loads[name] += 1

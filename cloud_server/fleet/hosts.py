@@ -1,4 +1,4 @@
-"""Where models are loaded: in this process, or in worker processes, on one device each."""
+"""Where models are loaded: in this process, or in worker processes with one device each."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
 
 def devices_of(text: str) -> list[torch.device]:
-    """Those that ``text`` lists, such as "cuda:0,cuda:1"; one that is named twice has two of each model. Raises
-    SpecError.
+    """The devices that ``text`` lists, such as "cuda:0,cuda:1"; one listed twice gets two copies of each model.
+
+    Raises SpecError.
     """
     return [pick_device(name.strip()) for name in text.split(",")]
 
 
 class Placed(NamedTuple):
-    """A model on a device: whole, or with the weights of one ``part``: its number, from 0, and how many there are."""
+    """A model on a device: whole, or one ``part``: (its number from 0, how many there are)."""
 
     entry: ModelEntry
     device: torch.device
@@ -48,13 +49,14 @@ class Placed(NamedTuple):
 
 
 FULL = 0.8
-"""A share of a device's free memory: with "auto", a model of more weights is put on several, in parts."""
+"""With "auto", a model whose weights exceed this share of a device's free memory is divided into parts."""
 
 
 def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Placed]:
-    """Where a model is, on a server whose devices are ``server``. ``divided``: its weights are divided among processes
-    anyway. Raises SpecError, also for devices that are not alike: what a request is answered with would hang on where
-    it came to.
+    """Where to place a model on a server whose devices are ``server``.
+
+    ``divided``: its weights are divided among processes in any case. Raises SpecError, also for devices that differ:
+    the answer would depend on where a request runs.
     """
     text, parts = entry.device or server, bool(entry.parts)
     found = devices_of(text)
@@ -82,7 +84,7 @@ def placed(entry: ModelEntry, server: str, *, divided: bool = False) -> list[Pla
 
 
 def _is_too_large(entry: ModelEntry, device: torch.device) -> bool:
-    """Whether a device has no room for its weights, and the spec says what is needed for parts of them."""
+    """Whether a device has no room for the weights, and the spec has what is needed to load parts of them."""
     free = devices.free(device)
     if free is None or entry.only or entry.tails or entry.compile or entry.spec.example() is None:
         return False
@@ -92,18 +94,18 @@ def _is_too_large(entry: ModelEntry, device: torch.device) -> bool:
 T = TypeVar("T")
 
 RECENT_SECONDS = 60.0
-"""For so long a use of a model counts."""
+"""How long a use of a model counts."""
 STAYS = 4.0
-"""Times what it took to load: so long it stays, whoever wants its room ..."""
+"""A loaded model stays for this multiple of its loading time ..."""
 STAYS_SECONDS = 1.0
-"""... and so long at least."""
+"""... and for at least this long."""
 TURNS = 10.0
-"""Times what it took to load: so long, at least, is a turn."""
+"""An account's turn lasts at least this multiple of the loading time."""
 
 
 @dataclass(frozen=True)
 class Resident(Generic[T]):
-    """A model in memory. ``users``: when each account last asked for it; ``load_seconds``: what loading it took."""
+    """A model in memory. ``users``: when each account last used it; ``load_seconds``: how long loading took."""
 
     thing: T
     nbytes: Mapping[str, int]
@@ -112,24 +114,26 @@ class Resident(Generic[T]):
     load_seconds: float
 
     def stays(self, now: float) -> bool:
-        """Whether it cannot be asked to go."""
+        """Whether it may not be evicted yet."""
         return now - self.arrived < max(STAYS_SECONDS, STAYS * self.load_seconds)
 
     @property
     def used(self) -> float:
-        """When it was last asked for, or came."""
+        """When it was last used, or loaded."""
         return max(self.users.values(), default=self.arrived)
 
     def recent(self, now: float) -> list[str]:
-        """Accounts that use it."""
+        """The accounts that use it."""
         return [account for account, at in self.users.items() if now - at < RECENT_SECONDS]
 
 
 def room_for(
     account: str, needed: Mapping[str, int], residents: Sequence[Resident[T]], limit: float, turn: float, now: float
 ) -> list[T] | None:
-    """What goes so that ``account`` can have a model of so many bytes on each device, at most ``limit`` on one; None
-    where nothing can go now. ``turn``: seconds.
+    """The models to evict so that ``account`` can have a model of so many bytes on each device, at most ``limit`` on
+    one.
+
+    None if that is impossible now. ``turn``: seconds.
     """
     gone: list[Resident[T]] = []
     for device, nbytes in needed.items():
@@ -148,7 +152,7 @@ def room_for(
 def _next(
     account: str, device: str, nbytes: int, here: Sequence[Resident[T]], limit: float, turn: float, now: float
 ) -> list[Resident[T]]:
-    """Who goes next on a device; nobody where nobody can."""
+    """The models to evict next on a device; empty if none may be."""
     free = sorted((one for one in here if not one.stays(now)), key=lambda one: one.used)
     unused = [one for one in free if not one.recent(now)]
     if unused:
@@ -174,7 +178,9 @@ def _next(
 
 
 def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, Party]:
-    """For whom each counts: of its recent users the one with the least, so using another's model takes none from it."""
+    """The account that each model counts for: of its recent users the one with the least, so that sharing costs
+    nothing.
+    """
     holds: Counter[str] = Counter()
     found = {}
     for one in sorted(here, key=lambda one: len(one.recent(now))):
@@ -185,20 +191,20 @@ def _holders(here: Sequence[Resident[T]], device: str, now: float) -> dict[int, 
 
 
 class Host(Protocol):
-    """One call at a time."""
+    """Loads models. One call at a time."""
 
     @property
     def all_at_once(self) -> bool:
-        """Whether models that are loaded by one call also go together: their memory is free when the last goes."""
+        """Whether models loaded by one call can only be freed together."""
         ...
 
     def load(self, entries: Sequence[ModelEntry]) -> list[Loaded]:
-        """Loads these models, warms them up, and waits for that; all or none. Raises what one of them fails by."""
+        """Load these models and wait until they are warm; all or none. Raises the error of one that fails."""
         ...
 
 
 class ThisProcess:
-    """A `Host`: models of this process, one for each of their devices."""
+    """A `Host` that loads models in this process, one for each of their devices."""
 
     all_at_once = False
 
@@ -232,9 +238,9 @@ class ThisProcess:
 
 
 class Processes:
-    """A `Host`: a pool of worker processes for each device. Use as a context manager.
+    """A `Host` with a pool of worker processes for each device. Use it as a context manager.
 
-    Workers read the server's own ``words``. Models that are loaded later get workers of their own.
+    Workers parse the server's own ``words``. Models loaded later get workers of their own.
     """
 
     all_at_once = True
@@ -263,7 +269,7 @@ class Processes:
 
     @property
     def deaths(self) -> int:
-        """Workers that have ended unexpectedly."""
+        """The number of workers that ended unexpectedly."""
         return self._ended + sum(pool.crew.deaths for pool in self._known())
 
     @property
@@ -315,7 +321,7 @@ class Processes:
         return found
 
     def _start(self, pools: Sequence[Pool], engines: dict[str, list[Engine]]) -> None:
-        """All at a time: each takes seconds to load torch."""
+        """Start pools concurrently, because each takes seconds to load torch."""
         failures: list[BaseException] = []
 
         def start(pool: Pool) -> None:

@@ -34,14 +34,14 @@ from shared_hooks.tail import payer
 
 
 class _Several:
-    """What is asked of a model on several devices, and any of its ``engines`` answers. Raises Disagreement where these
-    are not of one model.
+    """What any of the ``engines`` of one model on several devices can answer. Raises Disagreement if the
+    models differ.
     """
 
     step_batching = None
-    """Steps are computed alone: each session is in its own place."""
+    """None: steps are computed alone, because each session stays on its device."""
     batching = None
-    """So are requests."""
+    """None: requests are computed alone."""
     residence = None
 
     def __init__(self, engines: Sequence[Engine]) -> None:
@@ -57,7 +57,7 @@ class _Several:
         return self._engines[0].manifest()
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Memory that all of them see."""
+        """Memory that all engines can read."""
         return self._engines[0].allocate(nbytes)
 
     def admit_file(
@@ -80,7 +80,7 @@ class _Several:
 
 
 class Replicated(_Several):
-    """Copies: a request goes to whichever has the fewest, a decoding session stays on one."""
+    """Copies of a model: a request goes to the one with the fewest requests, a decoding session stays on one."""
 
     def __init__(self, engines: Sequence[Engine]) -> None:
         super().__init__(engines)
@@ -90,13 +90,13 @@ class Replicated(_Several):
 
     @property
     def busy(self) -> tuple[int, ...]:
-        """Requests that each replica computes."""
+        """The number of requests that each replica computes."""
         return tuple(self._busy)
 
     @contextmanager
     def _least(self, same: bool = False) -> Iterator[Engine]:
-        """The replica with the fewest requests, for the block; of equals the next in turn. ``same``: for each client
-        always the same.
+        """The replica with the fewest requests, for the block; among equals in turn. ``same``: always the same for each
+        client.
         """
         count = len(self._engines)
         with self._lock:
@@ -111,13 +111,15 @@ class Replicated(_Several):
                 self._busy[number] -= 1
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """As any of them."""
+        """As any replica's."""
         self._engines[0].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
-        """On the replica that has the fewest; frames that refer to a client's last ones on that which keeps them."""
+        """Compute on the replica with the fewest requests; frames that refer to a client's last ones, on the one that
+        keeps them.
+        """
         with self._least(same=bool(crossing.books)) as engine:
             return engine.compute(crossing, header, payload, want_metrics, end)
 
@@ -131,18 +133,18 @@ class Replicated(_Several):
         read: FileRead | None = None,
         end: End | None = None,
     ) -> Computed:
-        """On the replica that has the fewest."""
+        """Compute on the replica with the fewest requests."""
         with self._least() as engine:
             return engine.compute_file(suffix, header, payload, want_metrics, max_bytes, read, end)
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
-        """On the replica that has the fewest requests now, in turn where none has any; it stays there."""
+        """Open a session on the replica with the fewest requests, where it stays."""
         with self._least() as engine:
             return engine.open_session(cut, following)
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
-        """Observers of whichever replica computes in the block: the others find nothing."""
+        """Observe whichever replica computes in the block."""
         with ExitStack() as stack:
             found = [stack.enter_context(one.observing(observers)) for one in self._engines]
             yield lambda: max((each() for each in found), key=len)
@@ -150,7 +152,7 @@ class Replicated(_Several):
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """The profile of one replica; it counts as busy meanwhile."""
+        """The profile of one replica, which counts as busy meanwhile."""
         with self._least() as engine:
             return engine.profile(warmup, repetitions, seconds, on_progress, codecs)
 
@@ -160,7 +162,7 @@ class Replicated(_Several):
 
 @dataclass
 class _Report:
-    """What a further part said of a step."""
+    """A further part's report on a step."""
 
     server: str
     cut: str
@@ -171,14 +173,14 @@ class _Report:
 
 
 _reports: ContextVar[list[_Report]] = ContextVar("isthmus_reports_of_parts")
-"""What the further parts say of the step that this thread makes."""
+"""The further parts' reports on the step that this thread makes."""
 
 
 class Parted(_Several):
-    """An `Engine` of ``parts``: engines of one model, each of which has the weights from one cut to the next
-    (`Identity.part`), in order. A request runs from part to part, so several are under way, one on each device.
+    """An `Engine` of ``parts``: engines of one model, each with the weights from one cut to the next (`Identity.part`),
+    in order. A request passes through the parts, so several can be in progress, one on each device.
 
-    Raises Disagreement where one does not begin where the one before it ends, too.
+    Raises Disagreement if the models differ, or a part does not begin where the previous one ends.
     """
 
     def __init__(self, parts: Sequence[Engine]) -> None:
@@ -196,11 +198,11 @@ class Parted(_Several):
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """Where a part ends and the next begins."""
+        """The cuts between the parts."""
         return tuple(self._cuts[1:])
 
     def _way(self, begin: str, last: str | None) -> range:
-        """Numbers of the parts from the cut ``begin`` to ``last`` (None: to the model's end). Raises CutRefused."""
+        """The numbers of the parts from the cut ``begin`` to ``last`` (None: the model's end). Raises CutRefused."""
         found = self._begins.get(begin), len(self._engines) - 1 if last is None else self._ends.get(last)
         for name, at in zip((begin, last), found, strict=True):
             if at is None:
@@ -216,20 +218,20 @@ class Parted(_Several):
         return End(self._cuts[at + 1]) if at + 1 < way.stop else end
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """As the part with which it begins."""
+        """As the first part of the request."""
         self._engines[self._way(_begin(crossing), None).start].admit(crossing, header, payload_bytes, max_bytes)
 
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
-        """From part to part."""
+        """Compute part after part."""
         way = self._way(_begin(crossing), None if end is None else end.cut)
         engine, first = self._engines[way.start], self._end(way.start, way, end)
         self._observing.first = way.start
         return self._rest(way, engine.compute(crossing, header, payload, want_metrics, first), want_metrics, end)
 
     def _rest(self, way: range, computed: Computed, want_metrics: bool, end: End | None) -> Computed:
-        """What the first part computed, continued by the others."""
+        """Continue the first part's result through the others."""
         reply = computed.reply
         for at in way[1:]:
             began, engine = time.perf_counter_ns(), self._engines[at]
@@ -255,14 +257,14 @@ class Parted(_Several):
         read: FileRead | None = None,
         end: End | None = None,
     ) -> Computed:
-        """The first part reads it."""
+        """Read the file in the first part, and compute part after part."""
         way = self._way(INPUT, None if end is None else end.cut)
         first, self._observing.first = self._end(0, way, end), 0
         computed = self._engines[0].compute_file(suffix, header, payload, want_metrics, max_bytes, read, first)
         return self._rest(way, computed, want_metrics, end)
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
-        """A session at each part from ``cut`` on. Raises as `Engine.open_session`."""
+        """Open a session in each part from ``cut`` on. Raises as `Engine.open_session`."""
         way, onward = self._way(cut, None if following is None else following.cut), following is not None
         for at in reversed(way[1:]):
             link = _Between(self._engines[at], self._name(at), self._cuts[at], following)
@@ -272,7 +274,7 @@ class Parted(_Several):
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
-        """Observers of the part with which a request begins; what those of others find is in their own reports."""
+        """Observe the first part of a request; the others' findings are in their own reports."""
         with ExitStack() as stack:
             self._observing.found = [stack.enter_context(one.observing(observers)) for one in self._engines]
             stack.callback(self._observing.__dict__.clear)
@@ -294,7 +296,7 @@ def _begin(crossing: Crossing) -> str:
 
 
 def _moved(engine: Engine, computed: Computed | Parcel) -> memoryview:
-    """A payload in memory of the next part."""
+    """A payload in the memory of the next part."""
     memory, done = engine.allocate(computed.nbytes), 0
     for buffer in computed.buffers:
         if buffer.nbytes:
@@ -304,20 +306,20 @@ def _moved(engine: Engine, computed: Computed | Parcel) -> memoryview:
 
 
 class _PartedSession:
-    """An `EngineSession` of which every part after the first has a session of its own, behind a `_Between`."""
+    """An `EngineSession` whose later parts have sessions of their own, behind a `_Between`."""
 
     def __init__(self, session: EngineSession, onward: bool) -> None:
-        """``onward``: another server has what follows, and asking it is left to the caller (`Computed.rest`)."""
+        """``onward``: the caller asks the server that follows (`Computed.rest`)."""
         self._session = session
         self._onward = onward
 
     @property
     def lost(self) -> str:
-        """Why the first part's is lost; what others lose it gives them again."""
+        """Why the first part's session is gone; lost sessions of the others are rebuilt by it."""
         return self._session.lost
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
-        """As `EngineSession.step`: through all parts."""
+        """As `EngineSession.step`, through all parts."""
         computed = self._session.step(header, payload)
         if self._onward or computed.rest is None:
             return computed
@@ -340,7 +342,7 @@ class _PartedSession:
         return _PartedSession(self._session.fork(), self._onward)
 
     def close(self) -> None:
-        """The first part's session closes the others'."""
+        """Close the first part's session, and so the others'."""
         self._session.close()
 
 
@@ -353,7 +355,7 @@ class _Between:
         self._cut = cut
         self._following = following
         self._sessions: dict[int, tuple[EngineSession, int]] = {}
-        """By number, with the number of steps that each has made."""
+        """(session, number of its steps) by number."""
 
     def step(
         self,
@@ -363,7 +365,7 @@ class _Between:
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None = None,
     ) -> StepReply:
-        """As `Link.step`. Raises SessionLost, StepOutOfOrder: then the part before gives it all steps again."""
+        """As `Link.step`. Raises SessionLost and StepOutOfOrder, after which the previous part repeats all steps."""
         parcel, began = Parcel.of_tensors(header, tensors), time.perf_counter_ns()
         if number == 0 and session not in self._sessions:
             self._sessions[session] = self._opened(fork), 0

@@ -1,8 +1,9 @@
-"""One model with one set of weights, as clients agreed on it: an `Engine` whose weights may come and go.
+"""One model with one set of weights, as clients agreed on it: an `Engine` whose weights can be evicted and loaded
+again.
 
-Requests wait here, outside of any worker, for weights that are being loaded; those under way keep them in memory. A
-version that was unloaded or replaced refuses what is new by name, and may come back: with the same weights it is the
-same version, so that standing streams go on.
+Requests wait here, outside of any worker, for weights that are being loaded; those in progress keep them in memory. A
+version that was unloaded or replaced refuses new requests by name. With the same weights it may come back as the same
+version, so that open streams continue.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from shared_hooks.modules.manifest import Manifest
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory. ``nbytes``: of its weights, on each device that it is on. ``close`` gives them up, with the
-    reason that decoding sessions hear.
+    """A model in memory. ``nbytes``: of its weights, by device. ``close`` frees them, with the reason for decoding
+    sessions.
     """
 
     entry: ModelEntry
@@ -38,13 +39,15 @@ class Loaded:
     close: Callable[[str], None] = lambda why: None
     nbytes: Mapping[str, int] = field(default_factory=dict)
     compiled: Callable[[], Iterable[str]] = tuple
-    """How its compiled tails stand (`shared_hooks.compiling.Standing`), one word for each."""
+    """The states of its compiled tails (`shared_hooks.compiling.Standing`), one word for each."""
     spot_checks: Callable[[], tuple[int, int]] = lambda: (0, 0)
-    """How many batches had a part computed alone, too, and how many copies of the model make none any more for that."""
+    """The number of batches of which a part was also computed alone, and of copies that make no batches any more for
+    it.
+    """
 
 
 class Home:
-    """Weights in memory, and how much of what was put needs them."""
+    """Weights in memory, and the number of requests that need them."""
 
     def __init__(self, loaded: Loaded) -> None:
         self.loaded = loaded
@@ -52,20 +55,20 @@ class Home:
 
 
 class Keeper(Protocol):
-    """Whose weights they are. Any thread may call."""
+    """Owns weights that requests keep in memory. Thread-safe."""
 
     def unpin(self, home: Home) -> None:
-        """Something that was put is over."""
+        """A request that needed the weights is over."""
         ...
 
 
 def unpinned(home: Home) -> bool:
-    """Whether nothing needs these weights."""
+    """Whether no request needs these weights."""
     return not home.pins
 
 
 class Pinned:
-    """Something that keeps weights in memory until it is left, once."""
+    """A request that keeps weights in memory until `leave`, which takes effect once."""
 
     def __init__(self, keeper: Keeper, home: Home | None, put: Callable[[], Leave]) -> None:
         self._keeper = keeper
@@ -79,7 +82,7 @@ class Pinned:
 
     @classmethod
     def entered(cls, keeper: Keeper, home: Home | None, put: Callable[[], Leave]) -> Leave:
-        """Puts it; the keeper has counted it already."""
+        """Start it with ``put``; the keeper has counted it already."""
         return cls(keeper, home, put).leave
 
     def leave(self) -> None:
@@ -90,18 +93,19 @@ class Pinned:
 
 
 class Deferred:
-    """Something that is put later, by `go`, and may be left before or after."""
+    """A request that is started later, by `go`, and may be cancelled before or after."""
 
     def __init__(self, before: Leave | None = None) -> None:
-        """``before``: called where it is left, to take it from where it waits to be put."""
+        """``before``: called if it is cancelled while it still waits."""
         self.before = before
         self._lock = threading.Lock()
         self._left = False
         self._leave: Leave | None = None
 
     def go(self, put: Callable[[], Leave], instead: Callable[[], Leave] | None = None) -> bool:
-        """Puts it now, unless it was left; whether it did. ``instead`` takes the place of ``put`` where that raises:
-        whoever waits hears why when it is computed.
+        """Start it, unless it was cancelled; returns whether it was started.
+
+        ``instead`` replaces ``put`` if that raises: the error is then reported when the request is computed.
         """
         with self._lock:
             if self._left:
@@ -128,13 +132,13 @@ class Deferred:
 
 
 AGAIN_SECONDS = 5.0
-"""After weights could not be loaded, until it is tried again."""
+"""After a failure to load, the interval until the next attempt."""
 ACCOUNTS = 1024
-"""Whose last use is remembered; of more it starts again."""
+"""The number of accounts whose last use is remembered."""
 
 
 class Version:
-    """An `Engine` and its `Residence`. Any thread may call."""
+    """An `Engine` and its `Residence`. Thread-safe."""
 
     def __init__(
         self,
@@ -143,8 +147,8 @@ class Version:
         gone: Callable[[], object] = lambda: None,
         trials: Trials | None = None,
     ) -> None:
-        """``wanted`` is called, without waiting, with the account that asks for weights that are not in memory;
-        ``gone`` when some were given up. ``trials``: what tries a cut before it is served.
+        """``wanted`` is called, and must not block, with the account that needs weights which are not in memory;
+        ``gone`` after weights were freed. ``trials`` tries a cut before it is served.
         """
         self._gone = gone
         self._trials = trials
@@ -153,10 +157,10 @@ class Version:
         self.nbytes = loaded.nbytes
         self.residence = self
         self.used: dict[str, float] = {}
-        """When each account last asked for it (time.monotonic)."""
+        """When each account last used it (time.monotonic)."""
         self.arrived = time.monotonic()
         self.load_seconds = 0.0
-        """What loading it took, the last time."""
+        """How long loading took, the last time."""
         self._failed_at = 0.0
         self._wanted = wanted
         self._lock = threading.RLock()
@@ -172,26 +176,26 @@ class Version:
 
     @property
     def is_resident(self) -> bool:
-        """Whether its weights are in memory, and are to stay."""
+        """Whether its weights are in memory and not being evicted."""
         return self._home is not None and not self._leaving
 
     @property
     def compiled(self) -> list[str]:
-        """How its compiled tails stand, one word for each; none while its weights are away."""
+        """The states of its compiled tails, one word for each; empty without weights."""
         home = self._home
         return [] if home is None else list(home.loaded.compiled())
 
     @property
     def spot_checks(self) -> tuple[int, int]:
-        """Batches of which a part was computed alone, too, and copies of the model that make none any more for that;
-        since its weights came.
+        """The number of batches of which a part was also computed alone, and of copies of the model that make no
+        batches any more because of that, since its weights were loaded.
         """
         home = self._home
         return (0, 0) if home is None else home.loaded.spot_checks()
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for its weights."""
+        """The number of requests that wait for its weights."""
         return len(self._parked)
 
     def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
@@ -224,8 +228,9 @@ class Version:
         return parked.leave
 
     def arrive(self, loaded: Loaded, why: str = "") -> None:
-        """The weights are there (again): waiting requests continue. Where others were there, these go as soon as
-        nothing needs them; decoding sessions are lost then, saying ``why``.
+        """Use new weights: waiting requests continue.
+
+        Previous weights are freed once nothing needs them; decoding sessions are then lost, with the reason ``why``.
         """
         with self._lock:
             before, self._home = self._home, Home(loaded)
@@ -237,7 +242,7 @@ class Version:
             threading.Thread(target=self._close, args=(before, why), name="isthmus-closing", daemon=True).start()
 
     def fail(self, error: IsthmusError) -> None:
-        """They did not come: waiting requests get the error, and for the next request it is tried again."""
+        """Loading failed: waiting requests get the error, and the next request tries again."""
         with self._lock:
             self._failed, self._failed_at = error, time.monotonic()
         self._admit()
@@ -253,8 +258,10 @@ class Version:
                 self.unpin(home)
 
     def end(self, why: Callable[[], IsthmusError], reported: str) -> None:
-        """Nothing new is taken from now on: it raises what ``why`` makes. What is under way continues; then the weights
-        go, and decoding sessions are lost, saying ``reported``.
+        """Refuse new requests with the error that ``why`` makes.
+
+        Those in progress continue; then the weights are freed, and decoding sessions are lost with the reason
+        ``reported``.
         """
         with self._lock:
             self._ended = why
@@ -262,8 +269,9 @@ class Version:
         threading.Thread(target=self.leave, args=(reported,), name="isthmus-closing", daemon=True).start()
 
     def leave(self, why: str, seconds: float | None = None) -> bool:
-        """The weights go, once nothing needs them, within so many seconds; whether they have. Meanwhile who comes
-        waits; decoding sessions are lost, saying ``why``.
+        """Free the weights once nothing needs them, within ``seconds``; returns whether they were freed.
+
+        New requests wait meanwhile; decoding sessions are lost with the reason ``why``.
         """
         self._remember()
         with self._lock:
@@ -286,15 +294,15 @@ class Version:
 
     @property
     def is_ended(self) -> bool:
-        """Whether nothing new is taken."""
+        """Whether new requests are refused."""
         return self._ended is not None
 
     def _is_free(self, home: Home) -> bool:
-        """Whether nothing needs these weights, or others have come."""
+        """Whether nothing needs these weights, or others have replaced them."""
         return not home.pins or self._home is not home
 
     def _remember(self) -> None:
-        """What strangers may ask for while the weights are away."""
+        """Keep what clients may ask for while the weights are not in memory."""
         if self._ended is None and self._manifest is None:
             try:
                 self._manifest = self._engine().manifest()
@@ -309,7 +317,7 @@ class Version:
         self._gone()
 
     def unpin(self, home: Home) -> None:
-        """Something that was put is over."""
+        """A request that needed the weights is over."""
         with self._lock:
             home.pins -= 1
             self._changed.notify_all()
@@ -319,7 +327,7 @@ class Version:
             self._parked.pop(parked, None)
 
     def _absence(self) -> IsthmusError:
-        """Why it computes nothing now."""
+        """Why it cannot compute now."""
         if self._ended is not None:
             return self._ended()
         if self._failed is not None:
@@ -347,7 +355,7 @@ class Version:
         return home.loaded.engine.batching
 
     def manifest(self) -> Manifest:
-        """What its digests are made of, also while its weights are away."""
+        """The facts behind its digests, also without weights in memory."""
         return self._manifest if self._manifest is not None else self._engine().manifest()
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -355,7 +363,9 @@ class Version:
         return room_for(nbytes) if home is None else home.loaded.engine.allocate(nbytes)
 
     def _admitting(self) -> Engine | None:
-        """What checks a request; None where only what needs no model can be checked. Raises why nothing is taken."""
+        """The engine that checks a request; None if only what needs no model can be checked. Raises if requests are
+        refused.
+        """
         if self._ended is not None:
             raise self._ended()
         home = self._home

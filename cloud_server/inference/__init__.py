@@ -1,10 +1,10 @@
-"""The Open Inference Protocol without its transports: whole models, and tails, for who has no edge client.
+"""The Open Inference Protocol without its transports: whole models and tails, for clients other than edge clients.
 
-Every request is a stream of its own in this process (`cloud_server.streams`), so that whatever bounds and protects
-those holds for it: who may, places, quotas, memory, rehearsals, fair shares, deadlines, draining.
+Every request is a stream in this process (`cloud_server.streams`), so that everything which limits and protects streams
+applies: permissions, places, quotas, memory, rehearsals, fair shares, deadlines, draining.
 
 service  what is served, and how a request is answered
-sending  a request and its answer as either transport brings them, and as an edge client would send them
+sending  a request and its answer as the transports have them, and as an edge client would send them
 
 May import core, streams, models, access, limits.
 """

@@ -1,6 +1,6 @@
-"""A request as an edge client would send it: a greeting, a cut, a header, a payload.
+"""A request as an edge client would send it: a hello, a cut, a header, a payload.
 
-The whole model is the tail from the cut "input", whose description is that of the spec's example, with the request's
+The whole model is the tail behind the cut "input", whose description is that of the spec's example, with the request's
 own shapes. What crosses a cut of ``tails`` comes as tensors by name, and becomes what a head would have sent.
 """
 
@@ -72,20 +72,20 @@ NUMPY: dict[str, Any] = {
 }
 
 MOST = 1 << 40
-"""Elements of a shape, those of size 0 counted as 1."""
+"""Most elements of a shape, with sizes of 0 counted as 1."""
 AT_ONCE = 4096
-"""Elements that become Python's own in one go; between two, other threads have their turn."""
+"""Elements converted to Python objects at a time; in between other threads run."""
 
 
 def dtype_of(name: str, where: str) -> torch.dtype:
-    """Raises InputMismatch for what is no datatype of tensors here."""
+    """The torch type of a datatype. Raises InputMismatch for an unknown one."""
     if name not in DTYPES:
         raise InputMismatch(f"{where}: datatype {name[:40]!r}; there are {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
 def count(shape: Sequence[int], where: str) -> int:
-    """Elements of a shape that a stranger gives. Raises BadFrame."""
+    """The number of elements of a client's shape. Raises BadFrame."""
     if len(shape) > 32 or any(size < 0 for size in shape):
         raise BadFrame(f"{where}: the shape {list(shape)[:32]} is none: up to 32 sizes that are not negative")
     if math.prod(max(size, 1) for size in shape) >= MOST:
@@ -94,9 +94,9 @@ def count(shape: Sequence[int], where: str) -> int:
 
 
 def pack(values: Sequence[Any], datatype: str, where: str, *, finite: bool = False) -> memoryview:
-    """Numbers or truth values as bytes. Raises InputMismatch for other values, and for numbers that do not fit.
+    """Numbers or truth values as bytes. Raises InputMismatch for other values, and for numbers out of range.
 
-    ``finite``: where they came from cannot say others, so one that is not was too large to be read.
+    ``finite``: the source cannot express infinities, so one comes from a number that was too large.
     """
     kind = NUMPY.get(datatype)
     if kind is None:
@@ -115,7 +115,9 @@ def pack(values: Sequence[Any], datatype: str, where: str, *, finite: bool = Fal
 
 
 def unpack(data: memoryview, datatype: str) -> Iterator[list[Any]]:
-    """The reverse of `pack`, `AT_ONCE` elements at a time. Raises KeyError where elements come as bytes only."""
+    """The reverse of `pack`, `AT_ONCE` elements at a time. Raises KeyError for datatypes whose elements are always
+    bytes.
+    """
     found = np.frombuffer(data, dtype=NUMPY[datatype])
     return (found[at : at + AT_ONCE].tolist() for at in range(0, len(found), AT_ONCE))
 
@@ -126,9 +128,9 @@ def unpack(data: memoryview, datatype: str) -> Iterator[list[Any]]:
 Value = bool | int | float | str
 """A parameter's value."""
 MAX_VALUES = 1 << 20
-"""Elements of one answer, all outputs together, that are written one by one; more go as bytes only."""
+"""Most elements of one answer that are written one by one; more can only be sent as bytes."""
 VALUE_BYTES = 32
-"""Memory that such an element takes on its way into JSON or protobuf."""
+"""The memory that such an element takes on its way into JSON or protobuf."""
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,13 @@ class Named:
 
     @property
     def count(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class Query:
-    """``outputs``: those that are wanted; none = all."""
+    """A request. ``outputs``: those requested; empty: all."""
 
     model: str
     inputs: tuple[Named, ...]
@@ -160,7 +162,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Result:
-    """``parameters``: what the model gives besides tensors, by name."""
+    """An answer. ``parameters``: what the model returns besides tensors, by name."""
 
     model: str
     version: str
@@ -174,20 +176,20 @@ class Result:
 
 
 WEIGHTS = "isthmus_weights"
-"""The parameter that says which weights the head has; another's are refused."""
+"""The parameter with the digest of the head's weights, which must match."""
 
 
 CODECS = "isthmus_codecs"
-"""The parameter that says which inputs of a tail are encoded: JSON, name of the input -> [codec, its parameters]."""
+"""The parameter that lists the encoded inputs of a tail: JSON, name of the input -> [codec, its parameters]."""
 MAX_CODECS = 1 << 16
-"""Characters of that."""
+"""Its maximum length in characters."""
 SHAPES = "isthmus_shapes"
-"""The parameter that says which shapes the head's inputs had: JSON, name of the model's input -> shape."""
+"""The parameter with the shapes of the head's inputs: JSON, name of the model's input -> shape."""
 
 
 @dataclass(frozen=True)
 class Sending:
-    """``cut``: the description's bytes. ``buffers``: the payload, in order."""
+    """What an edge client sends. ``cut``: the description's bytes. ``buffers``: the payload, in order."""
 
     hello: split_pb2.Hello
     cut: bytes
@@ -198,8 +200,10 @@ class Sending:
 
 
 def sending(query: Query, identity: Identity, max_bytes: int, cut: str | None = None) -> Sending:
-    """What is sent for a request of the model that ``identity`` names; ``cut``: for the tail behind it, with what
-    crosses by name. Raises an IsthmusError that names the input.
+    """What to send for a request to the model of ``identity``; ``cut``: to the tail behind it, with what crosses by
+    name.
+
+    Raises an IsthmusError that names the input.
     """
     weights = query.parameters.get(WEIGHTS)
     if weights is not None and weights != identity.weights_hash:
@@ -248,8 +252,10 @@ def _named_tail(query: Query, identity: Identity, cut: str, max_bytes: int) -> S
 
 
 def _check_input_shapes(query: Query, inputs: Sequence[str], crossing: Crossing) -> None:
-    """Raises InputMismatch where the head's inputs had other shapes than those this tail was worked out for: shapes of
-    what crosses do not always tell, and the tail may use them. BadFrame where the parameter is malformed.
+    """Raises InputMismatch if the head's inputs had other shapes than the ones that this tail was prepared for.
+
+    The shapes of what crosses do not always tell, and the tail may use the inputs' shapes. BadFrame for a malformed
+    parameter.
     """
     text = query.parameters.get(SHAPES)
     if text is None:
@@ -267,7 +273,7 @@ def _check_input_shapes(query: Query, inputs: Sequence[str], crossing: Crossing)
 
 
 def _coded(query: Query) -> dict[str, tuple[str, Coded]]:
-    """The inputs that are encoded, by name: the codec, and what it gave. Raises BadFrame, InputMismatch."""
+    """The encoded inputs by name: the codec, and its output. Raises BadFrame, InputMismatch."""
     text = str(query.parameters.get(CODECS, "{}"))
     inputs = {one.name: one for one in query.inputs}
     found = {}
@@ -282,7 +288,7 @@ def _coded(query: Query) -> dict[str, tuple[str, Coded]]:
 
 
 def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sending:
-    """As an edge with this very model would send it."""
+    """What an edge client with this model would send."""
     hello = split_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         model_id=identity.model_id,
@@ -298,8 +304,9 @@ def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sendi
 def _tensors(
     query: Query, inputs: list[list[Any]], max_bytes: int, coded: Container[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """The inputs of a request, by name, in the order of ``inputs``: [name, dtype, shape] of each, whose sizes may be
-    others. Those that are ``coded`` are looked at, and left out.
+    """The inputs of a request by name, in the order of ``inputs`` ([name, dtype, shape] of each; sizes may differ).
+
+    Those that are ``coded`` are checked, and left out.
     """
     tensors = {}
     given = _by_name(query, [name for name, _, _ in inputs])
@@ -329,8 +336,9 @@ def _tensors(
 
 
 def described(identity: Identity, cut: str | None = None) -> Mapping[str, Any]:
-    """The names of a model's inputs and outputs, or of those of the tail behind a cut. Raises CutRefused, saying why,
-    for one without, and UnknownModel for a tail that is not served.
+    """The names of a model's inputs and outputs, or of those of the tail behind a cut.
+
+    Raises CutRefused, with the reason, if there are none, and UnknownModel for a tail that is not served.
     """
     why = identity.form.get("refused", "its spec has no example input, so its inputs have no names")
     if "inputs" not in identity.form:
@@ -347,7 +355,7 @@ def described(identity: Identity, cut: str | None = None) -> Mapping[str, Any]:
 
 
 def fits(query: Query, identity: Identity) -> bool:
-    """Whether shapes are those that the model was seen to take."""
+    """Whether the shapes are among those that the model was seen to accept."""
     shapes = {name: shape for name, _, shape in identity.form.get("inputs", ())}
     return all(
         len(one.shape) == len(shapes.get(one.name, ()))
@@ -367,20 +375,20 @@ def _by_name(query: Query, wanted: list[str]) -> dict[str, Named]:
 
 
 def _tensor(one: Named, dtype: torch.dtype) -> torch.Tensor:
-    """Its elements where they lie; they are only read."""
+    """A read-only tensor on the elements in place."""
     if not one.data.nbytes:
         return torch.empty(one.shape, dtype=dtype)
     return borrowed(one.data).view(dtype).reshape(one.shape)
 
 
 def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of row-major order, in elements."""
+    """The strides of row-major order, in elements."""
     return tuple(math.prod(max(size, 1) for size in shape[at + 1 :]) for at in range(len(shape)))
 
 
 @lru_cache(256)
 def _crossing(example: str, forms: tuple[TensorForm, ...]) -> Crossing:
-    """The cut "input" of the example, for inputs of these forms, which all cross whole."""
+    """The description of the example's cut "input", for inputs of these forms, which all cross completely."""
     known = decode(example.encode())
     views = [View(form.shape, form.stride, 0) for form in forms]
     pairs = list(enumerate(zip(forms, views, strict=True)))

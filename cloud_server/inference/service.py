@@ -1,4 +1,4 @@
-"""What is served by the Open Inference Protocol, and how a request is answered: the same for gRPC and HTTP."""
+"""What is served over the Open Inference Protocol, and how a request is answered, for gRPC and HTTP alike."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ from shared_hooks.version import __version__
 
 
 class Hold:
-    """What one call holds, until the end of the block. ``leave`` ends the call, from any thread, without waiting."""
+    """The memory that one call holds, until the end of the block. ``leave`` ends the call from any thread, without
+    blocking.
+    """
 
     def __init__(self, held: Held, party: Party, leave: Callable[[], object]) -> None:
         self.party = party
@@ -69,19 +71,19 @@ class Hold:
         self._held = held
 
     def more(self, nbytes: int) -> None:
-        """Raises TooLarge, or ServerUnavailable when there is no room."""
+        """Hold more memory. Raises TooLarge, or ServerUnavailable without room."""
         self._held.take(self, nbytes)
 
     def __enter__(self) -> Hold:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """It holds nothing any more."""
+        """Release the memory."""
         self._held.give_back(self)
 
 
 class Held:
-    """At most ``limit`` bytes together. Any thread may call."""
+    """At most ``limit`` bytes held by all calls. Thread-safe."""
 
     def __init__(self, limit: int) -> None:
         self._lock = threading.Lock()
@@ -89,7 +91,7 @@ class Held:
         self._holds: dict[Hold, None] = {}
 
     def hold(self, party: Party, leave: Callable[[], object]) -> Hold:
-        """Nothing yet."""
+        """A `Hold` that holds nothing yet."""
         return Hold(self, party, leave)
 
     @property
@@ -146,7 +148,7 @@ _ids = itertools.count(1)
 class Asking:
     """One request of ``caller``, as a context manager: entered for a place, left when its answer was fetched.
 
-    ``on_drop`` ends the transport's call, from any thread, without waiting. Raises ServerUnavailable without a place.
+    ``on_drop`` ends the transport's call, from any thread, without blocking. Raises ServerUnavailable without a place.
     """
 
     def __init__(self, core: Core, caller: Caller, on_drop: Callable[[], object]) -> None:
@@ -177,19 +179,19 @@ class Asking:
 
     @property
     def party(self) -> Party:
-        """On whom it counts what is held for it."""
+        """The account and client that memory held for it is charged to."""
         return Party(self.caller.account, self._client)
 
     def refuse(self, error: IsthmusError) -> None:
-        """Ends it with an error, from any thread."""
+        """End it with an error. Thread-safe."""
         self._session.end(error)
 
     def gone(self) -> None:
-        """The caller left: whoever waits here waits no more. Any thread may call; nothing is done that takes time."""
+        """The client left. Thread-safe; does not block."""
         self._session.gone()
 
     def read(self, reading: Callable[[], T]) -> T:
-        """What ``reading`` makes of a message, in its account's turn and at its account's cost (`streams.pace`)."""
+        """Parse a message in its account's turn, and charge the account for it (`streams.probe.Pace`)."""
         self._session.wait_turn()
         began = time.thread_time()
         try:
@@ -199,7 +201,7 @@ class Asking:
             self._session.spent(time.thread_time() - began)
 
     def answer(self, sending: Sending, deadline_seconds: float | None) -> tuple[split_pb2.ReplyHeader, memoryview]:
-        """The reply, and its payload. Raises what the request fails by."""
+        """The reply and its payload. Raises the request's error."""
         began = time.thread_time()
         self._send(sending, deadline_seconds)
         self._session.spent(time.thread_time() - began)
@@ -224,7 +226,7 @@ class Asking:
         self._take(HeadedRequest(header, tuple(buffer.cast("B") for buffer in sending.buffers if buffer.nbytes)))
 
     def _take(self, frame: InFrame) -> None:
-        """What is wrong with the stream as a whole ends it, and is raised by whoever receives."""
+        """Pass a frame to the stream. An error of the stream ends it, and is raised on receiving."""
         self._session.receive(frame)
 
     def _receive(self) -> tuple[split_pb2.ReplyHeader, memoryview]:
@@ -251,7 +253,7 @@ class Asking:
 
 
 def _error(failed: split_pb2.RequestFailed) -> IsthmusError:
-    """As it was raised on this side, but for its cause."""
+    """A failure as an error of this side, without its cause."""
     kind = by_name(failed.error)
     error = kind(failed.message)
     if failed.retry_after_ms:
@@ -268,7 +270,7 @@ EXTENSIONS = ("model_repository", "model_configuration", "statistics", "binary_t
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """``shape``: -1 = of any size."""
+    """A tensor's description. ``shape``: -1 for any size."""
 
     name: str
     datatype: str
@@ -285,11 +287,11 @@ class ModelInfo:
 
 
 PARTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
-"""The durations that Triton's statistics have, in its words."""
+"""The durations in Triton's statistics, by its names."""
 
 
 class _Statistics:
-    """A hook that counts each model's requests since the server started, whichever protocol they came by."""
+    """A hook that counts each model's requests since the server started, over all protocols."""
 
     name = "statistics"
     built_in = True
@@ -300,7 +302,7 @@ class _Statistics:
         self._models: dict[str, _ModelStatistics] = {}
 
     def after_request(self, event: Event) -> None:
-        """It is answered, failed or cancelled."""
+        """Count a request that was answered, failed or cancelled."""
         reply: split_pb2.ReplyHeader | None = event.reply
         took = time.perf_counter_ns() - event.began_ns
         assert event.request is not None
@@ -322,7 +324,7 @@ class _Statistics:
             known.executions += 1 / max(1, reply.batch_size)
 
     def of(self, model: str) -> dict[str, Any]:
-        """As Triton's JSON and messages have it."""
+        """The counts in Triton's form."""
         with self._lock:
             known = self._models.get(model, _ModelStatistics())
             parts = {name: {"count": known.counts[name], "ns": known.ns[name]} for name in PARTS}
@@ -349,9 +351,7 @@ class _ModelStatistics:
 
 
 class Inference:
-    """The Open Inference Protocol of one core. ``ready``: whether the server takes requests (`transport.health`). Any
-    thread may call.
-    """
+    """The Open Inference Protocol of one core. ``ready``: whether the server accepts requests. Thread-safe."""
 
     def __init__(self, core: Core, ready: Callable[[], bool]) -> None:
         self.core = core
@@ -365,11 +365,11 @@ class Inference:
         return self._ready() and not self.core.draining
 
     def server(self) -> dict[str, Any]:
-        """What the server is; for everybody who is let in."""
+        """The server's description."""
         return {"name": NAME, "version": __version__, "extensions": list(EXTENSIONS)}
 
     def index(self, caller: Caller) -> list[dict[str, str]]:
-        """The models that ``caller`` may use, those too that are not served now."""
+        """The models that ``caller`` may use, including those that are not served now."""
         fleet = self.core.fleet
         states = dict.fromkeys(self.core.engines, ("READY", "")) if fleet is None else fleet.states()
         found = []
@@ -396,17 +396,20 @@ class Inference:
         return [self._statistics.of(one) for one in wanted]
 
     def load(self, caller: Caller, name: str) -> None:
-        """As the server's files say now, again if it is served already; returns when it is warm. Raises AccessRefused,
-        UnknownModel, ServerUnavailable while other models change, and what the model fails by.
+        """Load, or reload, a model as in the server's files; returns when it is warm.
+
+        Raises AccessRefused, UnknownModel, ServerUnavailable during another change, and the model's error.
         """
         self._managed(caller, name).load(name)
 
     def unload(self, caller: Caller, name: str) -> None:
-        """Raises AccessRefused, UnknownModel, and ServerUnavailable while other models change."""
+        """Unload a model. Raises AccessRefused, UnknownModel, and ServerUnavailable during another change."""
         self._managed(caller, name).unload(name)
 
     def _managed(self, caller: Caller, name: str) -> Fleet:
-        """Raises AccessRefused for who may not, UnknownModel for a model that does not exist for this caller."""
+        """The fleet, if the caller may manage it. Raises AccessRefused, and UnknownModel for a model that the caller
+        may not use.
+        """
         if not caller.policy.manage:
             raise AccessRefused(f'identity "{caller.identity}" may not load or unload models here (manage)')
         self.core.check_open()
@@ -417,7 +420,7 @@ class Inference:
         return self.core.fleet
 
     def engine(self, caller: Caller, name: str, version: str = "", weights_hash: str = "") -> Engine:
-        """Without a version the newest one, or the one with these weights. Raises UnknownModel."""
+        """A model's engine: without a version the newest, or the one with these weights. Raises UnknownModel."""
         known = self.core.engines_for(caller)
         name, _ = self._tail_of(name)
         newest = version_of(known, name, weights_hash)
@@ -431,7 +434,7 @@ class Inference:
         return engines[version]
 
     def describe(self, caller: Caller, name: str, version: str = "") -> ModelInfo:
-        """Raises UnknownModel, and CutRefused for a model that cannot be asked by names."""
+        """A model's description. Raises UnknownModel, and CutRefused for a model without named inputs."""
         identity = self.engine(caller, name, version).identity
         cut = self._tail_of(name)[1]
         form = described(identity, cut)
@@ -441,7 +444,7 @@ class Inference:
         return ModelInfo(shown, versions, PLATFORM, _infos(form["inputs"]), _infos(form["outputs"]))
 
     def _tail_of(self, name: str) -> tuple[str, str | None]:
-        """``NAME@CUT``: the model, and the cut whose tail is asked for; a model may have an @ in its own name."""
+        """Split ``NAME@CUT`` into the model and the cut whose tail is meant; a model's own name may contain an @."""
         base, at, cut = name.partition("@")
         return (name, None) if not at or name in self.core.engines else (base, cut)
 
@@ -450,7 +453,7 @@ class Inference:
         return Asking(self.core, caller, on_drop)
 
     def infer(self, asking: Asking, query: Query, deadline_seconds: float | None = None) -> Result:
-        """Raises what the request fails by."""
+        """Answer a request. Raises its error."""
         if query.parameters.get("sequence_id"):
             raise InputMismatch("sequences are not served: each request stands alone")
         for wanted in (query.outputs, [one.name for one in query.inputs]):
@@ -484,7 +487,7 @@ def _infos(entries: list[list[Any]]) -> tuple[TensorInfo, ...]:
 
 
 def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
-    """``timeout`` is Triton's parameter."""
+    """The shorter time limit in seconds; ``timeout`` is Triton's parameter."""
     if microseconds is None or microseconds == 0:
         return seconds
     if type(microseconds) is not int or not 0 <= microseconds <= 1000 * MOST_MS:
@@ -495,7 +498,9 @@ def _shorter(seconds: float | None, microseconds: Value | None) -> float | None:
 
 
 def _of_tail(reply: split_pb2.ReplyHeader) -> dict[str, Value]:
-    """Parameters of a tail's answer: its head ran in another runtime, so the answer is not verified; server times."""
+    """Parameters of a tail's answer: server times, and that it is not verified, because its head ran in another
+    runtime.
+    """
     took = reply.durations
     return {
         "isthmus_head": "not verified",
@@ -505,7 +510,7 @@ def _of_tail(reply: split_pb2.ReplyHeader) -> dict[str, Value]:
 
 
 def _result(query: Query, version: str, reply: split_pb2.ReplyHeader, payload: memoryview) -> Result:
-    """The outputs by name, and what else the model gives as parameters."""
+    """The outputs by name, and what else the model returns as parameters."""
     structure, tensors = Parcel.tensors(reply.header, payload)
     found: dict[str, Named] = {}
     parameters: dict[str, Value] = {}

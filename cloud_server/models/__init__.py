@@ -1,9 +1,9 @@
 """The served models.
 
 engine         what the core needs of a model, and an answer as bytes
-served_model   ... in this process
+served_model   an engine whose model is in this process
 admission      what a request announces, checked without the model
-decoding       decoding sessions, in this process
+decoding       decoding sessions in this process
 batching       requests of several clients as one batch
 profiles       the tail of every cut, measured on request
 

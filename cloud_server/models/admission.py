@@ -1,4 +1,4 @@
-"""What a request announces, checked without its model: before anything is allocated, and before a worker has it."""
+"""Checks what a request announces without its model: before anything is allocated, and before a worker takes it."""
 
 from __future__ import annotations
 
@@ -37,23 +37,25 @@ from shared_hooks.tensors import Structure, dtype_name, flatten, unflatten
 
 
 TRIALS_SECONDS = 1.0
-"""No further size is tried beyond this; what was not tried is said to be fixed."""
+"""No further size is tried after this time; sizes that were not tried are reported as fixed."""
 
 Form = dict[str, Any]
 """JSON-able. ``inputs``, ``outputs``: lists of [name, dtype, shape]; ``cut``: the description of the cut "input" on the
-example. Or ``refused`` alone: why the model cannot be asked by names. ``tails``: by the name of a cut, ``inputs`` and
+example. Or ``refused`` alone: why the model cannot be called by names. ``tails``: by the name of a cut, ``inputs`` and
 ``cut`` of the tail behind it, and what crosses for other sizes (``sized``: a number of ``sizes``, and the rest of its
 description); or ``refused``.
 """
 ALL = "all"
-"""As the only name of ``tails``: every cut that there is."""
+"""As the only name in ``tails``: every cut."""
 
 
 def form_of(
     plan: Plan, wrapped: WrappedModel, args: tuple[Any, ...], kwargs: dict[str, Any], tails: Sequence[str] = ()
 ) -> Form:
-    """The form of a model's example, on which ``plan`` was made; of the ``tails`` behind these cuts, too. Runs the
-    model. Raises UnknownLayer for a cut that is none.
+    """The form of a model's example, on which ``plan`` was made, and of the ``tails`` behind these cuts. Runs the
+    model.
+
+    Raises UnknownLayer for a cut that does not exist.
     """
     form = _form_of(plan, wrapped.model, args, kwargs)
     if not tails:
@@ -72,7 +74,7 @@ def form_of(
 
 
 def _tail_form(plan: Plan, name: str, inputs: Sequence[str], sizes: Sequence[OtherSizes], *, refuses: bool) -> Form:
-    """Raises CutRefused unless it ``refuses`` by its entry."""
+    """The form of the tail behind a cut. Raises CutRefused, unless ``refuses`` is set: then its entry says so."""
     try:
         crossing = plan.cutting(name)[1]
         named = named_crossing(crossing, inputs)
@@ -141,7 +143,7 @@ def _tried(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) 
 
 @contextmanager
 def buffers_kept(model: nn.Module) -> Iterator[None]:
-    """What the model writes to its own memory in the block is put back: the other side did not run it so often."""
+    """Restore the model's buffers after the block, because the other side runs it a different number of times."""
     before = [(one, one._version, one.detach().clone()) for one in model.buffers()]
     try:
         yield
@@ -153,24 +155,24 @@ def buffers_kept(model: nn.Module) -> Iterator[None]:
 
 
 def _run(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) -> tuple[Structure, list[torch.Tensor]]:
-    """The outputs on copies of these tensors: a model may write to its inputs."""
+    """The outputs on copies of these tensors, because a model may write to its inputs."""
     args, kwargs = unflatten(structure, [one.clone() for one in tensors])
     return flatten(model(*args, **kwargs))
 
 
 MAX_SECTION_BYTES = 2 << 10
-"""What a parcel's header says of one tensor; reading a header holds up everybody."""
+"""Most bytes of a header for one tensor; reading a header delays everybody."""
 MAX_VALUES_BYTES = 1 << 20
-"""The rest of a header: where slots begin, and values that were read from data."""
+"""Most bytes of the rest of a header: where slots begin, and values that were read from data."""
 MAX_LISTS = 32_768
-"""In these values: a MiB of empty lists takes a hundred times as long to read as a MiB of numbers."""
+"""Most lists in these values: a MiB of empty lists takes a hundred times as long to read as a MiB of numbers."""
 SECTION_LISTS = 8
 MAX_STATE_BYTES = 64 << 10
-"""Most for the state of a random number generator; in JSON they take a tenth of it."""
+"""Most bytes of a random number generator's state; in JSON it takes a tenth."""
 
 
 def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-    """Do header and cut speak of the same bytes? Raises BadFrame or TooLarge."""
+    """Check that header and cut agree on the payload's bytes. Raises BadFrame or TooLarge."""
     pieces = len(crossing.grains)
     tensors = pieces + len(crossing.generators)
     longest = MAX_VALUES_BYTES + tensors * MAX_SECTION_BYTES
@@ -189,9 +191,7 @@ def check_frontier(crossing: Crossing, header: bytes, payload_bytes: int, max_by
 
 
 def check_open(crossing: Crossing, header: bytes, most_bytes: int) -> None:
-    """Whether there is room for the cut of a request whose header is still to come, and no more. Raises BadFrame,
-    TooLarge.
-    """
+    """Check that there is room for the cut of a request whose header is still to come. Raises BadFrame, TooLarge."""
     if header:
         raise BadFrame("a request that is open has no header yet")
     states = len(crossing.generators)
@@ -202,7 +202,7 @@ def check_open(crossing: Crossing, header: bytes, most_bytes: int) -> None:
 
 
 def check_step(header: bytes, payload_bytes: int, max_bytes: int) -> None:
-    """Do header and payload of a step speak of the same bytes? Raises BadFrame or TooLarge."""
+    """Check that header and payload of a step agree on its bytes. Raises BadFrame or TooLarge."""
     if len(header) > MAX_VALUES_BYTES:
         raise TooLarge(f"a header of {len(header)} bytes for a step; at most {MAX_VALUES_BYTES} are taken")
     if (lists := header.count(b"[") + header.count(b"{")) > MAX_LISTS:
@@ -216,8 +216,9 @@ def check_step(header: bytes, payload_bytes: int, max_bytes: int) -> None:
 def check_file(
     identity: Identity, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
 ) -> None:
-    """Do both sides read files alike, and is the payload one file? Raises BadFrame, TooLarge, InputMismatch or
-    Disagreement.
+    """Check that both sides read files alike, and that the payload is one file.
+
+    Raises BadFrame, TooLarge, InputMismatch or Disagreement.
     """
     check_suffix(suffix)
     if len(header) > MAX_SECTION_BYTES:
@@ -233,7 +234,7 @@ def check_file(
 
 
 def _sections(header: bytes, payload_bytes: int, max_bytes: int, bound: Bound = ()) -> list[Section]:
-    """What a header says of its tensors; it is read once. ``bound``: as in `Parcel.tensors`."""
+    """Read what a header says of its tensors. ``bound``: as in `Parcel.tensors`."""
     _, sections = read_header(header, bound)
     announced = Parcel.bounded(sections, max_bytes)
     if announced != payload_bytes:

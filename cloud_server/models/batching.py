@@ -1,7 +1,7 @@
 """Requests of several clients as one batch of a model in this process.
 
-What joins, and how, is the engine's own (`shared_hooks.batching`); here a request is unpacked, watched and packed as
-any tail's. Hooks see one request after the other: all before the batch is computed, and all after it.
+The engine decides what can be joined, and how (`shared_hooks.batching`); here a request is unpacked, measured and
+packed as for any tail. Hooks see one request after the other: all before the batch is computed, and all after it.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shared_hooks.tensors.staging import wait
 log = logging.getLogger("cloud_server")
 
 BATCH = "batch"
-"""What a batch key begins with."""
+"""The first element of every batch key."""
 Unpack = Callable[[Crossing, bytes, memoryview, End | None], tuple[EarlyOutput, int]]
-"""A complete payload as a frontier, and the nanoseconds that took."""
+"""Unpacks a payload: the frontier, and the nanoseconds that took."""
 Alone = Callable[[EarlyOutput, int, bool, End | None], Computed]
 """Runs one request outside a batch, given its frontier, the nanoseconds spent unpacking it, whether to return metrics,
 and the end of a middle part.
@@ -34,7 +34,7 @@ and the end of a middle part.
 
 
 class BatchedTails:
-    """An `engine.Batching`. Any thread may call."""
+    """An `engine.Batching`. Thread-safe."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class BatchedTails:
         alone: Alone,
         reading: Callable[[], AbstractContextManager[None]],
     ) -> None:
-        """``reading``: around each look at a cut, for which the whole model runs."""
+        """``reading``: a context around each examination of a cut, for which the whole model runs."""
         self.batches = batches
         self.ways = Ways(batches)
         self.lifecycle = lifecycle
@@ -57,7 +57,7 @@ class BatchedTails:
         self._reading = reading
 
     def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
-        """A look at what is known."""
+        """As `Batching.batch_key`: a lookup."""
         found = self.batches.of(crossing, _name(end))
         if found is None:
             return None
@@ -66,7 +66,7 @@ class BatchedTails:
         return BatchKey((BATCH, found.batch_key), found.rows)
 
     def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> list[Hashable]:
-        """A look at what was measured."""
+        """As `Batching.compatible_keys`: a lookup."""
         if not isinstance(key, tuple) or key[:1] != (BATCH,):
             return []
         return [
@@ -75,8 +75,8 @@ class BatchedTails:
         ]
 
     def learn(self, crossing: Crossing, end: End | None = None) -> bool:
-        """Some forty times the work of a row, once for a cut and a form of inputs; or some ten times, for a way from
-        there to a later cut.
+        """As `Batching.learn`. Costs about forty times a row once for each cut and form of inputs; about ten times for
+        the way from there to a later cut.
         """
         try:
             with self._reading():
@@ -92,12 +92,12 @@ class BatchedTails:
     def begin(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> BegunTail:
-        """Unpacks it. Raises BadFrame, CutRefused."""
+        """Unpack the request. Raises BadFrame, CutRefused."""
         return _Begun(self, crossing, header, payload, want_metrics, end)
 
     def run(self, begun: Sequence[BegunTail]) -> None:
-        """The model is looked after once, for all. Raises what `Batches.run` does, ModelFailed with the model's error
-        as cause.
+        """Compute the batch, and check the model's memory once for all. Raises what `Batches.run` does, and ModelFailed
+        with the model's error as cause.
         """
         parts = [one for one in begun if isinstance(one, _Begun)]
         if any(one.joinable is None for one in parts):
@@ -119,7 +119,7 @@ class BatchedTails:
             one.made, one.took_ns = own, took
 
     def _at_one_cut(self, parts: list[_Begun]) -> list[_Begun]:
-        """Those that are at the latest cut of all, or have run on to it. The others go alone."""
+        """The requests that are at the latest cut, or have run on to it. The others are computed alone."""
         last = max((one.joinable for one in parts if one.joinable is not None), key=lambda one: one.position)
         found = []
         for one in parts:
@@ -139,7 +139,7 @@ class BatchedTails:
         return found
 
     def doubt(self, begun: BegunTail, reason: str) -> None:
-        """Until it is looked at again."""
+        """Exclude the cut from batches until it is examined again."""
         assert isinstance(begun, _Begun)
         if begun.joinable is not None:
             self.batches.doubt(begun.joinable, reason)
@@ -170,7 +170,7 @@ class _Begun:
         self._end = end
         self.early, self._decode_ns = tails.unpack(crossing, header, payload, end)
         self.brought = self.early
-        """To where the batch begins."""
+        """The frontier where the batch begins."""
 
     @property
     def is_made(self) -> bool:

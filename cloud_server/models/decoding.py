@@ -1,7 +1,6 @@
-"""Decoding sessions of a model in this process: a step's bytes in, its answer's bytes out.
+"""Decoding sessions of a model in this process: from a step's bytes to its answer's bytes.
 
-What a step computes is the engine's own (`shared_hooks.generation`); here it is unpacked, watched and packed as any
-tail's.
+The engine computes a step (`shared_hooks.generation`); here it is unpacked, measured and packed as for any tail.
 """
 
 from __future__ import annotations
@@ -35,21 +34,23 @@ ALONE: Outcome[None] = Outcome(None, None, batch_size=1, meetings=0)
 
 
 class DecodingSession(Protocol):
-    """The state of one model behind one cut, from step to step."""
+    """The state of one model behind one cut, across steps."""
 
     @property
     def nbytes(self) -> int:
-        """Memory of the tensors held for it."""
+        """The bytes of the tensors that it holds."""
         ...
 
     def step(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-        """The next step; the dictionaries are JSON-able. After any error all is as before. One that says `NEED` was not
-        made, and comes again.
+        """Compute the next step; the dictionaries are JSON-able.
+
+        After an error the state is as before. A reply with `NEED` means that the step was not made and must be sent
+        again.
         """
         ...
 
     def fork(self) -> DecodingSession:
-        """A copy: both may go on from here."""
+        """A copy, which can be continued independently."""
         ...
 
 
@@ -60,7 +61,7 @@ class DecodingTail(Protocol):
 
 
 class DecodingTails:
-    """The decoding tails of one model, by cut; each is made for its first session. Any thread may call."""
+    """The decoding tails of one model by cut, each made for its first session. Thread-safe."""
 
     def __init__(
         self,
@@ -71,8 +72,8 @@ class DecodingTails:
         step_bytes: int = STEP_BYTES,
         bringing: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        """``factory``: what makes a cut's tail, in place of our own engine, whose steps may take ``step_bytes`` of
-        memory. ``bringing``: around a step.
+        """``factory`` makes a cut's tail, instead of the own engine, whose steps may take ``step_bytes`` of memory.
+        ``bringing``: a context around a step.
         """
         self.wrapped = wrapped
         self.device = device
@@ -84,10 +85,10 @@ class DecodingTails:
         self._together: Together | None = None
         self._lock = threading.Lock()
         self.closed = ""
-        """Why none of its sessions continues; empty while they do."""
+        """Why none of its sessions can continue; empty while they can."""
 
     def close(self, why: str) -> None:
-        """All of its sessions are lost; what they hold goes with them."""
+        """Drop all sessions, with what they hold."""
         self.closed = why
         with self._lock:
             self._tails.clear()
@@ -96,7 +97,9 @@ class DecodingTails:
         return OwnTail(wrapped.model, cut, step_bytes=self.step_bytes, modules=wrapped.modules, turns=wrapped.turns)
 
     def open(self, cut: str, following: Following | None = None) -> ModelSession:
-        """``following``: the part behind it. Raises UnknownLayer, CutRefused, and ModelFailed (the model's error)."""
+        """Open a session. ``following``: the part behind it. Raises UnknownLayer, CutRefused, and ModelFailed (the
+        model's error).
+        """
         try:
             with self._lock:
                 if cut not in self._tails:
@@ -118,7 +121,7 @@ class DecodingTails:
         return BegunStep(self, session, header, payload)
 
     def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
-        """As `StepBatching.run`. The model is looked after once, for all."""
+        """As `StepBatching.run`. The model's memory is checked once for all."""
         with self._lock:
             if self._together is None:
                 self._together = Together(self.wrapped.model)
@@ -136,7 +139,7 @@ class DecodingTails:
             self.guard.mend()
 
     def synchronize(self) -> None:
-        """On a GPU the kernels are only launched until here."""
+        """Wait for the device: on a GPU, kernels have only been launched until here."""
         wait(self.device)
 
 
@@ -156,7 +159,7 @@ class ModelSession:
 
     @property
     def lost(self) -> str:
-        """Why it is no longer there; empty while it is."""
+        """Why the session is gone; empty while it is usable."""
         return self._lost or self._tails.closed
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
@@ -187,14 +190,14 @@ class ModelSession:
             session.close()
 
     def held(self) -> DecodingSession:
-        """What steps it. Raises SessionLost."""
+        """The state. Raises SessionLost."""
         self.check_model()
         if self._session is None:
             raise SessionLost(self.lost or "it was closed")
         return self._session
 
     def check_model(self) -> None:
-        """What was computed with weights that had changed is not to be continued: raises SessionLost."""
+        """Raises SessionLost if weights had changed since it began: what they computed must not be continued."""
         if self._tails.guard.mended != self._mended:
             self.lose("the model had changed in memory and was loaded again")
             raise SessionLost(self._lost)
@@ -202,13 +205,13 @@ class ModelSession:
             raise SessionLost(self._tails.closed)
 
     def lose(self, why: str) -> None:
-        """It is not used any more."""
+        """Close the session, with the reason."""
         self._lost = why
         self.close()
 
 
 class BegunStep:
-    """One step: unpacked when it is made, then computed, by itself or beside others, then packed."""
+    """One step: unpacked on construction, then computed alone or with others, then packed."""
 
     def __init__(self, tails: DecodingTails, session: ModelSession, header: bytes, payload: memoryview) -> None:
         self._tails = tails
@@ -264,7 +267,7 @@ class BegunStep:
         return replace(part, rest=self._continued)
 
     def _continued(self) -> Computed:
-        """The rest of a step in the middle of a chain: what the next server gives."""
+        """The rest of a step in the middle of a chain: what the next server answers."""
         rest, self._rest = self._rest, None
         assert rest is not None
         try:

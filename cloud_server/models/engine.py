@@ -1,10 +1,10 @@
-"""What the core needs of a model: who it is, what it accepts, and its tail. `ServedModel` is the one of this process;
-`cloud_server.processes` hands the work to others.
+"""What the core needs of a model: its identity, what it accepts, and its tail. `ServedModel` is the engine of this
+process; `cloud_server.processes` delegates to others.
 
-After every request the model is as before: it is looked at, and put right before anybody is served by another
+After every request the model is unchanged: it is checked, and restored before another request is served
 (`WeightsGuard`). A recipe lets no request write to the model's memory before the cut, and a rehearsal refuses models
-that do so after it. This is the look behind their backs: version counters and addresses of parameters and buffers, some
-microseconds.
+that do so after it. The guard checks independently of both, in some microseconds: version counters and addresses of
+parameters and buffers.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ STATUS = {
     "unavailable": split_pb2.Reading.UNAVAILABLE,
 }
 MAX_NOTE = 500
-"""Characters of a note: a driver's error may be longer."""
+"""Most characters of a note; a driver's error may be longer."""
 
 
 class Readings:
-    """Readings by number, from 1, as a reply holds them; `NOT_SAMPLED` is 0."""
+    """Readings by number, from 1, as in a reply; 0 is `NOT_SAMPLED`."""
 
     def __init__(self, reply: split_pb2.ReplyHeader) -> None:
         self._reply = reply
@@ -105,55 +105,57 @@ def put(reply: split_pb2.ReplyHeader, layers: Collection[LayerMetrics], forward:
 
 @functools.lru_cache(4096)
 def _shape(shape: TensorShape) -> split_pb2.TensorShape:
-    """Made once, for a model's are the same every time. Not to be written."""
+    """A shape as a message, cached because a model's shapes recur. Do not modify it."""
     return split_pb2.TensorShape(dtype=shape.dtype, shape=shape.shape)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What both sides must agree on: hexadecimal digests, and the settings that change kernels."""
+    """What both sides must agree on: hexadecimal digests, and the settings that affect kernels."""
 
     model_id: str
     weights_hash: str
     structure_digest: str
     plan_digest: str = ""
-    """Empty when the model has no example input to plan on."""
+    """Empty if the model has no example input to plan on."""
     environment: Mapping[str, str] = field(default_factory=dict)
     about: Mapping[str, str] = field(default_factory=dict)
     """Versions and device, for messages only."""
     layers: int = 0
-    """Layer calls of the plan; 0 without one."""
+    """The number of layer calls in the plan; 0 without one."""
     cuts: int = 0
-    """Layers and blocks of the plan that may be cut after."""
+    """The number of layers and blocks of the plan after which it can be cut."""
     machine: Mapping[str, Any] = field(default_factory=dict)
     """`shared_hooks.profiling.machine.describe`: what a profile is compared with."""
     preprocess_digest: str = ""
-    """How input files are read; empty when they cannot be."""
+    """How input files are read; empty if they cannot be."""
     form: Mapping[str, Any] = field(default_factory=dict)
-    """What goes in and comes out, by name (`models.form`); empty when the model has no example."""
+    """Inputs and outputs by name (`models.form`); empty if the model has no example."""
     packages: tuple[str, ...] = ()
-    """The top-level packages that its modules' classes come from."""
+    """The top-level packages of its modules' classes."""
     part: tuple[str, ...] = ()
-    """Where only a part's weights are loaded: the cuts at which that may begin and end, in order."""
+    """If only a part's weights are loaded: the cuts at which the part may begin and end, in order."""
 
     @property
     def name(self) -> str:
-        """The id without a version."""
+        """The model id without its version."""
         return self.model_id.partition(":")[0]
 
     @property
     def version(self) -> str:
-        """What the id says after a colon, else "1"."""
+        """The model id's version: what follows the colon, or "1"."""
         return self.model_id.partition(":")[2] or "1"
 
     def is_like(self, other: Identity) -> bool:
-        """Whether clients of the one are clients of the other, on whatever machine and device."""
+        """Whether clients of one are served by the other, apart from machine and device."""
         mine, theirs = (replace(one, about={}, machine={}, form={}, part=()) for one in (self, other))
         return mine == theirs
 
 
 class End(NamedTuple):
-    """Where a part ends that others continue: the name of a layer or block, and the codec of what crosses there."""
+    """Where a part ends that another server continues: the name of a layer or block, and the codec of what crosses
+    there.
+    """
 
     cut: str
     codec: str = "raw"
@@ -161,25 +163,26 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class Computed:
-    """The output of one tail, or what crosses a later cut, packed, and what it cost: a reply that lacks only what the
-    server knows of the request (id, load, time to receive and to wait), and its payload.
+    """The packed output of a tail, or what crosses a later cut, and its cost.
+
+    The reply lacks only what the server knows of the request: id, load, time to receive and to wait.
     """
 
     reply: split_pb2.ReplyHeader
     buffers: tuple[memoryview, ...]
     """The payload, in order (`shared_hooks.Parcel`)."""
     session_bytes: int = 0
-    """What a step's decoding session holds afterwards."""
+    """The bytes that a step's decoding session holds afterwards."""
     is_done: bool = True
-    """Whether a step was made, or needs more, so that it comes again."""
+    """Whether the step was made; otherwise it needs more data and comes again."""
     cut: tuple[str, bytes] | None = None
     """Digest and description of the later cut that its payload crosses; None: it is the model's answer."""
     rest: Callable[[], Computed] | None = None
-    """Asks the next server, of a step in the middle of a chain, and gives the answer. Called once, in any thread."""
+    """Asks the next server for the rest of a step in the middle of a chain. Called once, in any thread."""
 
     @property
     def is_part(self) -> bool:
-        """Whether the next server of a chain has the rest."""
+        """Whether the next server of a chain computes the rest."""
         return self.cut is not None or self.rest is not None
 
     @classmethod
@@ -202,8 +205,8 @@ class Computed:
         compiled: bool = False,
         cut: tuple[str, bytes] | None = None,
     ) -> Computed:
-        """``transforms``: modules whose output a Transform may have changed. ``batch_size``: requests or steps
-        that were computed together. ``compiled``: a compiled tail was used, if it did not break.
+        """``transforms``: modules whose output a Transform may have changed. ``batch_size``: requests or steps that
+        were computed together. ``compiled``: a compiled tail was used, if it did not fail.
         """
         reply = split_pb2.ReplyHeader(
             header=header,
@@ -234,8 +237,9 @@ def join_reply(
     took_ns: int,
     sends: int = 1,
 ) -> None:
-    """Adds to the report of one part what ``server`` reports of the next, which begins at ``cut``, and its answer.
-    ``took_ns``: from handing it on.
+    """Add the report and answer of the next part, which ``server`` computed from ``cut`` on, to this part's report.
+
+    ``took_ns``: since the request was passed on.
     """
     own.header, own.payload_bytes = rest.header, rest.payload_bytes
     own.batch_size, own.compiled = max(own.batch_size, rest.batch_size), own.compiled or rest.compiled
@@ -251,7 +255,7 @@ def join_reply(
 
 
 class FileRead(NamedTuple):
-    """An input file as the model's (args, kwargs), and how long that took."""
+    """An input file as the model's (args, kwargs), and the time it took to read."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -260,11 +264,11 @@ class FileRead(NamedTuple):
 
 CPU = torch.device("cpu")
 SPARE_BYTES = 64 << 10
-"""What an answer may hold in memory beyond twice its own size."""
+"""The memory that an answer may keep alive beyond twice its own size."""
 
 
 def owned(parcel: Parcel) -> tuple[memoryview, ...]:
-    """The bytes of an answer. They are kept until the client has them, so a small view holds on to no large memory."""
+    """The bytes of an answer, copied if a small view would keep a large memory alive until the client has them."""
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in parcel.keep}
     if sum(storages.values()) <= 2 * parcel.nbytes + SPARE_BYTES:
         return parcel.buffers
@@ -272,7 +276,7 @@ def owned(parcel: Parcel) -> tuple[memoryview, ...]:
 
 
 def room_for(nbytes: int, device: torch.device = CPU) -> memoryview:
-    """Memory for one payload in this process, on its way to ``device``, not initialised. Raises ServerUnavailable."""
+    """Uninitialised memory for one payload in this process, on its way to ``device``. Raises ServerUnavailable."""
     try:
         return memoryview(room(nbytes, device).numpy())  # type: ignore[arg-type]
     except (MemoryError, RuntimeError) as error:  # torch reports a lack of memory by RuntimeError
@@ -280,30 +284,31 @@ def room_for(nbytes: int, device: torch.device = CPU) -> memoryview:
 
 
 FILE = "cloud-only-file"
-"""In place of a cut's name, where an input file is sent and the whole model runs here."""
+"""Takes the place of a cut's name if an input file is sent and the whole model runs here."""
 
 Progress = Callable[[int, int, str], None]
-"""(done, total, what comes next)."""
+"""Called with (done, total, what comes next)."""
 
 
 class Following(NamedTuple):
-    """The part of a generation behind this server's: where it begins, and the way to who computes it."""
+    """The part of a generation behind this server's: where it begins, and the link to the server that computes it."""
 
     cut: str
     link: Link
 
 
 class EngineSession(Protocol):
-    """A decoding session where its model is. One thread at a time calls `step` and `fork`."""
+    """A decoding session, in the process of its model. `step` and `fork` are called by one thread at a time."""
 
     @property
     def lost(self) -> str:
-        """Why it is no longer there; empty while it is."""
+        """Why the session is gone; empty while it is usable."""
         ...
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
-        """The next step, on a complete payload. Raises an IsthmusError, after which the session is as before; and
-        SessionLost.
+        """Compute the next step from a complete payload.
+
+        Raises an IsthmusError, after which the session is as before; and SessionLost.
         """
         ...
 
@@ -312,19 +317,19 @@ class EngineSession(Protocol):
         ...
 
     def close(self) -> None:
-        """Its memory goes back; never blocks for long. Any thread may call, but while it steps."""
+        """Free its memory; never blocks for long. Thread-safe, except during a step."""
         ...
 
 
 class Begun(Protocol):
-    """A step that is unpacked. `run` once, then `end`, both in the thread that began it."""
+    """An unpacked step. Call `run` once, then `end`, both in the thread that began it."""
 
     def run(self) -> None:
-        """Computes it. Raises what `EngineSession.step` does."""
+        """Compute the step. Raises what `EngineSession.step` does."""
         ...
 
     def end(self, outcome: Outcome[None]) -> Computed:
-        """What became of `run`, packed; its error is raised."""
+        """The packed result of `run`. Raises its error."""
         ...
 
 
@@ -336,38 +341,38 @@ class StepBatching(Protocol):
         ...
 
     def run(self, calls: Sequence[Callable[[], None]], ended: Ended) -> list[Outcome[None]]:
-        """What becomes of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
+        """The outcome of each call of a `Begun.run`, in order; ``ended``: see `Together.run`."""
         ...
 
 
 inexact: ContextVar[bool] = ContextVar("isthmus_inexact", default=False)
-"""Whether the request that this thread computes allows other last bits than the model's own."""
+"""Whether the request that this thread computes accepts last bits other than the model's own."""
 
 Leave = Callable[[], None]
-"""Takes what was put in a line out of it; nothing where it is not there any more."""
+"""Removes what was put in a queue; no effect if it is not there any more."""
 
 
 class Residence(Protocol):
-    """Whether a model's weights are in memory, and who waits for them."""
+    """Whether a model's weights are in memory, and which requests wait for them."""
 
     def enter(self, account: str, put: Callable[[], Leave], cut: str = "") -> Leave:
-        """Calls ``put`` once the weights are there and ``cut`` may be served, now or later; from then on they stay,
-        until what is given back is called: when that which was put is over. Never blocks. Raises what the model went
-        by, where it is not to come back.
+        """Call ``put`` as soon as the weights are in memory and ``cut`` may be served, possibly at once. Never blocks.
+
+        The weights stay until the returned function is called. Raises the reason if the model will not come back.
         """
         ...
 
 
 @dataclass(frozen=True)
 class BatchKey:
-    """Requests with an equal ``key`` may be one batch. ``rows``: of this one."""
+    """Requests with an equal ``key`` may share a batch. ``rows``: of this request."""
 
     key: Hashable
     rows: int
 
 
 class BegunTail(Protocol):
-    """A request's frontier, unpacked. One of `end` and `alone` is called, in the thread that began it."""
+    """A request's unpacked frontier. Call one of `end` and `alone`, in the thread that began it."""
 
     @property
     def is_made(self) -> bool:
@@ -376,7 +381,7 @@ class BegunTail(Protocol):
 
     @property
     def own_ns(self) -> int:
-        """What of that was for this request alone: until it was where the others are."""
+        """The nanoseconds spent on this request alone, until it had reached the others' cut."""
         ...
 
     def end(self) -> Computed:
@@ -384,7 +389,7 @@ class BegunTail(Protocol):
         ...
 
     def alone(self) -> Computed:
-        """What `Engine.compute` gives."""
+        """The result of `Engine.compute`."""
         ...
 
 
@@ -392,76 +397,80 @@ class Batching(Protocol):
     """Requests of several clients at one cut of one model, computed as one batch."""
 
     def batch_key(self, crossing: Crossing, end: End | None = None) -> BatchKey | None:
-        """What is known of this cut, for middle parts with ``end``; quick. None where its requests go alone, or `learn`
-        was not called.
+        """The batch key of requests at this cut (for middle parts, with ``end``); a quick lookup.
+
+        None if its requests are computed alone, or `learn` was not called.
         """
         ...
 
     def learn(self, crossing: Crossing, end: End | None = None) -> bool:
-        """Finds out whether its requests may be batched, unless that is known: plans and runs the model. Whether it
-        did.
+        """Find out whether its requests may be batched, unless that is known: plans and runs the model. Returns whether
+        it did.
         """
         ...
 
     def compatible_keys(self, key: Hashable, waiting: Callable[[Hashable], int], most: int) -> Sequence[Hashable]:
-        """Other batch keys that are worth joining with these: requests that were cut earlier run on to the later cut.
-        ``waiting``: rows that there are of a key; ``most``: of a batch. Quick.
+        """Other batch keys worth joining with these: requests that were cut earlier run on to the later cut. Quick.
+
+        ``waiting``: the number of rows of a key; ``most``: of a batch.
         """
         ...
 
     def begin(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> BegunTail:
-        """A complete payload, as `Engine.compute` takes it. Raises an IsthmusError."""
+        """Unpack a complete payload, as `Engine.compute` takes it. Raises an IsthmusError."""
         ...
 
     def run(self, begun: Sequence[BegunTail]) -> None:
-        """One tail for several of one batch key. After any error none is computed; CutRefused and InputMismatch say
-        that they cannot be joined, others come of computing them.
+        """Compute one tail for several requests of one batch key.
+
+        After an error none is computed. CutRefused and InputMismatch mean that they cannot be joined.
         """
         ...
 
     def doubt(self, begun: BegunTail, reason: str) -> None:
-        """A batch failed, and none of it did so alone: for a while requests like this one go alone."""
+        """Called if a batch failed although each request alone did not: requests like this one are computed alone for a
+        while.
+        """
         ...
 
 
 class Engine(Protocol):
-    """The tail of one model. Methods are called by several threads."""
+    """The tail of one model. Thread-safe."""
 
     @property
     def identity(self) -> Identity: ...
 
     @property
     def residence(self) -> Residence | None:
-        """None where the weights are always in memory."""
+        """None if the weights are always in memory."""
         ...
 
     @property
     def step_batching(self) -> StepBatching | None:
-        """None where each step is computed alone."""
+        """None if each step is computed alone."""
         ...
 
     @property
     def batching(self) -> Batching | None:
-        """None where each request is computed alone."""
+        """None if each request is computed alone."""
         ...
 
     def manifest(self) -> Manifest:
         """What the digests of `identity` are made of. Raises an IsthmusError."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Memory for one payload, not initialised; it is given back when nobody refers to it any more. Raises
-        ServerUnavailable.
-        """
+        """Uninitialised memory for one payload, freed with its last reference. Raises ServerUnavailable."""
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """Checks what a request announces, before anything is allocated for it; raises an IsthmusError otherwise."""
+        """Check what a request announces, before anything is allocated for it. Raises an IsthmusError."""
 
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
-        """Runs the tail on a complete payload, which it may keep and write to; with ``end``, up to that later cut.
+        """Run the tail on a complete payload, which it may keep and write to; with ``end``, up to that later cut.
+
         Raises an IsthmusError.
         """
 
@@ -471,7 +480,7 @@ class Engine(Protocol):
         """As `admit`, for a request whose payload is an input file."""
 
     def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
-        """Reads a file before a worker is needed for it; None where `compute_file` is to read it. Raises as that."""
+        """Read a file before a worker is needed for it; None if `compute_file` is to read it. Raises as that."""
 
     def compute_file(
         self,
@@ -483,8 +492,9 @@ class Engine(Protocol):
         read: FileRead | None = None,
         end: End | None = None,
     ) -> Computed:
-        """Reads the file, where it was not ``read``, and runs the whole model; with ``end``, up to that cut. Raises an
-        IsthmusError, InputMismatch for a file of no use.
+        """Read the file, unless it is given as ``read``, and run the whole model; with ``end``, up to that cut.
+
+        Raises an IsthmusError, InputMismatch for an unusable file.
         """
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
@@ -495,11 +505,13 @@ class Engine(Protocol):
         ...
 
     def observing(self, observers: tuple[str, ...]) -> AbstractContextManager[Callable[[], bytes]]:
-        """Observes what this thread computes in the block; what is entered gives what was found so far, as bytes."""
+        """Observe what this thread computes in the block. Yields a function that returns the findings so far,
+        as bytes.
+        """
 
     @property
     def profile_gives_way(self) -> bool:
-        """Whether this thread may compute other requests inside ``on_progress`` of `profile`."""
+        """Whether ``on_progress`` of `profile` may compute other requests in this thread."""
         ...
 
     def profile(
@@ -507,7 +519,7 @@ class Engine(Protocol):
     ) -> dict[str, Any]:
         """This side's profile (`shared_hooks.profiling.profile`), measured now, with the decoding of ``codecs``.
 
-        What ``on_progress`` raises ends it. Raises CutRefused for a model without an example.
+        An error raised by ``on_progress`` ends it. Raises CutRefused for a model without an example.
         """
 
 
@@ -518,7 +530,9 @@ AnyEngine = TypeVar("AnyEngine", bound=Engine)
 
 
 def newest_first(names: Iterable[str], name: str) -> list[str]:
-    """Ids of the versions of a model, "NAME:VERSION": 10 is newer than 9, and the one without a version the oldest."""
+    """Ids "NAME:VERSION" of the versions of a model: 10 is newer than 9, and the one without a version is the
+    oldest.
+    """
     found = [one for one in names if one.partition(":")[0] == name]
 
     def parts(one: str) -> list[tuple[int, str]]:
@@ -528,7 +542,7 @@ def newest_first(names: Iterable[str], name: str) -> list[str]:
 
 
 def version_of(engines: Mapping[str, AnyEngine], name: str, weights_hash: str = "") -> AnyEngine | None:
-    """The engine of a model by its id; by its name alone, the newest version with these weights, else the newest."""
+    """The engine with this model id. For a name alone: the newest version with these weights, or the newest."""
     if ":" in name:
         return engines.get(name)
     found = [engines[one] for one in newest_first(engines, name)]
@@ -539,9 +553,7 @@ def version_of(engines: Mapping[str, AnyEngine], name: str, weights_hash: str = 
 
 
 def packed(lifecycle: Lifecycle, output: Any, end: End | None = None, **facts: Any) -> Computed:
-    """What `Computed.of` makes of it; ``facts`` are its own, but for what packing takes. With ``end`` the output is
-    what crosses there.
-    """
+    """Pack an output, or with ``end`` what crosses there. ``facts``: arguments of `Computed.of`, but for packing."""
     started = time.perf_counter_ns()
     lifecycle.emit(Stage.BEFORE_ENCODE, value=output)
     if end is None:
@@ -558,8 +570,10 @@ log = logging.getLogger("cloud_server")
 
 
 class WeightsGuard:
-    """Watches one model; safe with several workers. ``load`` builds it again, after which ``mended`` is called.
-    ``mapped``: its weights are left in their files, of which a look at elements would keep pages in memory.
+    """Detects changes of one model's weights, and restores them. Thread-safe.
+
+    ``load`` builds the model again, after which ``mended`` is called. ``mapped``: the weights stay in their files,
+    where looking at elements would keep pages in memory.
     """
 
     def __init__(
@@ -579,7 +593,7 @@ class WeightsGuard:
         self._hash = identity.weights_hash
         self._lock = threading.Lock()
         self.mended = 0
-        """How often the model was put right: what was computed before is not to be continued."""
+        """How often the model was restored: results from before must not be continued."""
         weights = [*model.parameters(), *model.buffers()]
         self._tensors = list(map(held, weights))
         # what else the model keeps is not in a file of weights
@@ -605,14 +619,14 @@ class WeightsGuard:
         return self._now() == self._seen and self._samples.now() == self._bits
 
     def check(self) -> None:
-        """To be called after every request. Raises `ServerUnavailable` when the model had changed: what was computed
-        meanwhile is not to be believed, and the same request may be asked again.
+        """Raises ServerUnavailable if the model had changed: the last results are unreliable, and the request may be
+        repeated. Call it after every request.
         """
         if self.mend():
             raise ServerUnavailable(f'model "{self._model_id}" had changed in memory and was loaded again; ask again')
 
     def mend(self) -> bool:
-        """Put the model right if it has changed; whether it had."""
+        """Restore the model if it has changed; returns whether it had."""
         if self._is_same():
             return False
         with self._lock:

@@ -1,8 +1,8 @@
-"""Profiles on request: the tail of every cut, measured by a worker, one at a time, and kept.
+"""Profiles on request: the tail of every cut, measured by a worker, one at a time, and cached.
 
-A measurement takes a worker's turn, and is charged to the caller. Between two repetitions it yields to requests of
-those who have had less since (not in a worker process: there other workers go on). Afterwards profiles rest for as long
-as it took, so that a caller that asks for one after the other leaves requests half of the time at least.
+A measurement takes a worker's turn, and is charged to the caller. Between repetitions it lets requests of accounts with
+less service run (not in a worker process, where other workers continue). After a profile the next one waits for as long
+as it took, so that requests get at least half of the time.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ log = logging.getLogger(__name__)
 WAIT_SECONDS = 0.2
 KEPT = 64
 CLIENT = "profile"
-"""Profiles take turns with an account's clients as one of them."""
+"""The client name under which an account's profiles are scheduled."""
 BURST_SECONDS = 60.0
-"""A minute's profiles may be asked for one after the other."""
+"""The seconds of a minute's profile quota that may be used at once."""
 DEFAULT_WARMUP, DEFAULT_REPETITIONS = 3, 20
-"""For what a request leaves at 0."""
+"""The settings that a 0 in a request stands for."""
 
 
 @dataclass(frozen=True)
 class _Wanted:
-    """Which profile: model and settings. Equal ones are measured once."""
+    """The model and settings of a profile. Equal ones are measured once."""
 
     model_id: str
     weights_hash: str
@@ -70,7 +70,7 @@ class Profiles:
         quotas: Quotas,
         onward: Callable[[split_pb2.ProfileRequest], Iterator[split_pb2.ProfileReply]],
     ) -> None:
-        """``onward``: asks the next servers of chains for theirs."""
+        """``onward``: requests a profile from the next servers of chains."""
         self._onward = onward
         self._engines = engines
         self._limits = limits
@@ -87,11 +87,10 @@ class Profiles:
     def stream(
         self, request: split_pb2.ProfileRequest, caller: Caller, wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[split_pb2.ProfileReply]:
-        """Progress, and at last the profile, for ``caller``, while ``wanted()`` says that somebody listens, or
-        raises.
+        """Progress, then the profile, for ``caller``. Ends if ``wanted()`` is False, or with what that raises.
 
         Raises AccessRefused, UnknownModel, SpecError for settings beyond the limits, CutRefused for a model without an
-        example, what the model raises as ModelFailed, ServerUnavailable when too many wait already, and QuotaExceeded.
+        example, ModelFailed for what the model raises, ServerUnavailable if too many wait already, and QuotaExceeded.
         """
         engine, settings = self._check(request, caller)
         if request.next:
@@ -126,7 +125,9 @@ class Profiles:
 
     @contextmanager
     def _place(self, caller: Caller) -> Iterator[None]:
-        """Among those who wait for a profile. Raises ServerUnavailable where all are taken, and QuotaExceeded."""
+        """Count the caller among those that wait for a profile. Raises ServerUnavailable if there are too many,
+        QuotaExceeded.
+        """
         limits, account = self._limits, caller.account
         with self._lock:
             if self._waiting[account] >= limits.max_profiles_per_account:
@@ -183,7 +184,7 @@ class Profiles:
     def _measure(
         self, engine: Engine, settings: _Wanted, caller: Caller, wanted: Callable[[], bool]
     ) -> Generator[split_pb2.ProfileReply, None, bytes]:
-        """Progress while a worker measures; returns the profile's bytes."""
+        """Yields progress while a worker measures; returns the profile's bytes."""
         news: queue.SimpleQueue[split_pb2.ProfileReply | bytes | IsthmusError] = queue.SimpleQueue()
         left, held = threading.Event(), queue.SimpleQueue[Leave]()
         while not self._over.wait(WAIT_SECONDS):

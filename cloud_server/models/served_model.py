@@ -71,10 +71,11 @@ from shared_hooks.tensors.staging import wait
 
 
 def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, origin: str) -> list[EarlyOutput]:
-    """Runs the tails that ``wanted`` names, on ``plan``'s ``example`` and in its batch sizes; their heads.
+    """Run the tails that ``wanted`` names, on ``plan``'s ``example`` and in its batch sizes; returns their heads'
+    outputs.
 
-    Without any that are wanted, that of the last cut, if there is one. Raises SpecError, beginning with ``origin``, for
-    a cut or size that is wanted and cannot be had.
+    If none is named, the tail of the last cut runs. Raises SpecError, beginning with ``origin``, for an impossible cut
+    or size.
     """
     lifecycle, state = wrapped.lifecycle, PythonState(wrapped.model)
     wrapped.lifecycle = Lifecycle("cloud")
@@ -99,7 +100,7 @@ def warm_up(wrapped: WrappedModel, plan: Plan, example: Inputs, wanted: WarmUp, 
 
 
 def _last(plan: Plan) -> Iterator[str]:
-    """The last cut, where no value is read from data: such a path may be this input's alone."""
+    """The last cut before which no value is read from data, since such a path may be specific to this input."""
     for one in reversed(plan.cuts):
         if one.can_split:
             if not plan.cutting(one.name)[1].reads:
@@ -108,8 +109,8 @@ def _last(plan: Plan) -> Iterator[str]:
 
 
 def sized(example: Inputs, size: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A copy of the example with ``size`` rows (0 = as it is): every tensor that has as many rows as the first is
-    repeated, or cut off.
+    """A copy of the example with ``size`` rows (0: unchanged): every tensor with as many rows as the first is repeated
+    or truncated.
     """
     structure, tensors = flatten(example)
     rows = next((one.shape[0] for one in tensors if one.dim()), 0)
@@ -126,9 +127,9 @@ def _rows(tensor: torch.Tensor, known: int, wanted: int) -> torch.Tensor:
 # `KeptFrames`: symbols of the frames that clients refer to (codec "frames"), each client's its own, within a bound.
 
 MOST_ELEMENTS = 1 << 28
-"""Elements of the inputs that a part between two cuts is planned on, where the model has no example."""
+"""Most elements of the inputs that a part between two cuts is planned on, if the model has no example."""
 MOST = 65_536
-"""Tensors of cuts, of all clients together."""
+"""Most tensors of cuts, of all clients together."""
 
 SHARE = 8
 
@@ -136,9 +137,10 @@ Key = tuple[Party, str, int]
 
 
 class KeptFrames:
-    """Beyond ``most_bytes`` who keeps the most loses what it has not used for longest. Any thread may call.
+    """Clients' last frames, bounded by ``most_bytes``. Thread-safe.
 
-    One tensor's frames take a `SHARE` of them at most: what is newest is never given up, however large it is.
+    Beyond the bound the client that holds the most loses what it has not used for longest. One tensor's frames take at
+    most a `SHARE` of it. The newest is never evicted, however large it is.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -147,7 +149,7 @@ class KeptFrames:
         self._lock = threading.Lock()
 
     def of(self, party: Party, cut_digest: str) -> Callable[[int], References]:
-        """What is kept of one client's frames of one cut, by the number of the piece."""
+        """The kept frames of one client and cut, by the number of the piece."""
         return lambda piece: _Piece(self, (party, cut_digest, piece))
 
     @property
@@ -168,7 +170,7 @@ class KeptFrames:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`References` of one piece."""
+    """The `References` of one piece."""
 
     frames: KeptFrames
     key: Key
@@ -188,8 +190,9 @@ class _Piece:
 
 
 def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
-    """Whether a request's cut is what this side would make of it, on inputs like the plan's. ``branches``: data may
-    decide on the path. Raises Disagreement, and CutRefused where this side would not cut.
+    """Check that a request's cut is what this side would make of it, on inputs like the plan's.
+
+    ``branches``: data may decide on the path. Raises Disagreement, and CutRefused if this side would not cut there.
     """
     if crossing.plan_digest != plan.digest:
         if branches:
@@ -226,7 +229,7 @@ def check_plan(plan: Plan, crossing: Crossing, *, branches: bool) -> None:
 
 
 def bytes_of(model: nn.Module) -> int:
-    """Memory of its parameters and buffers; what two share counts once."""
+    """The bytes of its parameters and buffers; shared storage counts once."""
     weights = map(held, (*model.parameters(), *model.buffers()))
     storages = {one.untyped_storage().data_ptr(): one.untyped_storage() for one in weights}
     return sum(one.nbytes() for one in storages.values())
@@ -236,23 +239,23 @@ Made = TypeVar("Made")
 
 
 class Shards(Protocol):
-    """Processes among which weights are divided (`torch.distributed`), this one included."""
+    """The processes among which weights are divided (`torch.distributed`), including this one."""
 
     @property
     def size(self) -> int:
-        """How many they are."""
+        """The number of processes."""
         ...
 
     def once(self, make: Callable[[], Made]) -> Made:
-        """What ``make`` gives in the first of them, in all of them."""
+        """Call ``make`` in the first process; returns its result in all of them."""
         ...
 
 
 class _Whole:
-    """What a model is as clients have it, where only a share of its weights is served."""
+    """The whole model as clients have it, while only a share of its weights is served."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        """The weights are left in their files, or loaded for a moment where a model changes them when it loads."""
+        """The weights stay in their files, or are loaded temporarily if the model changes them on loading."""
         try:
             model, weights = spec.load_mapped()
         except SpecError:
@@ -274,18 +277,18 @@ class _Whole:
 
 
 def _cannot_reload() -> NoReturn:
-    """Ends this process, and so all that have shares of the model: one alone cannot load its share again."""
+    """End this process, and so all processes with shares of the model: one alone cannot reload its share."""
     raise SystemExit("a model that is divided among processes had changed in memory")
 
 
 def about(device: torch.device) -> dict[str, str]:
-    """Versions, device and kind of machine, for messages, logs, and a client that compares answers."""
+    """Versions, device and kind of machine, for messages, logs, and clients that compare answers."""
     where = platform.machine() if devices.is_host(device) else devices.name_of(device)
     return {"python": platform.python_version(), "device": f"{device} ({where})", **kind(device)}
 
 
 def _part_of(entry: ModelEntry, device: torch.device) -> OnlyPart | None:
-    """Where only a part of the weights is to be loaded. Raises SpecError."""
+    """The part to load, if only a part of the weights is to be loaded. Raises SpecError."""
     if not entry.only and entry.share is None:
         return None
     if entry.spec.example() is None:
@@ -309,11 +312,11 @@ class ServedModel:
         *,
         shards: Shards | None = None,
     ) -> None:
-        """``shards``: the processes among which the weights are divided; each makes this object at the same time.
-        ``rehearsals`` bounds what working out the tails of clients' cuts may take, ``files`` what comes as a file,
-        ``frames_bytes`` what is kept of clients' last frames.
+        """``shards``: the processes among which the weights are divided; each constructs this object at the same time.
+        ``rehearsals`` limits the preparation of tails for clients' cuts, ``files`` input files, ``frames_bytes`` the
+        memory for clients' last frames.
 
-        Raises SpecError when the model cannot be built, and ModelFailed when it cannot run its own example.
+        Raises SpecError if the model cannot be built, and ModelFailed if it cannot run its own example.
         """
         self._files = files or FileLimits()
         self._frames = KeptFrames(frames_bytes)
@@ -354,7 +357,7 @@ class ServedModel:
             part=() if self.only is None else self.only.names,
         )
         self.nbytes = bytes_of(model) if self.only is None else self.only.weights.loaded
-        """Bytes of its parameters and buffers in memory."""
+        """The bytes of its parameters and buffers in memory."""
         only, spec = self.only, entry.spec
         load = partial(spec.load_model, device) if only is None else lambda: only.again(*spec.load_mapped())
         if isinstance(described, _Whole):
@@ -363,7 +366,7 @@ class ServedModel:
         most = self._most = (rehearsals or RehearsalLimits()).held_bytes
         self._decoding = DecodingTails(self._wrapped, device, self._guard, entry.decoding, most, self._bringing)
         self.compiled: CompiledTails | None = None
-        """Tails that torch.compile makes faster; None where nobody asked for them."""
+        """Tails compiled by torch.compile; None if that was not requested."""
         if entry.compile:
             self.compiled = CompiledTails(self._wrapped, rounding=entry.compile == "rounding")
             for early in self._heads:
@@ -384,7 +387,7 @@ class ServedModel:
         return self._wrapped.manifest(self._plan)
 
     def manifest(self) -> Manifest:
-        """What the digests are made of, as the model was loaded."""
+        """The facts behind the digests, as of loading."""
         return self._manifest
 
     def _plan_example(self, entry: ModelEntry) -> Plan | None:
@@ -411,10 +414,10 @@ class ServedModel:
             ) from error
 
     residence = None
-    """Its weights are in memory for as long as it lives."""
+    """None: its weights are in memory as long as it exists."""
 
     def close(self, why: str) -> None:
-        """Nobody asks it any more: its decoding sessions are lost, saying ``why``, and what it hooked is as before."""
+        """Drop its decoding sessions with the reason ``why``, and remove its hooks."""
         self._decoding.close(why)
         if self.compiled is not None:
             self.compiled.close()
@@ -423,21 +426,22 @@ class ServedModel:
 
     @property
     def step_batching(self) -> StepBatching:
-        """Steps of its sessions, computed together."""
+        """Computes steps of its sessions together."""
         return self._decoding
 
     def allocate(self, nbytes: int) -> memoryview:
-        """One buffer, whose pages cost nothing until bytes arrive."""
+        """One buffer, whose pages are allocated as bytes arrive."""
         return room_for(nbytes, self._device)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """Checks that header, cut and plan speak of the same bytes. Raises BadFrame, TooLarge or Disagreement."""
+        """Check that header, cut and plan agree on the payload. Raises BadFrame, TooLarge or Disagreement."""
         check_frontier(crossing, header, payload_bytes, max_bytes)
         self.check_cut(crossing)
 
     def check_cut(self, crossing: Crossing) -> None:
-        """For inputs like the example, the server knows without a rehearsal what crosses. Raises Disagreement where a
-        client says otherwise.
+        """Raises Disagreement if a client's cut is not what this side has planned for inputs like the example.
+
+        No rehearsal is needed for that.
         """
         if self._plan is not None and crossing.signature == self._plan.signature:
             check_plan(self._plan, crossing, branches=self._branches)
@@ -445,14 +449,15 @@ class ServedModel:
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
-        """The tail on one payload, in whose memory it may work; with ``end``, up to that later cut. Raises ModelFailed
-        with the model's error as cause.
+        """Run the tail on one payload, in whose memory it may work; with ``end``, up to that later cut.
+
+        Raises ModelFailed with the model's error as cause.
         """
         substitutes = None if end else self._substitutes(crossing, header, payload, want_metrics)
         return self._part(*self._unpacked(crossing, header, payload, end), want_metrics, end, substitutes)
 
     def _check_part(self, begin: str, end: End | Following | None) -> None:
-        """Raises CutRefused where the weights of a part are not loaded here."""
+        """Raises CutRefused if the weights of a part are not loaded here."""
         if self._shards is not None:
             raise CutRefused(
                 f'model "{self.identity.model_id}" is divided among {self._shards.size} processes '
@@ -464,7 +469,7 @@ class ServedModel:
     def _substitutes(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool
     ) -> Substitutes | None:
-        """Compiled modules for this request's tail, if it allows other last bits; inside of one nothing is measured."""
+        """Compiled modules for this request's tail, if it accepts other last bits. Nothing is measured inside them."""
         if self.compiled is None or want_metrics or not inexact.get():
             return None
         if self._guard.mended:
@@ -474,7 +479,7 @@ class ServedModel:
     def _unpacked(
         self, crossing: Crossing, header: bytes, payload: memoryview, end: End | None = None
     ) -> tuple[EarlyOutput, int]:
-        """The frontier, and the nanoseconds that it took to unpack."""
+        """The frontier, and the nanoseconds that unpacking took."""
         if end is not None:
             self._check_inputs(crossing)
         self._check_part(crossing.name if crossing.layer_id >= 0 else INPUT, end)
@@ -504,14 +509,14 @@ class ServedModel:
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
     ) -> None:
-        """Checks that both sides read files alike, and that the payload is one file.
+        """Check that both sides read files alike, and that the payload is one file.
 
         Raises BadFrame, TooLarge, InputMismatch or Disagreement.
         """
         check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
 
     def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
-        """An image, which a process decodes; None for files of tensors, which are there at once."""
+        """Decode an image in another process; None for files of tensors, which need no decoding."""
         if suffix.lower() not in IMAGE_SUFFIXES or not self._spec.reads_images:
             return None
         return self._read(suffix, header, payload, max_bytes)
@@ -534,7 +539,7 @@ class ServedModel:
         read: FileRead | None = None,
         end: End | None = None,
     ) -> Computed:
-        """The whole model on an input file, or up to ``end``; reading it counts as decoding."""
+        """Run the whole model on an input file, or up to ``end``; reading the file counts as decoding."""
         self._check_part(INPUT, end)
         self._lifecycle.emit(Stage.BEFORE_DECODE, nbytes=payload.nbytes)
         args, kwargs, read_ns = read or self._read(suffix, header, payload, max_bytes)
@@ -547,7 +552,7 @@ class ServedModel:
         return self._run(run, decode_ns, want_metrics, end, of_file=True)
 
     def _whole(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole model on a file, from which its Python may read numbers that sizes follow from."""
+        """Run the whole model on a file, from which its Python may read numbers that determine sizes."""
         if self._plan is not None and not self._branches:
             return self._wrapped.whole(*args, **kwargs)
         with Allowance(self._most, "on this file the model takes", alive=True) as allowance:
@@ -557,7 +562,7 @@ class ServedModel:
         return output
 
     def _check_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raises TooLarge for inputs far beyond the model's example; without one, their bytes are the bound."""
+        """Raises TooLarge for inputs much larger than the model's example; without one, their bytes are limited."""
         known, found = self._example_elements, sum(tensor.numel() for tensor in tensors_in((args, kwargs)))
         if not known:
             return
@@ -569,7 +574,7 @@ class ServedModel:
             )
 
     def _check_inputs(self, crossing: Crossing) -> None:
-        """Raises TooLarge where a middle part would be planned on inputs far beyond the model's example."""
+        """Raises TooLarge if a middle part would be planned on inputs much larger than the model's example."""
         known = self._example_elements or MOST_ELEMENTS // self._files.examples
         found = sum(View(form.shape, form.stride, 0).end for form in crossing.inputs)
         if found > known * self._files.examples:
@@ -579,11 +584,11 @@ class ServedModel:
             )
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """Checks that header and payload speak of the same bytes. Raises BadFrame or TooLarge."""
+        """Check that header and payload agree on the bytes. Raises BadFrame or TooLarge."""
         check_step(header, payload_bytes, max_bytes)
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
-        """A decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused saying why."""
+        """Open a decoding session behind the layer ``cut``. Raises UnknownLayer, and CutRefused with the reason."""
         if self._shards is not None:
             self._check_block(cut)
         else:
@@ -591,7 +596,7 @@ class ServedModel:
         return self._decoding.open(cut, following)
 
     def _check_block(self, cut: str) -> None:
-        """Raises CutRefused for a cut inside a block, where each process has a part of what crosses."""
+        """Raises CutRefused for a cut inside a block, where each process has only a part of what crosses."""
         assert self._shards is not None
         where = f'model "{self.identity.model_id}" is divided among {self._shards.size} processes (--tensor-parallel)'
         above, _, name = cut.rpartition(".")
@@ -608,8 +613,9 @@ class ServedModel:
         of_file: bool = False,
         compiled: bool = False,
     ) -> Computed:
-        """What ``run`` gives, measured and packed: the output, or with ``end`` what crosses there. ``of_file``: the
-        model runs from its beginning.
+        """Call ``run``, measure and pack its result: the output, or with ``end`` what crosses there.
+
+        ``of_file``: the model runs from its beginning.
         """
         try:
             if of_file:
@@ -653,25 +659,25 @@ class ServedModel:
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
-        """Observers of the tails that this thread runs in the block."""
+        """Observe the tails that this thread runs in the block."""
         with named.observing(self._wrapped, named.check(observers)) as found:
             yield lambda: named.to_bytes(found())
 
     def _reading(self) -> AbstractContextManager[None]:
-        """Around runs of the whole model, which read the weights of other parts; they are given back then."""
+        """A context around runs of the whole model, which read the weights of other parts and free them afterwards."""
         return nullcontext() if self.only is None else self.only.reading()
 
     def _bringing(self) -> AbstractContextManager[object]:
-        """Around runs of a part that data may lead to the weights of others."""
+        """A context around runs of a part that data may lead to the weights of others."""
         return self.only.bringing() if self.only is not None and self._branches else nullcontext()
 
     profile_gives_way = True
-    """Between two repetitions, nothing is under way in this thread."""
+    """Between two repetitions this thread is free."""
 
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """The tails of the spec's example, measured now (`shared_hooks.profiling`)."""
+        """Measure the tails of the spec's example (`shared_hooks.profiling`)."""
         if self._shards is not None:
             self._check_part(INPUT, None)
         example = self._spec.example(self._device)

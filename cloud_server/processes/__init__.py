@@ -1,12 +1,12 @@
-"""Tails in processes of their own: what ends one of them ends one request's turn, not the service.
+"""Tails in separate processes: a crash ends one request, not the service.
 
-pooled_model    the engine that hands its work to workers
-crew            the workers: warm, watched, replaced
-worker          one worker's own program
-worker_process  ... as the server sees it
+pooled_model    the engine that delegates to workers
+crew            the workers: started, watched, replaced
+worker          the program of a worker
+worker_process  a worker as the server sees it
 ranks           the processes among which one worker's models are divided
 channel         messages between the two, and memory for payloads that both see
-trials          cuts tried in a process of their own, before they are served
+trials          cuts tried in a separate process, before they are served
 
 May import models, wire, work, options, config, limits.
 """

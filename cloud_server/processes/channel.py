@@ -1,7 +1,7 @@
-"""Messages between the server and one worker: a Unix socket, JSON and raw bytes, never objects.
+"""Messages between the server and one worker: a Unix socket with JSON and raw bytes, never objects.
 
-A message is the sizes of its parts (one u32 for each, and before them their number), then the parts: the first is JSON,
-the others are bytes as they are. Payloads do not come this way; they lie in `memory`.
+A message is the number of its parts and their sizes (a u32 each), then the parts: the first is JSON, the others are raw
+bytes. Payloads are not sent this way; they lie in `memory`.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from shared_hooks.lifecycle import About
 
 
 KEPT_BYTES = 64 << 20
-"""Free memory that stays mapped and touched, in whole pages from the start of the file."""
+"""Free memory that stays mapped, in whole pages from the start of the file."""
 
 _MADV_REMOVE = getattr(mmap, "MADV_REMOVE", None)  # Linux
 
 
 class Ranges:
-    """Which parts of ``size`` are free: the lowest that fits is taken, neighbours grow together again."""
+    """The free ranges of ``size``: the lowest that fits is taken, adjacent ones are merged."""
 
     def __init__(self, size: int) -> None:
         self._starts = [0]
         self._lengths = {0: size}
 
     def take(self, length: int) -> int | None:
-        """Where ``length`` begin that were free; None where no free range is as long."""
+        """Take a free range of ``length`` and return its start; None if there is none as long."""
         for start in self._starts:
             free = self._lengths[start]
             if free >= length:
@@ -61,7 +61,7 @@ class Ranges:
         return None
 
     def give(self, start: int, length: int) -> None:
-        """The reverse of `take`."""
+        """Return a range that was taken."""
         at = bisect_left(self._starts, start)
         if at < len(self._starts) and self._starts[at] == start + length:
             length += self._remove(start + length)
@@ -79,7 +79,7 @@ class Ranges:
 
 
 class Mapping:
-    """The file as one process sees it. ``fd`` stays the caller's."""
+    """The shared file as mapped by one process. ``fd`` stays the caller's."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -93,17 +93,17 @@ class Mapping:
         return np.frombuffer(self._map, np.uint8, nbytes, start)
 
     def offset(self, view: memoryview) -> int:
-        """Where a view begins, counted from the start of the file; negative or beyond it for memory from elsewhere."""
+        """The offset of a view from the start of the file; negative or beyond the end for other memory."""
         return address(view) - self.base
 
     def forget(self, start: int, nbytes: int) -> None:
-        """The pages' content goes back to the system, where it can do that."""
+        """Return the pages' content to the system, where it supports that."""
         if nbytes > 0 and _MADV_REMOVE is not None:
             self._map.madvise(_MADV_REMOVE, start, nbytes)
 
 
 class SharedMemory:
-    """The server's side: hands out blocks. Any thread may call."""
+    """The server's side: allocates blocks. Thread-safe."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = _pages(nbytes)
@@ -113,10 +113,10 @@ class SharedMemory:
         self._free = Ranges(self.nbytes)
         self._given: deque[tuple[int, int]] = deque()
         self.used_bytes = 0
-        """Bytes of blocks that something refers to, in whole pages."""
+        """Bytes of blocks in use, in whole pages."""
 
     def allocate(self, nbytes: int) -> memoryview:
-        """A block that is nobody else's until the last reference to it is gone. Raises ServerUnavailable."""
+        """A block that is freed with the last reference to it. Raises ServerUnavailable."""
         length = _pages(nbytes)
         with self._lock:
             self._take_back()
@@ -131,7 +131,7 @@ class SharedMemory:
         return memoryview(block)  # type: ignore[arg-type]
 
     def _give_back(self, start: int, length: int) -> None:
-        """Called where the last reference goes, which may be in the middle of anything: even of this lock's block."""
+        """Called with the last reference gone, possibly while this thread holds the lock."""
         self._given.append((start, length))
         if self._lock.acquire(blocking=False):
             try:
@@ -148,12 +148,12 @@ class SharedMemory:
             self._free.give(start, length)
 
     def close(self) -> None:
-        """Nothing is handed to new workers any more; blocks in use stay as they are."""
+        """Close the file: new workers cannot map it any more; blocks in use stay."""
         os.close(self.fd)
 
 
 def address(view: memoryview) -> int:
-    """The address of the first byte."""
+    """The address of its first byte."""
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) if view.nbytes else 0
 
 
@@ -177,18 +177,18 @@ def _file(nbytes: int) -> int:
 
 MAX_PARTS = 8
 MAX_BYTES = 256 << 20
-"""Largest message: a peer that has gone astray must not make this side allocate anything."""
+"""The largest message, so that a faulty peer cannot make this side allocate more."""
 READ_BYTES = 64 << 10
 
 Message = tuple[dict[str, Any], list[bytes]]
 
 
 class Lost(Exception):
-    """The other side is gone, or says what no message is."""
+    """The other side is gone, or sent something that is no message."""
 
 
 class Channel:
-    """One end. One thread at a time sends and receives."""
+    """One end of a channel. Sending and receiving: one thread at a time."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -198,7 +198,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, head: dict[str, Any], *parts: bytes, seconds: float | None = None) -> None:
-        """Raises Lost, and TimeoutError if the other side does not take it within ``seconds``."""
+        """Send a message. Raises Lost, and TimeoutError if the other side does not take it within ``seconds``."""
         text = json.dumps(head, separators=(",", ":")).encode()
         sizes = struct.pack(f"<{len(parts) + 2}I", len(parts) + 1, len(text), *map(len, parts))
         self._socket.settimeout(seconds)
@@ -210,7 +210,7 @@ class Channel:
             raise Lost(str(error)) from error
 
     def receive(self, seconds: float | None = None) -> Message:
-        """The next message. Raises Lost, and TimeoutError if it is not there within ``seconds``."""
+        """Wait for the next message. Raises Lost, and TimeoutError if none comes within ``seconds``."""
         until = None if seconds is None else time.monotonic() + seconds
         try:
             (count,) = struct.unpack("<I", self._exactly(4, until))
@@ -241,14 +241,14 @@ class Channel:
         return found
 
     def hang_up(self) -> None:
-        """Wakes who receives, on either side."""
+        """Wake a receiver on either side."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # the other side was first
 
     def close(self) -> None:
-        """Nobody may be receiving any more."""
+        """Close the socket. Nobody may be receiving any more."""
         self.hang_up()
         self._socket.close()
 
@@ -258,13 +258,13 @@ class Channel:
 
 @dataclass(frozen=True)
 class Task:
-    """A complete request. Without a crossing its payload is an input file, of the kind ``suffix``."""
+    """A complete request. Without a crossing its payload is an input file with this ``suffix``."""
 
     model_id: str
     about: About
     """For hooks in the worker."""
     account: str
-    """On whom rehearsals are charged."""
+    """The account that rehearsals are charged to."""
     crossing: Crossing | None
     suffix: str
     header: bytes
@@ -273,17 +273,17 @@ class Task:
     want_metrics: bool
     observers: tuple[str, ...]
     inexact: bool = False
-    """Whether other last bits than the model's own are allowed."""
+    """Whether last bits other than the model's own are accepted."""
     end: End | None = None
-    """Where it ends, that others finish."""
+    """Where this part ends, if others continue."""
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What makes a request unique."""
+        """Identifies the request."""
         return self.account, self.about.client, self.about.id
 
     def head(self) -> dict[str, Any]:
-        """What a message says of it."""
+        """The request's entry in a message."""
         about = self.about
         found = {
             "do": "compute" if self.crossing is not None else "file",
@@ -301,7 +301,7 @@ class Task:
 
 @dataclass(frozen=True)
 class ProfileTask:
-    """A profile; the numbers are those of `Engine.profile`."""
+    """A profile; the fields are the arguments of `Engine.profile`."""
 
     model_id: str
     warmup: int
@@ -316,7 +316,7 @@ class ProfileTask:
 
 @dataclass(frozen=True)
 class ManifestTask:
-    """What a model's digests are made of."""
+    """A request for the facts behind a model's digests."""
 
     model_id: str
 
@@ -326,7 +326,7 @@ class ManifestTask:
 
 @dataclass(frozen=True)
 class StepTask(Task):
-    """The next step of a decoding session, which the worker numbers so."""
+    """The next step of the worker's decoding session with this number."""
 
     session: int = 0
 
@@ -348,7 +348,7 @@ class RestTask(StepTask):
 
 @dataclass(frozen=True)
 class Asked:
-    """A worker's request to the next server: the arguments of `Link.step`, with the tensors packed."""
+    """A worker's request to the next server: the arguments of `Link.step`, with packed tensors."""
 
     session: int
     step: int
@@ -359,8 +359,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class SessionTask:
-    """Opens a decoding session under the worker's number ``session``: a copy of session ``of``, or a new one after the
-    layer ``cut``, up to the layer ``end`` in the middle of a chain.
+    """Opens a decoding session as the worker's number ``session``.
+
+    It is a copy of session ``of``, or a new one after the layer ``cut``, up to the layer ``end`` in the middle of a
+    chain.
     """
 
     model_id: str

@@ -1,4 +1,4 @@
-"""The worker processes: started, warm before they take work, watched, replaced."""
+"""The worker processes: started and warm before they take work, watched, replaced."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from shared_hooks.errors import Disagreement, IsthmusError, ServerUnavailable, W
 log = logging.getLogger("cloud_server")
 
 STOPPED_SECONDS = 3.0
-"""How long a worker may be stopped (SIGSTOP) until it counts as lost."""
+"""How long a worker may be stopped (SIGSTOP) before it counts as lost."""
 WAIT_SECONDS = 30.0
 """How long a request waits for a warm worker."""
 LOOK_SECONDS = 1.0
-"""Between two looks at workers of which nothing is heard."""
+"""The interval of checks on silent workers."""
 YOUNG_SECONDS = 10.0
-"""A worker that ends earlier without an answer counts as one that cannot serve."""
+"""A worker that ends sooner without an answer counts as one that cannot serve."""
 BACK_OFF = 0.25, 30.0
-"""Seconds before the next is started after such a one: first, longest."""
+"""Seconds before the next start after such a failure: initially, at most."""
 
 
 class Crew:
-    """``count`` workers. One thread starts them and sees them end; any thread may call."""
+    """``count`` workers. One thread starts and watches them; the methods are thread-safe."""
 
     def __init__(
         self, words: Sequence[str], count: int, limits: Limits, memory: SharedMemory, share: Share = ALL
     ) -> None:
         self.identities: list[Identity] = []
-        """What each of them serves."""
+        """What each worker serves."""
         self.deaths = 0
-        """Workers that have ended unexpectedly."""
+        """The number of workers that ended unexpectedly."""
         self.on_warm: Callable[[bool], None] = lambda warm: None
         """Called with whether any worker is warm, when that changes."""
         self._words = tuple(words)
@@ -51,7 +51,7 @@ class Crew:
         self._idle: list[WorkerProcess] = []  # the last used is taken first: its caches are warm
         self._number = 0
         self._failures = 0
-        """Workers in a row that could not serve."""
+        """The number of consecutive workers that could not serve."""
         self._start_at = 0.0
         self._refused: IsthmusError | None = None
         self._stopped_since: dict[int, float] = {}
@@ -61,7 +61,9 @@ class Crew:
         self._watcher = threading.Thread(target=self._watch, name="isthmus-crew", daemon=True)
 
     def start(self) -> list[Identity]:
-        """Waits until all are warm; what they serve. Raises what a worker's start failed by."""
+        """Start the workers and wait until all are warm; returns what they serve. Raises the error of a
+        worker's start.
+        """
         self._watcher.start()
         with self._changed:
             self._changed.wait_for(lambda: self._refused or self._failures or len(self._idle) == self._count)
@@ -73,20 +75,20 @@ class Crew:
 
     @property
     def warm(self) -> int:
-        """Workers that have their models loaded."""
+        """The number of workers that have loaded their models."""
         with self._changed:
             return sum(one.is_warm for one in self._workers)
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the warm ones."""
+        """The process ids of the warm workers."""
         with self._changed:
             return [one.pid for one in self._workers if one.is_warm]
 
     def take(self, wanted: WorkerProcess | None = None) -> WorkerProcess:
-        """An idle worker, which is the caller's until `release`; ``wanted``, and no other, where that is given.
+        """Take an idle worker, to be returned by `release`; if ``wanted`` is given, this one.
 
-        Raises ServerUnavailable, and Lost when the wanted one has ended.
+        Raises ServerUnavailable, and Lost if the wanted one has ended.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._there(wanted), WAIT_SECONDS)
@@ -101,16 +103,16 @@ class Crew:
             return worker
 
     def _there(self, wanted: WorkerProcess | None) -> bool:
-        """Whether there is something to be taken, or nothing to be waited for; the caller holds the lock."""
+        """Whether a worker can be taken, or waiting is pointless. The caller holds the lock."""
         return bool(self._idle) if wanted is None else wanted in self._idle or wanted not in self._workers
 
     def has(self, worker: WorkerProcess) -> bool:
-        """Whether it has not ended."""
+        """Whether the worker has not ended."""
         with self._changed:
             return worker in self._workers
 
     def roomiest(self) -> WorkerProcess:
-        """That of the warm ones with the fewest decoding sessions. Raises ServerUnavailable."""
+        """The warm worker with the fewest decoding sessions. Raises ServerUnavailable."""
         with self._changed:
             warm = [one for one in self._workers if one.is_warm and not one.leaving]
             if not warm:
@@ -118,7 +120,7 @@ class Crew:
             return min(warm, key=lambda one: one.sessions)
 
     def release(self, worker: WorkerProcess) -> None:
-        """The caller needs it no more."""
+        """Return a worker."""
         with self._changed:
             if worker.spent and not worker.why_ended:
                 worker.kill("could use its device no more, and was ended")
@@ -138,7 +140,7 @@ class Crew:
             self._look_now()
 
     def lost(self, worker: WorkerProcess, why: str) -> None:
-        """It is gone, or astray: then it ends now. Nothing of it writes to shared memory when this returns."""
+        """End a worker that was lost. When this returns, it no longer writes to shared memory."""
         if not worker.buried(0.5):
             worker.kill(why)
             while not worker.buried(1.0):
@@ -162,7 +164,7 @@ class Crew:
             self._sleep(wait)
 
     def _sleep(self, seconds: float) -> None:
-        """Until something happens."""
+        """Wait for an event."""
         poller = select.poll()
         poller.register(self._wake_end, select.POLLIN)
         for worker in self._workers:
@@ -198,7 +200,7 @@ class Crew:
             self._check_size(worker)
 
     def _check_size(self, worker: WorkerProcess) -> None:
-        """One that has grown, or answered enough, is replaced: another is warm before."""
+        """Replace a worker that has grown too large, or has answered enough; its successor is warm first."""
         limits = self._limits
         own = worker.own_bytes
         why = ""
@@ -211,11 +213,11 @@ class Crew:
             worker.leaving = True
 
     def _is_replaced(self, worker: WorkerProcess) -> bool:
-        """Whether enough others are warm; the caller holds the lock."""
+        """Whether enough other workers are warm. The caller holds the lock."""
         return worker.leaving and sum(one.is_warm and not one.leaving for one in self._workers) >= self._count
 
     def _welcome(self, worker: WorkerProcess) -> None:
-        """A worker says that it is warm, or why it cannot start."""
+        """Process a worker's first message: that it is warm, or why it cannot start."""
         try:
             identities = worker.identities()
             if self.identities and not _alike(identities, self.identities):
@@ -239,7 +241,7 @@ class Crew:
         log.info("%s is warm after %.1f s", worker, worker.warm_at - worker.began)
 
     def _bury(self, worker: WorkerProcess) -> None:
-        """It is gone: that is said and counted, and says when another one starts."""
+        """Record the end of a worker, and when another one starts."""
         worker.buried(0)
         worker.close()
         self._stopped_since.pop(worker.pid, None)
@@ -258,7 +260,7 @@ class Crew:
         log.error("%s %s after %d answers; another one is started%s", worker, worker.end, worker.answered, when)
 
     def _start_missing(self) -> float:
-        """Starts what is missing; seconds until it must be looked at again."""
+        """Start missing workers; returns the seconds until the next check."""
         while not self._closed:
             living = sum(not one.leaving and one.state is not State.ENDED for one in self._workers)
             wait = self._start_at - time.monotonic()
@@ -286,7 +288,7 @@ class Crew:
             self.on_warm(warm)
 
     def close(self) -> None:
-        """Ends all workers; what they still compute is lost."""
+        """End all workers, with what they compute."""
         with self._changed:
             if self._closed:
                 return
@@ -311,5 +313,5 @@ class Crew:
 
 
 def _alike(mine: Sequence[Identity], theirs: Sequence[Identity]) -> bool:
-    """What all workers must have alike."""
+    """Whether two workers serve the same models."""
     return len(mine) == len(theirs) and all(one.is_like(other) for one, other in zip(mine, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""The engine of a server with worker processes: what needs no model is checked here, the rest is a worker's."""
+"""The engine of a server with worker processes: what needs no model is checked here, the rest is done by a worker."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MINUTE = 60.0
 
 
 class Crashes:
-    """Crashes of the last minute, by account; at most ``most`` of each. Any thread may call."""
+    """Crashes within the last minute by account, at most ``most`` each. Thread-safe."""
 
     def __init__(self, most: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -70,7 +70,7 @@ class Crashes:
             self._lately.append((self._clock(), account))
 
     def check(self, account: str) -> None:
-        """Raises QuotaExceeded, saying when it may go on."""
+        """Raises QuotaExceeded, with the time when the account may continue."""
         if not self._lately:
             return
         with self._lock:
@@ -86,20 +86,24 @@ class Crashes:
 
 
 DEATHS = 2
-"""Workers that may end under one request."""
+"""The number of workers that may end during one request."""
 HANG_SECONDS = 10.0
-"""Beyond `Limits.max_compute_seconds`, after which the worker ends Python code itself: what continues is a kernel."""
+"""Seconds beyond `Limits.max_compute_seconds`; until then the worker ends Python code itself, so a kernel is
+running.
+"""
 REMEMBERED = 4096
-"""Requests that a worker has ended under, and that may come again."""
+"""The number of remembered requests during which a worker ended, and which may be repeated."""
 
 
 def payload_memory(limits: Limits) -> SharedMemory:
-    """For all payloads and answers there may be. Sparse, so it may be generous: room that is free is in pieces, too."""
+    """Shared memory for all payloads and answers. It is sparse, so it can be generous, because free memory is
+    fragmented.
+    """
     return SharedMemory(2 * (limits.max_pending_bytes + limits.max_answer_bytes))
 
 
 class Pool:
-    """``count`` workers for the command line ``words``. Use as a context manager. Any thread may call."""
+    """``count`` workers with the command line ``words``. Use it as a context manager. Thread-safe."""
 
     def __init__(
         self,
@@ -111,7 +115,7 @@ class Pool:
         share: Share = ALL,
         memory: SharedMemory | None = None,
     ) -> None:
-        """``share``: what of the configuration is these workers'. ``memory``: of payloads, and the caller's."""
+        """``share``: the part of the configuration for these workers. ``memory``: for payloads, owned by the caller."""
         self._owns_memory = memory is None
         self.memory = payload_memory(limits) if memory is None else memory
         self.crew = Crew(words, count, limits, self.memory, share)
@@ -127,17 +131,21 @@ class Pool:
         self.close()
 
     def close(self) -> None:
-        """Ends the workers; what they still compute is lost."""
+        """End the workers, with what they compute."""
         self.crew.close()
         if self._owns_memory:
             self.memory.close()
 
     def start(self) -> list[Identity]:
-        """Waits until all workers are warm; what they serve. Raises what a worker's start failed by."""
+        """Start the workers and wait until all are warm; returns what they serve. Raises the error of a
+        worker's start.
+        """
         return self.crew.start()
 
     def run(self, task: Task) -> Computed:
-        """Runs a request. Raises what the model raises, WorkerLost, TooLarge, QuotaExceeded, ServerUnavailable."""
+        """Run a request in a worker. Raises what the model raises, WorkerLost, TooLarge, QuotaExceeded,
+        ServerUnavailable.
+        """
         self._crashes.check(task.account)
         before = deaths = self._struck.pop(task.key, 0)
         while True:
@@ -158,15 +166,15 @@ class Pool:
                 raise ServerUnavailable(text) from error
 
     def step(self, task: StepTask, worker: WorkerProcess) -> Computed | Asked:
-        """Runs a step, or the rest of one, in the worker that has its session. Raises as `run`, and SessionLost when
-        that has ended.
+        """Run a step, or the rest of one, in the worker that has its session. Raises as `run`, and SessionLost if that
+        has ended.
         """
         self._crashes.check(task.account)
         with self._of_session(task.account, worker):
             return worker.run(task, self._patience)
 
     def begin(self, task: SessionTask, account: str, worker: WorkerProcess) -> None:
-        """A new session in a worker. Raises as `step`."""
+        """Open a session in a worker. Raises as `step`."""
         self._crashes.check(account)
         with self._of_session(account, worker):
             worker.ask(task, self._patience, lambda *_: None)
@@ -180,7 +188,7 @@ class Pool:
             raise SessionLost(f"its worker process {ended}") from None
 
     def ask(self, task: ProfileTask | ManifestTask, on_progress: Progress = lambda *_: None) -> bytes:
-        """What is answered with bytes: a profile as JSON, a manifest. Raises as `run`; it is not run again."""
+        """Get bytes from a worker: a profile as JSON, or a manifest. Raises as `run`; it is not repeated."""
         try:
             with self._taken("") as worker:
                 return worker.ask(task, self._patience, on_progress)
@@ -189,8 +197,8 @@ class Pool:
 
     @contextmanager
     def _taken(self, account: str, wanted: WorkerProcess | None = None) -> Iterator[WorkerProcess]:
-        """An idle worker (``wanted``: this one) for the block. Raises _Ended when it ends in it, and TooLarge when it
-        does not come back.
+        """Take an idle worker (or ``wanted``) for the block. Raises _Ended if it ends, and TooLarge if it does not
+        return.
         """
         worker = self.crew.take(wanted)
         try:
@@ -221,7 +229,7 @@ class Pool:
 
 
 class _Ended(Exception):
-    """A worker ended; the text says how. ``begun``: and it was at what it was asked."""
+    """A worker ended; the text says how. ``begun``: it was working on this request."""
 
     def __init__(self, worker: WorkerProcess) -> None:
         super().__init__(worker.end)
@@ -229,7 +237,7 @@ class _Ended(Exception):
 
 
 _numbers = itertools.count(1)
-"""Numbers of decoding sessions, over all workers."""
+"""The numbers of decoding sessions, unique over all workers."""
 
 
 class PooledModel:
@@ -239,7 +247,7 @@ class PooledModel:
         """``lifecycle`` knows which request a thread works for."""
         self.identity = identity
         self.step_batching = self.batching = None
-        """A worker takes one request at a time."""
+        """None: a worker takes one request at a time."""
         self.residence = None
         self._pool = pool
         self._lifecycle = lifecycle
@@ -250,7 +258,7 @@ class PooledModel:
         return decode(self._pool.ask(ManifestTask(self.identity.model_id)))
 
     def manifest(self) -> Manifest:
-        """The manifest of a worker's model; they are all alike."""
+        """The manifest of the workers' model."""
         return self._manifest
 
     def allocate(self, nbytes: int) -> memoryview:
@@ -258,23 +266,23 @@ class PooledModel:
         return self._pool.memory.allocate(nbytes)
 
     def admit(self, crossing: Crossing, header: bytes, payload_bytes: int, max_bytes: int) -> None:
-        """Checks that header and cut speak of the same bytes. The worker asks the plan before it computes."""
+        """Check that header and cut agree on the payload. The worker compares it with the plan before it computes."""
         check_frontier(crossing, header, payload_bytes, max_bytes)
 
     def compute(
         self, crossing: Crossing, header: bytes, payload: memoryview, want_metrics: bool, end: End | None = None
     ) -> Computed:
-        """In a worker. The payload must be a block of `allocate`."""
+        """Compute in a worker. The payload must be a block of `allocate`."""
         return self._run(crossing, "", header, payload, want_metrics, end)
 
     def admit_file(
         self, suffix: str, preprocess_digest: str, header: bytes, payload_bytes: int, max_bytes: int
     ) -> None:
-        """As in one process: nothing of it needs the model."""
+        """As in one process: this needs no model."""
         check_file(self.identity, suffix, preprocess_digest, header, payload_bytes, max_bytes)
 
     def read_file(self, suffix: str, header: bytes, payload: memoryview, max_bytes: int) -> FileRead | None:
-        """A worker does: others answer meanwhile."""
+        """None: a worker reads the file, while others answer."""
         return None
 
     def compute_file(
@@ -287,7 +295,7 @@ class PooledModel:
         read: FileRead | None = None,
         end: End | None = None,
     ) -> Computed:
-        """In a worker, which has the same ``max_bytes`` from its own configuration."""
+        """Compute in a worker, which has the same ``max_bytes`` from its own configuration."""
         return self._run(None, suffix, header, payload, want_metrics, end)
 
     def admit_step(self, header: bytes, payload_bytes: int, max_bytes: int) -> None:
@@ -295,20 +303,22 @@ class PooledModel:
         check_step(header, payload_bytes, max_bytes)
 
     def open_session(self, cut: str, following: Following | None = None) -> EngineSession:
-        """In the worker that has the fewest, where it stays. Raises what the worker raises, and ServerUnavailable."""
+        """Open a session in the worker that has the fewest, where it stays. Raises what the worker raises, and
+        ServerUnavailable.
+        """
         end, link = following or ("", None)
         worker, number = self._pool.crew.roomiest(), next(_numbers)
         self._pool.begin(SessionTask(self.identity.model_id, number, cut=cut, end=end), payer.get().account, worker)
         return PooledSession(self, worker, number, link)
 
     def begin_copy(self, of: int, worker: WorkerProcess, link: Link | None) -> EngineSession:
-        """A copy of a session of that worker, beside it."""
+        """Copy a session within its worker."""
         number = next(_numbers)
         self._pool.begin(SessionTask(self.identity.model_id, number, of=of), payer.get().account, worker)
         return PooledSession(self, worker, number, link)
 
     def step(self, session: PooledSession, header: bytes, payload: memoryview) -> Computed:
-        """One step of a session. The payload must be a block of `allocate`, or empty."""
+        """Make one step of a session. The payload must be a block of `allocate`, or empty."""
         known = vars(self._task(None, "", header, payload, False))
         computed = self._pool.step(StepTask(**known, session=session.number), session.worker)
         assert isinstance(computed, Computed)
@@ -318,8 +328,8 @@ class PooledModel:
         return replace(computed, rest=partial(self._rest, session, rest))
 
     def _rest(self, session: PooledSession, task: RestTask) -> Computed:
-        """The second half of a step: in turns, the worker computes and this thread sends its requests to the next
-        server.
+        """The second half of a step: the worker computes and this thread sends its requests to the next server, in
+        turns.
         """
         while True:
             found = self._pool.step(task, session.worker)
@@ -335,7 +345,7 @@ class PooledModel:
             task = replace(task, header=parcel.header, answered=answered)
 
     def has(self, worker: WorkerProcess) -> bool:
-        """Whether it has not ended."""
+        """Whether the worker has not ended."""
         return self._pool.crew.has(worker)
 
     def _run(
@@ -358,7 +368,7 @@ class PooledModel:
         want_metrics: bool,
         end: End | None = None,
     ) -> Task:
-        """For the request that this thread works for."""
+        """The task of the request that this thread works for."""
         model_id, about = self.identity.model_id, self._lifecycle.current or About(0, -1)
         observers = getattr(self._thread, "observers", ())
         account, allowed = payer.get().account, inexact.get()
@@ -366,7 +376,7 @@ class PooledModel:
 
     @contextmanager
     def observing(self, observers: tuple[str, ...]) -> Iterator[Callable[[], bytes]]:
-        """The worker observes; what it found is in the reply already."""
+        """Observe in the worker, whose findings are in the reply already."""
         self._thread.observers = observers
         try:
             yield bytes
@@ -374,12 +384,12 @@ class PooledModel:
             self._thread.observers = ()
 
     profile_gives_way = False
-    """Its worker waits meanwhile; others compute."""
+    """No: its worker waits meanwhile; others compute."""
 
     def profile(
         self, warmup: int, repetitions: int, seconds: float, on_progress: Progress, codecs: Sequence[str] = ()
     ) -> dict[str, Any]:
-        """In a worker, whose turn it takes."""
+        """Measure in a worker, whose turn it takes."""
         task = ProfileTask(self.identity.model_id, warmup, repetitions, seconds, tuple(codecs))
         found: dict[str, Any] = json.loads(self._pool.ask(task, on_progress))
         return found
@@ -400,16 +410,18 @@ class PooledSession:
 
     @property
     def lost(self) -> str:
-        """It ends with its worker."""
+        """Why it is gone: it ends with its worker."""
         return "" if self._model.has(self.worker) else f"its worker process {self.worker.end}"
 
     def step(self, header: bytes, payload: memoryview) -> Computed:
-        """Raises what the worker raises, SessionLost when that has ended, and ServerUnavailable when it is not free."""
+        """Make a step. Raises what the worker raises, SessionLost if that has ended, and ServerUnavailable if it is not
+        free.
+        """
         return self._model.step(self, header, payload)
 
     def send(self, asked: Asked) -> StepReply:
-        """Sends the worker's request to the next server, under a session number of its own there: another worker may
-        use the same one. Raises as `Link.step`.
+        """Send the worker's request to the next server, with a session number that is unique there. Raises as
+        `Link.step`.
         """
         assert self._link is not None
         known = self.worker.onward
@@ -423,11 +435,11 @@ class PooledSession:
         return self._link.step(number, asked.step, header, tensors, fork)
 
     def fork(self) -> EngineSession:
-        """In the same worker."""
+        """Copy the session within its worker."""
         return self._model.begin_copy(self.number, self.worker, self._link)
 
     def close(self) -> None:
-        """The worker hears of it with the next that it is asked."""
+        """Close the session; the worker learns of it with its next task."""
         self.worker.sessions -= 1
         self.worker.closed.append(self.number)
         for session, number in self._asked.items():

@@ -1,8 +1,8 @@
 """One model's weights over several processes: tensor parallelism of transformers, for generations.
 
-A worker process is rank 0. It starts the others, hands each what it is asked, and answers for all: in every rank the
-same steps run with its own share of the weights, and kernels exchange what they need (`torch.distributed`). If one
-ends, or computes something else than the others, the worker ends with all of them, and the server starts new ones.
+A worker process is rank 0. It starts the others, passes its tasks to each, and answers for all: every rank runs the
+same steps with its own share of the weights, and kernels exchange what they need (`torch.distributed`). If one ends, or
+computes something else than the others, the worker ends with all of them, and the server starts new ones.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ log = logging.getLogger("cloud_server")
 Result = TypeVar("Result")
 
 _IDLE: Final = timedelta(days=3650)
-"""Ranks wait so long for what is asked next."""
+"""How long ranks wait for the next task."""
 _ENDED: Final = 70
-"""Exit status of a worker whose ranks went apart."""
+"""Exit status of a worker whose ranks diverged."""
 
 
 class Sessions:
-    """Decoding sessions of one process by their numbers. One thread at a time calls."""
+    """The decoding sessions of one process by number. Not thread-safe."""
 
     def __init__(self, models: Mapping[str, ServedModel]) -> None:
         self._models = models
         self._open: dict[int, EngineSession] = {}
 
     def begin(self, number: int, model_id: str, cut: str, of: int = 0, following: Following | None = None) -> None:
-        """Opens session ``number``: a copy of session ``of``, or a new one after the layer ``cut``. Raises SessionLost,
-        and as `Engine.open_session`.
+        """Open session ``number``: a copy of session ``of``, or a new one after the layer ``cut``.
+
+        Raises SessionLost, and as `Engine.open_session`.
         """
         parent = self._open.get(of)
         if of and parent is None:
@@ -54,7 +55,7 @@ class Sessions:
         self._open[number] = model.open_session(cut, following) if parent is None else parent.fork()
 
     def step(self, number: int, header: bytes, payload: bytes | memoryview) -> Computed:
-        """The session's next step. Raises SessionLost, and as `EngineSession.step`."""
+        """Make the session's next step. Raises SessionLost, and as `EngineSession.step`."""
         if number not in self._open:
             raise SessionLost("its worker process does not have it")
         # A session may keep what it was sent for as long as it lives, and shared memory is for what is on its way.
@@ -63,19 +64,21 @@ class Sessions:
         return self._open[number].step(header, own)
 
     def close(self, numbers: Iterable[int]) -> None:
-        """Forgets sessions; unknown numbers are ignored."""
+        """Close sessions; unknown numbers are ignored."""
         for number in numbers:
             self._open.pop(number, None)
 
 
 class Ranks:
-    """All processes of one worker, this one among them: a `models.Shards`. Methods are called by all of them at the
-    same place, but `close`, which is rank 0's.
+    """All processes of one worker, including this one: a `models.Shards`. All of them call the same methods in the same
+    order, except for `close`, which only rank 0 calls.
     """
 
     def __init__(self, rank: int, store: Path, size: int, device: torch.device, others: Sequence[Any] = ()) -> None:
-        """Returns when all processes have joined through the file ``store``. ``device``: an accelerator's kind, of
-        which each takes the one with its rank, or the CPU. ``others``: this process ends when any of them does.
+        """Returns when all processes have met through the file ``store``.
+
+        ``device``: the kind of accelerator, of which each process takes the one with its rank, or the CPU. ``others``:
+        this process ends when any of them does.
         """
         self._others, self._closing = others, False
         if others:
@@ -91,7 +94,7 @@ class Ranks:
         self.size = size
         self._rank = rank
         self._group = dist.new_group(backend="gloo", timeout=_IDLE)
-        """What they say to each other, beside what kernels exchange."""
+        """For messages between the ranks, apart from what kernels exchange."""
 
     def _watch(self) -> None:
         wait([one.sentinel for one in self._others])
@@ -99,17 +102,17 @@ class Ranks:
             _end("a process with a share of a model has ended")
 
     def close(self) -> None:
-        """Ends the others."""
+        """End the other processes."""
         self._closing = True
         for one in self._others:
             one.kill()
 
     def ready(self) -> None:
-        """Returns when all have loaded their models."""
+        """Wait until all have loaded their models."""
         dist.barrier(self._group)
 
     def broadcast(self, value: Any = None) -> Any:
-        """The value that rank 0 has."""
+        """Rank 0's value, in all ranks."""
         values = [value]
         dist.broadcast_object_list(values, src=0, group=self._group)
         return values[0]
@@ -120,14 +123,14 @@ class Ranks:
         return made
 
     def agree(self, error: IsthmusError | None) -> bool:
-        """Whether a call has ended with the same class of error in all, or with none."""
+        """Whether a call ended with the same class of error in all ranks, or with none."""
         found: list[str] = [""] * self.size
         dist.all_gather_object(found, "" if error is None else type(error).__name__, group=self._group)
         return len(set(found)) == 1
 
 
 class LedSessions(Sessions):
-    """Sessions of rank 0: every call is made in all ranks."""
+    """The sessions of rank 0, whose calls are made in all ranks."""
 
     def __init__(self, models: Mapping[str, ServedModel], ranks: Ranks) -> None:
         super().__init__(models)
@@ -173,8 +176,8 @@ def _end(why: str) -> NoReturn:
 
 
 def start(program: Callable[[int, Path], object], size: int, device: torch.device) -> Ranks:
-    """Makes this process rank 0 of ``size``, and starts the others: each runs ``program`` with its rank, and the file
-    in which they meet.
+    """Make this process rank 0 of ``size``, and start the others: each runs ``program`` with its rank, and the file
+    through which they meet.
     """
     if hasattr(os, "memfd_create"):  # is gone with this process, however it ends
         store = Path(f"/proc/{os.getpid()}/fd/{os.memfd_create('isthmus-ranks')}")
@@ -188,7 +191,7 @@ def start(program: Callable[[int, Path], object], size: int, device: torch.devic
 
 
 def follow(ranks: Ranks, sessions: Sessions) -> NoReturn:
-    """What rank 0 is asked, in any other rank."""
+    """Repeat rank 0's calls in another rank."""
     ranks.ready()
     while True:
         _, error = _called(sessions, *ranks.broadcast())

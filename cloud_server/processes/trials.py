@@ -1,9 +1,9 @@
-"""Cuts tried before they are served: does a copy of the model that never ran give the whole model's answer?
+"""Tries cuts before they are served: does a copy of the model that never ran give the whole model's answer?
 
-What no analysis of code can promise, a cold process shows (`trial`). One trial runs at a time; it begins with the cut
-that is asked for, and continues with the others. What it found is kept in a file, so that a model is tried once for
-each state of its code and of torch. A cut that gave another answer is refused; one that could not be tried in time is
-served as the analysis allows, and the log says so.
+A cold process shows what no analysis of code can promise (`trial`). One trial runs at a time; it starts with the
+requested cut and continues with the others. Verdicts are kept in a file, so that a model is tried once for each state
+of its code and of torch. A cut with another answer is refused; one that could not be tried in time is served as the
+analysis allows, which is logged.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ from shared_hooks.version import __version__
 
 
 def main(words: Sequence[str], model_id: str, first: str, seconds: float, nbytes: int, server: int) -> int:
-    """The exit status: 0 when every cut was tried. ``words``: the server's command line; ``first``: the cut that is
-    waited for; ``seconds`` of processor time and ``nbytes`` of memory bound each process. It ends with the process
-    ``server``.
+    """The program of a trial; returns 0 if every cut was tried.
+
+    ``words``: the server's command line; ``first``: the cut that a request waits for; ``seconds`` of processor time and
+    ``nbytes`` of memory limit each process. It ends with the process ``server``.
     """
     die_with(server)
     out = os.fdopen(os.dup(1), "w")
@@ -94,15 +95,16 @@ def _bounded(seconds: float, nbytes: int) -> None:
 log = logging.getLogger("cloud_server")
 
 TRIED: Final = frozenset({"torch", "torchvision", "timm", "transformers", "shared_hooks"})
-"""Libraries whose models are swept cold (docs/results/library.md): ``auto`` tries models with modules of others."""
+"""Libraries whose models were all tried (docs/results/library.md): ``auto`` tries models with other modules."""
 OVERHEAD_BYTES: Final = 2 << 30
 COPIES: Final = 4
-"""Memory of each of a trial's three processes: `OVERHEAD_BYTES` for Python and torch, and `COPIES` times the model's
-weights."""
+"""The memory of each of a trial's three processes: `OVERHEAD_BYTES` for Python and torch, and `COPIES` times the
+weights.
+"""
 
 
 class Trials:
-    """Any thread may call."""
+    """The trials of a server. Thread-safe."""
 
     def __init__(self, words: Sequence[str], mode: str = "auto", seconds: float = 60.0, folder: Path | None = None):
         """``words``: the server's command line; ``folder``: where verdicts are kept, by default in the user's cache."""
@@ -111,17 +113,18 @@ class Trials:
         self._lock = threading.Lock()
         self._known: dict[str, dict[str, str]] = {}
         self._tried: set[tuple[str, str]] = set()
-        """Digest and cut of trials that are over."""
+        """(digest, cut) of finished trials."""
         self._waiting: deque[tuple[Identity, str, int, Callable[[], object]]] = deque()
         self._running = self._closed = False
         self._process: subprocess.Popen[str] | None = None
         self.trials = 0
-        """How many processes were started."""
+        """The number of processes started."""
 
     def check(self, identity: Identity, cut: str, *, along: bool = False) -> None:
-        """Raises CutRefused where a trial of this cut gave another answer than the whole model. Never waits.
+        """Raises CutRefused if a trial of this cut gave another answer than the whole model. Never blocks.
 
-        ``along``: it is a cut along branches, which no trial runs: refused where a trial of any cut of the model did.
+        ``along``: a cut along branches, which is not tried itself: refused if a trial of any of the model's cuts
+        differed.
         """
         if self._verdict(identity, cut) == DIFFERS or (along and self.refuses(identity)):
             raise CutRefused(
@@ -131,12 +134,13 @@ class Trials:
             )
 
     def refuses(self, identity: Identity) -> bool:
-        """Whether any cut of it was found to differ."""
+        """Whether a trial of any of its cuts differed."""
         return self._wants(identity) and DIFFERS in self._known.get(_digest_of(identity), {}).values()
 
     def wait(self, identity: Identity, cut: str, nbytes: int, done: Callable[[], object]) -> bool:
-        """Whether a trial of this cut is to be waited for; then ``done`` is called when it is over, in another thread.
-        ``nbytes``: of the model's weights. Never waits itself.
+        """Whether a trial of this cut must be awaited; ``done`` is then called after it, in another thread.
+
+        ``nbytes``: of the model's weights. Never blocks.
         """
         if not self._wants(identity) or self._verdict(identity, cut) is not None:
             return False
@@ -150,14 +154,14 @@ class Trials:
         return True
 
     def close(self) -> None:
-        """Ends a trial that is under way."""
+        """End a trial in progress."""
         with self._lock:
             self._closed, process = True, self._process
         if process is not None:
             process.kill()
 
     def _run(self) -> None:
-        """One trial after the other, until nobody waits for any."""
+        """Run one trial after the other, until nobody waits for any."""
         while True:
             with self._lock:
                 if not self._waiting:
@@ -176,8 +180,10 @@ class Trials:
         return self._known.get(_digest_of(identity), {}).get(cut) if self._wants(identity) else None
 
     def _is_open(self, identity: Identity, cut: str) -> bool:
-        """Whether a trial may say more. Of a model that was tried to its end every cut is known: another name is none
-        of its layers; and names that are none start no more trials than there are cuts.
+        """Whether a trial may find out more.
+
+        After a complete trial every cut is known, so another name is no layer; unknown names start no more trials than
+        there are cuts.
         """
         digest = _digest_of(identity)
         if digest not in self._known:
@@ -204,7 +210,7 @@ class Trials:
         self._write(digest, found)
 
     def _trial(self, model_id: str, cut: str, nbytes: int) -> dict[str, str]:
-        """Verdicts, by cut: as many as there was time for."""
+        """Run a trial; returns the verdicts by cut, as far as there was time."""
         self.trials += 1
         began = time.monotonic()
         program = (
@@ -262,7 +268,7 @@ def _cache() -> Path:
 
 @functools.cache
 def _ours() -> tuple[tuple[Path, os.stat_result], ...]:
-    """The files that cut models."""
+    """The files of this package, with their status."""
     return tuple((file, file.stat()) for file in sorted(Path(shared_hooks.__file__).parent.rglob("*.py")))
 
 
@@ -272,7 +278,9 @@ def _digest_of(identity: Identity) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _digest(structure: str, plan: str, weights: str) -> str:
-    """Changes with the model's code, example and weights, with our code, and with the releases of torch and Python."""
+    """A digest that changes with the model's code, example and weights, with this package, and with torch and
+    Python.
+    """
     own = [(file.name, stat.st_size, stat.st_mtime_ns) for file, stat in _ours()]
     versions = torch.__version__, platform.python_version(), __version__
     return hashlib.sha256(json.dumps([structure, plan, weights, versions, own]).encode()).hexdigest()

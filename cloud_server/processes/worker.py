@@ -1,6 +1,6 @@
-"""A worker process: every model loaded once, one request after the other until the server hangs up.
+"""The program of a worker process: it loads every model once, and answers one request after the other.
 
-It reads the same command line and file as the server. What it is asked and answers: `worker_process`.
+It reads the same command line and file as the server. Its messages: `worker_process`.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ from shared_hooks.sharing import Party, SharedCache
 from shared_hooks.tail import paid_by
 
 INLINE_BYTES = 64 << 10
-"""Answers up to this size go in the message, larger ones into shared memory."""
+"""Answers up to this size are sent in the message, larger ones in shared memory."""
 KEPT_BYTES = 64 << 20
-"""Bytes of payloads that something still refers to after their request; from there on garbage is collected at once."""
+"""If more bytes of payloads than this are referenced after their request, garbage is collected at once."""
 MAX_TRACEBACK = 16 << 10
-"""Characters of a traceback that go into the server's log."""
+"""Most characters of a traceback in the server's log."""
 REFUSED_SECONDS = 60.0
-"""How long a process with a share waits after a model could not be loaded: rank 0 reports why, and ends it."""
+"""How long a process with a share waits after a failure to load: rank 0 reports the reason and ends it."""
 SERVER = Party()
-"""On whom cuts are charged here: whose they are, the server knows."""
+"""The account that cuts are charged to here; the server knows the real one."""
 _CUDA_ERROR = "CUDA error"
-"""After most of them (no lack of memory is called so) a process can use its device no more."""
+"""After most of these errors (running out of memory has another name) a process can no longer use its device."""
 _PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -80,8 +80,9 @@ def main(
     memory_bytes: int,
     begun: int,
 ) -> int:
-    """Serves until the process ``server`` hangs up; returns the exit status. ``share``: as `Share`. Where ``begun`` is
-    in the shared memory it says which question it is at.
+    """Serve until the process ``server`` hangs up; returns the exit status.
+
+    ``share``: as `Share`. ``begun``: the place in shared memory for the number of the task in progress.
     """
     _belong_to(server)
     channel = Channel(socket.socket(fileno=channel_fd))
@@ -117,7 +118,7 @@ def follow(words: Sequence[str], share: Share, leader: int, rank: int, store: Pa
 
 
 def _belong_to(process: int) -> None:
-    """Ends with that process, the parent, and leaves signals to the server."""
+    """End with that process, the parent, and leave signals to the server."""
     die_with(process)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         # Both reach every process of a terminal or a unit; it is the server that drains, or reloads, and hangs up.
@@ -128,8 +129,9 @@ def _belong_to(process: int) -> None:
 def _loaded(
     words: Sequence[str], share: Share, join: Callable[[int, torch.device], ranks.Ranks]
 ) -> tuple[ServerConfig, dict[str, ServedModel], ranks.Ranks | None]:
-    """The configuration, this worker's models by id, and the processes among which they are divided (None: this one has
-    them whole). ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
+    """The configuration, this worker's models by id, and the processes among which they are divided, or None.
+
+    ``join`` is called with the number of processes and a device. Raises SpecError, and as `ServedModel`.
     """
     gc.freeze()  # what is imported stays: the collection below looks at what loading has left
     options = parser().parse_args(words)
@@ -150,7 +152,7 @@ def _loaded(
 
 
 def _wanted(config: ServerConfig, share: Share) -> list[ModelEntry]:
-    """Raises SpecError for a model that is in the files no more."""
+    """This worker's entries. Raises SpecError for a model that is no longer in the files."""
     names = share.models
     if names is None:
         return list(config.models)
@@ -162,7 +164,9 @@ def _wanted(config: ServerConfig, share: Share) -> list[ModelEntry]:
 
 
 def die_with(server: int) -> None:
-    """Also while a kernel runs that nothing interrupts. Elsewhere than on Linux a worker ends after its request."""
+    """End with the server, even during a kernel that nothing interrupts; on systems other than Linux, after a
+    request.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != server:  # it was faster
@@ -191,14 +195,14 @@ class Worker:
         self._begun = memoryview(mapping.array(begun, 8)).cast("Q")  # type: ignore[arg-type]
         self._sessions = ranks.Sessions(models) if shards is None else ranks.LedSessions(models, shards)
         self._rests: dict[int, _Rest] = {}
-        """What is left of the steps of sessions in the middle of a chain."""
+        """The second halves of steps in progress, by session."""
         self._number = 0
-        """The number of what is being answered."""
+        """The number of the task in progress."""
         self._kept: dict[int, tuple[weakref.ref[Any], int]] = {}
-        """Where payloads begin that something of a request that is over refers to; their sizes."""
+        """Payloads that something still references after their request: (start, size)."""
 
     def serve(self) -> None:
-        """Raises Lost when the server hangs up."""
+        """Answer messages. Raises Lost when the server hangs up."""
         while True:
             head, parts = self._channel.receive()
             self._number = self._begun[0] = head["number"]
@@ -226,7 +230,9 @@ class Worker:
         self._say({**said, "kept": self._still_kept()}, *data)
 
     def _said(self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]) -> Message:
-        """When this returns, everything of the request is gone, unless the model or a hook keeps it."""
+        """The answer to a request. When this returns, the request's memory is free, unless the model or a hook keeps
+        it.
+        """
         try:
             computed = self._tail(head, header, payload, more)
             if isinstance(computed, Asked):
@@ -245,7 +251,7 @@ class Worker:
     def _tail(
         self, head: dict[str, Any], header: bytes, payload: memoryview, more: Sequence[bytes]
     ) -> Computed | Asked:
-        """Raises nothing but an IsthmusError, and Lost."""
+        """Run the tail. Raises an IsthmusError, or Lost."""
         model, observers = self._models[head["model"]], tuple(head["observers"])
         inexact.set(head["inexact"])
         try:
@@ -292,7 +298,7 @@ class Worker:
         return found
 
     def _put(self, computed: Computed, payload: memoryview) -> list[list[int]]:
-        """Where the parts of an answer lie: what the tail made in place stays there, the rest is copied, once."""
+        """Where the parts of an answer lie: what the tail made in place stays there, the rest is copied once."""
         first = self._mapping.offset(payload)
         places = [[self._mapping.offset(buffer), buffer.nbytes] for buffer in computed.buffers]
         inside = [first <= at and at + nbytes <= first + payload.nbytes for at, nbytes in places]
@@ -324,7 +330,7 @@ class Worker:
         return list(self._kept)
 
     def _crossing(self, digest: str) -> Crossing:
-        """The description of a cut, which comes once and is asked for again if it was dropped for newer ones."""
+        """The description of a cut, which is sent once, and again if it was evicted."""
         known = self._crossings.get(digest, SERVER)
         if known is None:
             self._say({"is": "cut?"})
@@ -364,7 +370,7 @@ class Worker:
         return json.dumps(made, allow_nan=False).encode()
 
     def _begin(self, head: dict[str, Any]) -> bytes:
-        """A new decoding session."""
+        """Open a decoding session."""
         following = Following(head["end"], _Next()) if head["end"] else None
         self._sessions.begin(head["session"], head["model"], head["cut"], head["of"], following)
         return b""
@@ -383,7 +389,7 @@ _asking: ContextVar[_Rest] = ContextVar("isthmus_rest")
 
 class _Rest:
     """The second half of a step in the middle of a chain: a thread that runs while `go` waits for it, and waits in
-    `ask` while the next server answers.
+    `ask` for the next server.
     """
 
     def __init__(self, rest: Callable[[], Computed]) -> None:
@@ -392,7 +398,7 @@ class _Rest:
         self._thread = threading.Thread(target=copy_context().run, args=(self._run, rest), daemon=True)
 
     def go(self, answer: _Answer | None = None) -> Computed | Asked:
-        """Runs it up to its end, or to its next request to the next server. Raises what it raises."""
+        """Run it up to its end, or to its next request to the next server. Raises its error."""
         if answer is None:
             self._thread.start()
         else:
@@ -403,7 +409,7 @@ class _Rest:
         return found
 
     def ask(self, asked: Asked) -> _Answer:
-        """The next server's answer. Called by its own thread."""
+        """Ask the next server. Called by its own thread."""
         self._found.put(asked)
         answer = self._answers.get()
         if answer is None:
@@ -411,7 +417,7 @@ class _Rest:
         return answer
 
     def end(self) -> None:
-        """Ends it with `Cancelled`: its session was closed."""
+        """End it with `Cancelled`, because its session was closed."""
         self._answers.put(None)
 
     def _run(self, rest: Callable[[], Computed]) -> None:
@@ -423,7 +429,7 @@ class _Rest:
 
 
 class _Next:
-    """The link to the next server of a chain, by way of the server's own process: a `shared_hooks.generation.Link`."""
+    """The link to the next server of a chain, through the server's process: a `shared_hooks.generation.Link`."""
 
     def step(
         self,
@@ -442,11 +448,11 @@ class _Next:
         return StepReply(*found, head["up"], head["down"])
 
     def close(self, session: int) -> None:
-        """Nothing: the server's process closes it with this server's session."""
+        """Does nothing: the server's process closes it with this server's session."""
 
 
 def _failure(error: IsthmusError) -> Message:
-    """What the server learns of an error: a `RequestFailed`, and where it has one the cause's traceback."""
+    """An error as the server receives it: a `RequestFailed`, and the traceback of its cause."""
     cause = error.__cause__
     text = "".join(traceback.format_exception(cause)) if cause is not None else ""
     head = {"is": "failure", "spent": isinstance(cause, RuntimeError) and _CUDA_ERROR in str(cause)}

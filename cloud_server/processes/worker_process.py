@@ -51,12 +51,12 @@ from protos.isthmus.v1 import split_pb2
 from shared_hooks.errors import IsthmusError, ServerUnavailable, by_name
 
 Part = tuple[int, int]
-"""The number of a model's part, from 0, and how many there are."""
+"""(number of a model's part from 0, how many there are)."""
 
 
 class Share(NamedTuple):
-    """What of the server's configuration is a worker's: its device (empty: as that says), and models (None: all);
-    ``parts``: which part of each, None: the whole.
+    """The part of the server's configuration for a worker: its device (empty: as configured), and models (None: all);
+    ``parts``: the part of each, None: the whole.
     """
 
     device: str = ""
@@ -66,7 +66,7 @@ class Share(NamedTuple):
 
 ALL = Share()
 END_SECONDS = 2.0
-"""For a worker to end by itself when the server hangs up."""
+"""How long a worker may take to end after the server has hung up."""
 
 
 HELLO_SECONDS = 10.0
@@ -81,37 +81,39 @@ class State(Enum):
 
 
 class RemoteCause(Exception):
-    """What a worker's error came of: its text is the traceback there."""
+    """The cause of a worker's error: its text is the traceback there."""
 
 
 class WorkerProcess:
-    """Its state belongs to the pool, under the pool's lock. Only who has made it BUSY asks it."""
+    """A worker process. Its state belongs to the pool, under the pool's lock; only the thread that has made it BUSY
+    sends it tasks.
+    """
 
     def __init__(self, number: int, words: Sequence[str], memory: SharedMemory, share: Share = ALL) -> None:
-        """Starts the process. On Linux it ends with the *thread* that calls this."""
+        """Start the process. On Linux it ends with the *thread* that calls this."""
         self.number = number
         self.state = State.STARTING
         self.leaving = False
-        """Whether another takes its place: it ends after what it is doing."""
+        """Whether it is being replaced: it ends after its task."""
         self.began = time.monotonic()
         self.warm_at = 0.0
         self._asked = 0
         self.answered = 0
         self.spent = False
-        """Whether it says that it can use its device no more."""
+        """Whether it reports that it can no longer use its device."""
         self.why_ended = ""
-        """Set where the server ends it."""
+        """Set if the server ends it."""
         self.sessions = 0
-        """Decoding sessions that live in it."""
+        """The number of its decoding sessions."""
         self.onward: dict[int, int] = {}
         """Its sessions at the next server of a chain: their numbers there, by the worker's."""
         self.closed: deque[int] = deque()
-        """Sessions that were closed; the next task names them to the worker."""
+        """Closed sessions, of which the next task informs the worker."""
         self._memory = memory
         self._kept: dict[int, memoryview] = {}
-        """Payloads that something in the worker still refers to, by where they begin."""
+        """Payloads that something in the worker still references, by their start."""
         self._begun = memory.allocate(8).cast("Q")
-        """The number of the last question that it has begun to work on, written by itself."""
+        """The number of the last task that it has begun, written by itself."""
         self._begun[0] = 0
         ours, theirs = socket.socketpair()
         try:
@@ -136,7 +138,7 @@ class WorkerProcess:
     # Asked by whoever has it
 
     def identities(self) -> list[Identity]:
-        """What it serves, once it is warm. Raises Lost, TimeoutError, and what its start failed by."""
+        """Wait until it is warm; returns what it serves. Raises Lost, TimeoutError, and the error of its start."""
         head, _ = self.channel.receive(HELLO_SECONDS)
         try:
             if head.get("is") == "refused":
@@ -146,8 +148,9 @@ class WorkerProcess:
             raise Lost(f"no identities: {error}") from error
 
     def run(self, task: Task, seconds: float) -> Computed | Asked:
-        """The answer to a request; of a `RestTask` perhaps a question to the next server. Raises what the worker
-        raises, Lost, and TimeoutError after ``seconds``.
+        """The answer to a request; to a `RestTask` perhaps a request to the next server.
+
+        Raises what the worker raises, Lost, and TimeoutError after ``seconds``.
         """
         until = time.monotonic() + seconds
         payload, room = task.payload, memoryview(b"")
@@ -180,7 +183,7 @@ class WorkerProcess:
                 raise Lost(f"an answer that makes no sense: {error}") from error
 
     def _asking(self, task: Task | ProfileTask | ManifestTask | SessionTask) -> dict[str, Any]:
-        """The head of the next question."""
+        """The head of the next message."""
         self._asked += 1
         return {**task.head(), "number": self._asked, "closed": self._forgotten()}
 
@@ -188,7 +191,7 @@ class WorkerProcess:
         return [self.closed.popleft() for _ in range(len(self.closed))]
 
     def forget(self) -> None:
-        """It learns which sessions it may forget, though it is asked nothing; the pool holds its lock."""
+        """Inform the worker of closed sessions, without a task. The pool holds its lock."""
         if self.closed:
             try:
                 self.channel.send({"do": "forget", "number": self._asked, "closed": self._forgotten()}, seconds=1.0)
@@ -196,8 +199,9 @@ class WorkerProcess:
                 pass  # it has ended, which whoever asks it next finds out
 
     def ask(self, task: ProfileTask | ManifestTask | SessionTask, seconds: float, on_progress: Progress) -> bytes:
-        """As `run`, for what is answered with bytes; ``seconds`` from one progress to the next. What ``on_progress``
-        raises ends it, and is raised.
+        """As `run`, for an answer that is bytes; ``seconds``: between two progress messages.
+
+        An error raised by ``on_progress`` ends it.
         """
         self.channel.send(self._asking(task))
         stopped: BaseException | None = None
@@ -223,7 +227,7 @@ class WorkerProcess:
                 raise Lost(f"an answer that makes no sense: {error}") from error
 
     def _check_number(self, head: dict[str, Any]) -> None:
-        """An answer to an earlier question would be another client's."""
+        """Check the number of an answer: that to an earlier task would be another client's."""
         if head.get("number") != self._asked:
             raise Lost(f"an answer to question {head.get('number')!r:.20}, not {self._asked}")
 
@@ -265,19 +269,19 @@ class WorkerProcess:
 
     @property
     def has_news(self) -> bool:
-        """Whether it has said something."""
+        """Whether a message of it waits."""
         poller = select.poll()
         poller.register(self.channel, select.POLLIN)
         return bool(poller.poll(0))
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was at what it was asked last: else that did not end it, and the payload is untouched."""
+        """Whether it had begun its last task; otherwise that did not end it, and the payload is untouched."""
         return self._begun[0] == self._asked
 
     @property
     def is_warm(self) -> bool:
-        """Whether it has its models loaded, and is not about to go."""
+        """Whether it has loaded its models, and is not about to end."""
         return self.state in (State.IDLE, State.BUSY)
 
     @property
@@ -295,7 +299,7 @@ class WorkerProcess:
 
     @property
     def own_bytes(self) -> int:
-        """Resident memory but for what is shared with others: payloads, libraries."""
+        """Its resident memory, without what it shares with others: payloads, libraries."""
         try:
             found = self._watched.memory_info()
         except psutil.Error:
@@ -303,17 +307,17 @@ class WorkerProcess:
         return int(found.rss - getattr(found, "shared", 0))
 
     def dismiss(self) -> None:
-        """It ends by itself, now that it has nothing to do; the pool holds its lock."""
+        """Let it end, because it has nothing to do. The pool holds its lock."""
         self.state = State.ENDED
         self.channel.hang_up()
 
     def kill(self, why: str) -> None:
-        """At once, whatever it does; whoever asks it gets Lost."""
+        """Kill it at once; a thread that waits for its answer gets Lost."""
         self.why_ended = self.why_ended or why
         self._process.kill()
 
     def buried(self, seconds: float) -> bool:
-        """Waits for its end, and lets go of what it held; False when it has not ended within ``seconds``."""
+        """Wait for its end and free what it held; False if it has not ended within ``seconds``."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -322,9 +326,7 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """The last call: nobody asks it or looks at it any more. Who still names it, as the lines of a log do, does not
-        keep its page.
-        """
+        """Close what remains, with the last call. Log records may still name it, but do not keep its memory."""
         self.channel.close()
         self._begun.release()
         if self.pidfd >= 0:
@@ -333,7 +335,7 @@ class WorkerProcess:
 
     @property
     def has_crashed(self) -> bool:
-        """Whether it has ended by what it did itself: nobody kills by other signals than these two."""
+        """Whether it ended by itself; other processes use no signals but these two."""
         status = self._process.poll()
         return status is not None and -status not in (signal.SIGKILL, signal.SIGTERM)
 
@@ -354,7 +356,7 @@ def _no_rest() -> Computed:
 
 
 def _boot(words: Sequence[str], share: Share, channel: int, memory: SharedMemory, begun: memoryview) -> str:
-    """The program of a worker. Modules are found as they are here, whatever the current folder holds."""
+    """The program of a worker. Modules are found as they are here, independent of the current folder."""
     return (
         f"import sys; sys.path[:] = {sys.path!r}\n"
         "from cloud_server.processes.worker import main\n"

@@ -1,7 +1,7 @@
-"""Requests on their way through a server.
+"""Requests in progress on a server.
 
-request        one of them, its payload, its stream, its answer
-request_table  which requests there are, and how each ends; answers kept until the client has them
+request        one request: its payload, stream and answer
+request_table  all requests, how each ends, and answers kept until the client has them
 
 May import decoding, models, wire, limits.
 """

@@ -27,18 +27,16 @@ from shared_hooks.sharing import Party
 
 
 Key = tuple[str, str, int]
-"""(account, client id, request id): what makes a request unique, and nobody else's."""
+"""(account, client id, request id), unique on a server."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply or a failure, ready to be sent as often as it is asked for."""
+    """A reply or a failure, which can be sent repeatedly."""
 
     key: Key
     fingerprint: bytes
-    """The fingerprint of the request it answers (`request.fingerprint`): an id that comes again with other content is
-    not answered.
-    """
+    """The `fingerprint` of the request that it answers: an id that comes again with other content is not answered."""
     reply: split_pb2.ReplyHeader | None = None
     buffers: tuple[memoryview, ...] = ()
     failed: split_pb2.RequestFailed | None = None
@@ -50,7 +48,7 @@ class Answer:
 
     @property
     def held_bytes(self) -> int:
-        """What it takes in memory: messages are objects, about twice as large as their bytes."""
+        """The bytes of memory that it takes; messages are objects, about twice as large as their bytes."""
         message = self.reply or self.failed
         inline = 0 if self.reply is None else len(self.reply.payload)
         besides = 0 if message is None else message.ByteSize() - inline
@@ -58,74 +56,74 @@ class Answer:
 
 
 MOST_UNDER_WAY_NS = 600 * 10**9
-"""A client that says its first byte left earlier than so long ago is not believed."""
+"""A client's claim that its first byte left longer ago than this is ignored."""
 OVERHEAD = 1 << 10
-"""Bytes that an answer takes besides its content."""
+"""The bytes that an answer takes besides its content."""
 
 
 # Where answers go: what requests and their table need to know of a stream.
 
 
 class Outlet(Protocol):
-    """One client's stream, as seen by what runs for it. `session.StreamSession` is one."""
+    """One client's stream, as seen by what runs for it; implemented by `session.StreamSession`."""
 
     @property
     def client_id(self) -> str: ...
 
     @property
     def caller(self) -> Caller:
-        """Whose stream it is."""
+        """The stream's caller."""
         ...
 
     @property
     def party(self) -> Party:
-        """On whom it counts what is held for it."""
+        """The account and client that memory held for the stream is charged to."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is taken from it or sent on it any more."""
+        """Whether nothing is received or sent any more."""
         ...
 
     @property
     def inline_bytes(self) -> int:
-        """Answers up to this size go in their header."""
+        """Answers up to this size are sent inside their header."""
         ...
 
     @property
     def undelivered(self) -> int:
-        """Answers that the client has not begun to fetch."""
+        """The number of answers that the client has not begun to fetch."""
         ...
 
     @property
     def stuck_seconds(self) -> float:
-        """How long nothing was fetched of what is being sent; 0 where nothing is."""
+        """How long the client has not fetched what is being sent; 0 if nothing is."""
         ...
 
     def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
-        """Takes an answer out of the line, and puts ``failure`` in its place; False when it is being sent."""
+        """Replace a queued answer by ``failure``; returns False if it is being sent already."""
         ...
 
     def drop(self, error: IsthmusError) -> None:
-        """Ends the stream at once, with what is in line."""
+        """End the stream at once, without what is queued."""
         ...
 
     def send(self, item: split_pb2.ServerFrame | Answer) -> None:
-        """Puts a frame or an answer in line; never blocks. After the stream's end it is dropped."""
+        """Queue a frame or an answer; never blocks. After the end of the stream it is dropped."""
         ...
 
 
 TRACEPARENT = 55
-"""Characters of W3C's traceparent."""
+"""The length of a W3C traceparent, in characters."""
 OPEN_HEADER_BYTES = 64 << 10
-"""Room for the header of an open request; who has a longer one announces it at once."""
+"""Room for the header of an open request; longer ones must be announced at once."""
 
 
 class Readable(Protocol):
-    """Where payloads may lie (`streams.Area`)."""
+    """Memory in which payloads may lie (`streams.Area`)."""
 
     def read(self, offset: int, into: memoryview) -> None:
-        """All of ``into``. Raises BadFrame."""
+        """Fill ``into``. Raises BadFrame."""
 
 
 class State(Enum):
@@ -137,7 +135,7 @@ class State(Enum):
 
 
 class Request:
-    """A request and its payload buffer. State changes happen under the core's lock; bytes are written by one thread."""
+    """A request and its payload buffer. Its state changes under the core's lock; one thread writes the payload."""
 
     def __init__(
         self,
@@ -147,7 +145,7 @@ class Request:
         frame: split_pb2.RequestHeader,
         turn: Turn | None = None,
     ) -> None:
-        """``crossing``: None for a request that brings an input file, and for a step of a decoding session, whose is
+        """``crossing``: None for a request with an input file, and for a step of a decoding session, which has a
         ``turn``.
         """
         self.party = outlet.party
@@ -160,60 +158,60 @@ class Request:
         self.crossing = crossing
         self.turn = turn
         self.about = about(frame, 0, engine, outlet)
-        """For hooks; the core numbers it when it is admitted."""
+        """For hooks; the core numbers it when the request is admitted."""
         self.suffix = frame.file.suffix
         self.header = frame.header
         self.opening = frame if frame.open else None
-        """Its announcement, while its client does not know yet all that it will send."""
+        """Its announcement, while its client does not yet know all that it will send."""
         self._header_bytes = OPEN_HEADER_BYTES if frame.open else len(frame.header)
         self._room = frame.payload_bytes
         self.payload_bytes = frame.payload_bytes
         self.deadline_ms = frame.deadline_ms
         self.want_metrics = frame.want_metrics
         self.route = tuple(frame.route)
-        """The parts behind this server's."""
+        """The parts after this server's."""
         self.together = frame.together
-        """Whether its client takes last bits as a batch has them."""
+        """Whether its client accepts the last bits as computed in a batch."""
         self.observers = tuple(frame.hooks)
         self.inline_bytes = outlet.inline_bytes
         self.observations = b""
-        """What the tail's observers found; see `shared_hooks.observers.named`."""
+        """The findings of the tail's observers; see `shared_hooks.observers.named`."""
         self.fingerprint = fingerprint(engine, frame)
         self.state = State.RECEIVING
         self.cancelled = False
         self.announced = False
-        """Whether hooks have heard of it."""
+        """Whether hooks have seen it."""
         self.error: IsthmusError | None = None
         self.reply: split_pb2.ReplyHeader | None = None
-        """What it is answered with, if that is a result."""
+        """The answer, if it is a result."""
         self.began_ns = time.perf_counter_ns()
         self.complete_ns = self.began_ns
         sent_ns = frame.sent_ns
         self.sent_ns = sent_ns if self.began_ns - MOST_UNDER_WAY_NS < sent_ns < self.began_ns else self.began_ns
-        """When its client sent the first byte, by this clock, as far as that is known and can be."""
+        """When its client sent the first byte, by this machine's clock, as far as that is known."""
         self.payload = memoryview(b"")
         self._read: FileRead | None = None
         self.read_ns = 0
-        """How long its file was read before it came to a worker: no waiting, but decoding."""
+        """How long its file was decoded before a worker took it, which is not waiting time."""
         self._unread: IsthmusError | None = None
         self._received = 0
         self._progress_ns = self.began_ns
         self.leave_line: Callable[[], None] = _nothing
-        """Takes it out of the line in which it waits for a worker."""
+        """Removes it from the line in which it waits for a worker."""
 
     def allocate(self) -> None:
-        """Makes room for the payload: one buffer. Raises ServerUnavailable without the memory."""
+        """Allocate the payload's buffer. Raises ServerUnavailable without the memory."""
         if self.payload_bytes:
             self.payload = self.engine.allocate(self.payload_bytes)
 
     def read(self, source: Readable, offset: int) -> None:
-        """The whole payload, from where it lies. Raises BadFrame where there is less."""
+        """Read the whole payload. Raises BadFrame if there is less."""
         if (payload := self.payload).nbytes:  # else it is over already
             source.read(offset, payload)
             self._received = payload.nbytes
 
     def write(self, chunk: ChunkFrame) -> bool:
-        """Puts the next chunk in its place; True when that was the last. Raises BadFrame for gaps and overruns."""
+        """Append the next chunk; returns whether it was the last. Raises BadFrame for gaps and overruns."""
         payload, due, nbytes = self.payload, self._received, chunk.nbytes
         if not payload.nbytes:
             return False  # it is over since the caller looked; the next chunk finds that out
@@ -233,7 +231,7 @@ class Request:
         return self.opening is None and due == self.payload_bytes
 
     def close(self, header: bytes, payload_bytes: int) -> None:
-        """The client of an open request knows now what it has sent: all of this. Raises BadFrame and TooLarge."""
+        """Complete an open request, whose client knows only now what it has sent. Raises BadFrame and TooLarge."""
         if self.opening is None:
             raise BadFrame(f"request {self.id} is closed, and was not open")
         if len(header) > OPEN_HEADER_BYTES:
@@ -248,12 +246,13 @@ class Request:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of its payload, so far."""
+        """The bytes of the payload received so far."""
         return self._received
 
     def waiting_since_ns(self, server_limit: float) -> int | None:
-        """Since when, by `time.perf_counter_ns`, its upload waits for its client: since the last chunk, or, where too
-        little has come to be complete at the deadline at this pace, since the beginning. None once it is complete.
+        """Since when its upload waits for the client (`time.perf_counter_ns`); None once it is complete.
+
+        That is since the last chunk, or since the beginning if at this pace it would miss its deadline.
         """
         if self.state is not State.RECEIVING:
             return None
@@ -261,17 +260,17 @@ class Request:
         return self.began_ns if late else self._progress_ns
 
     def idle_seconds(self, server_limit: float) -> float:
-        """How long its upload has waited for its client; 0 once it is complete."""
+        """How long its upload has waited for the client; 0 once it is complete."""
         since = self.waiting_since_ns(server_limit)
         return 0.0 if since is None else (time.perf_counter_ns() - since) / 1e9
 
     @property
     def held_bytes(self) -> int:
-        """What it takes while it waits."""
+        """The bytes of memory that it takes while it waits."""
         return self._room + self._header_bytes
 
     def release(self) -> None:
-        """It is over: who still refers to it (a line it waited in, a stream) holds no memory of it."""
+        """Free its memory: queues and streams may still refer to it after its end."""
         self.payload, self.header, self._read = memoryview(b""), b"", None
 
     def completed(self) -> None:
@@ -283,7 +282,7 @@ class Request:
         return self.crossing is None and self.turn is None
 
     def read_file(self, max_bytes: int) -> None:
-        """Reads the input file, where that needs no worker; what is wrong with it is reported when it is computed."""
+        """Decode the input file, if that needs no worker; an error is reported when the request is computed."""
         if not self.payload.nbytes:
             return  # it is over
         began = time.perf_counter_ns()
@@ -296,7 +295,7 @@ class Request:
         self.read_ns = time.perf_counter_ns() - began
 
     def compute(self, max_bytes: int) -> Computed:
-        """The engine's answer to the complete payload. ``max_bytes`` bounds what a file may be decoded to."""
+        """Compute the engine's answer to the complete payload. ``max_bytes``: the limit of a decoded file."""
         inexact.set(self.together)  # of this thread, which computes one request after the other
         if not self.observers:
             return self._compute(max_bytes)
@@ -318,18 +317,18 @@ class Request:
 
     @property
     def split(self) -> str:
-        """Where the model is cut."""
+        """The name of the cut."""
         if self.turn is not None:
             return self.turn.step.cut
         return FILE if self.crossing is None else self.crossing.name
 
     @cached_property
     def payer(self) -> Payer:
-        """Who pays for a worker's time."""
+        """The account and client that a worker's time is charged to."""
         return Payer(self.key[0], self.key[1], self.caller.policy.weight)
 
     def task(self, server_limit: float) -> Task:
-        """For the scheduler. ``server_limit``: seconds that the server gives any request."""
+        """The scheduler's task. ``server_limit``: the server's time limit for any request, in seconds."""
         task, key, batching = Task(self, self.payer), self.batch_key, self.batching
         if key is not None:
             task.batch_key, task.rows = key.key, key.rows
@@ -341,8 +340,10 @@ class Request:
 
     @property
     def batch_key(self) -> BatchKey | None:
-        """A batch key, equal for requests that may be computed together, which their clients allow: those of one cut
-        that is known to take batches, and small steps behind one cut.
+        """Equal for requests that may be computed together; None: compute it alone.
+
+        The clients must allow it. Requests share a batch at a cut that is known to take batches, small steps behind one
+        cut.
         """
         if self.observers:
             return None
@@ -358,42 +359,44 @@ class Request:
 
     @property
     def end(self) -> End | None:
-        """Where its part here ends; None: the model's end."""
+        """Where this server's part ends; None: at the model's end."""
         return End(self.route[0].cut, self.route[0].codec or "raw") if self.route else None
 
     @property
     def batching(self) -> Batching | None:
-        """What computes it together with others; None where it goes alone, as its client or its kind wants it."""
+        """Computes the request together with others; None if it is computed alone."""
         alone = not self.together or self.crossing is None or self.turn is not None
         return None if alone else self.engine.batching
 
     @property
     def age_seconds(self) -> float:
-        """Since the request was announced."""
+        """Seconds since the request was announced."""
         return (time.perf_counter_ns() - self.began_ns) / 1e9
 
     def seconds_left(self, server_limit: float) -> float:
-        """Until the request must not be started any more."""
+        """Seconds until the request must not be started any more."""
         return self.deadline_seconds(server_limit) - self.age_seconds
 
     def deadline_seconds(self, server_limit: float) -> float:
-        """Age at which the request must not be started any more."""
+        """The age in seconds from which the request must not be started any more."""
         return min(self.deadline_ms / 1e3, server_limit) if self.deadline_ms else server_limit
 
 
 def _nothing() -> None:
-    """It waits in no line."""
+    """Does nothing: the request is in no line."""
 
 
 def about(frame: split_pb2.RequestHeader, index: int, engine: Engine, outlet: Outlet) -> About:
-    """For hooks. What a client says of its trace is kept where it has the size of one."""
+    """The request as hooks see it. A client's trace context is kept only if it has the right size."""
     carrier = {"traceparent": frame.traceparent} if len(frame.traceparent) == TRACEPARENT else {}
     model_id, caller = engine.identity.model_id, outlet.caller
     return About(frame.id, index, None, model_id, outlet.client_id, caller.identity, caller.account, carrier)
 
 
 def fingerprint(engine: Engine, frame: split_pb2.RequestHeader) -> bytes:
-    """Tells a request that is sent again from another one of its id; the header holds the payload's checksums."""
+    """A digest by which a repeated request is distinguished from another with the same id; the header has the payload's
+    checksums.
+    """
     digest = hashlib.blake2b(digest_size=16)
     file = frame.file.SerializeToString(deterministic=True)
     step = b"%d %d " % (frame.session_id, frame.step) + frame.decoding.SerializeToString(deterministic=True)

@@ -1,8 +1,8 @@
-"""The requests on their way through a server: which there are, what they hold, and how each of them ends.
+"""The requests in progress on a server: which there are, what they hold, and how each ends.
 
-Answers are kept until the client has them, so that a request sent again after a lost connection is computed once. What
-waits on streams to be fetched is kept here, too: an answer is counted until it is sent *and* acknowledged, or has to
-go. So one bound holds for all of it, and a client that reads nothing fills only its own share.
+Answers are kept until the client has them, so that a request sent again after a lost connection is computed once.
+Answers queued on streams count here, too, until they are sent *and* acknowledged, or evicted. One limit thus holds for
+all of them, and a client that reads nothing fills only its own share.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from shared_hooks.sharing import Holding, Party, Shares, giving_way
 
 
 class Handed(NamedTuple):
-    """A part of a request that the next server of its chain has answered. ``took_ns``: from handing it on."""
+    """A part of a request that the next server of its chain has answered. ``took_ns``: since it was passed on."""
 
     server: str
     cut: str
@@ -40,7 +40,7 @@ class Handed(NamedTuple):
 
 
 def computed_answer(request: Request, computed: Computed, started_ns: int, load: split_pb2.Load) -> Answer:
-    """The answer to a request whose tail was started at ``started_ns`` (perf_counter). Completes the engine's reply."""
+    """The answer to a request whose tail started at ``started_ns`` (perf_counter). Completes the engine's reply."""
     reply, buffers = computed.reply, computed.buffers
     request.reply = reply
     reply.id = request.id
@@ -55,7 +55,7 @@ def computed_answer(request: Request, computed: Computed, started_ns: int, load:
 
 
 def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.ReplyHeader, hop: Handed) -> Answer:
-    """The answer of a chain: this server's part is reported in ``own``, and ``rest`` answered from the next one on."""
+    """The answer of a chain: ``own`` reports this server's part, ``rest`` is the answer of the next server."""
     reply = request.reply = split_pb2.ReplyHeader()
     reply.CopyFrom(own)
     join_reply(reply, rest, hop.server, hop.cut, bytes_up=hop.bytes_up, sends=hop.sends, took_ns=hop.took_ns)
@@ -66,13 +66,14 @@ def joined_answer(request: Request, own: split_pb2.ReplyHeader, rest: split_pb2.
 
 
 def failed_answer(request: Request, error: IsthmusError, retry: bool | None = None) -> Answer:
-    """The answer to a request that failed; ``retry``: of `wire.failed`."""
+    """The answer to a request that failed; ``retry`` as in `wire.failed`."""
     return Answer(request.key, request.fingerprint, failed=wire.failed(request.id, error, retry), about=request.about)
 
 
 def answer_frames(answer: Answer, chunk_bytes: int, headed: bool = False) -> Iterator[wire.OutFrame]:
-    """What is sent for an answer: its reply and the payload in chunks, or its failure. ``headed``: the first of these
-    chunks is in the reply's message.
+    """The frames of an answer: its reply and the payload in chunks, or its failure.
+
+    ``headed``: the reply's message contains the first chunk.
     """
     if answer.reply is None:
         yield split_pb2.ServerFrame(failed=answer.failed)
@@ -87,7 +88,9 @@ def answer_frames(answer: Answer, chunk_bytes: int, headed: bool = False) -> Ite
 
 
 class _Kept:
-    """``lines``: the streams on which it waits or is being sent. ``acknowledged``: the client has it already."""
+    """A kept answer. ``lines``: the streams on which it is queued or being sent. ``acknowledged``: the client
+    has it.
+    """
 
     __slots__ = ("acknowledged", "answer", "expires", "lines", "size")
 
@@ -100,8 +103,10 @@ class _Kept:
 
 
 class AnswerStore:
-    """Answers by `Key`, bounded in number, bytes and age. Beyond a bound the client that holds the most, of the account
-    that holds the most, loses its oldest; what it has not fetched it may ask for again. The caller locks.
+    """Answers by `Key`, bounded in number, bytes and age. Not thread-safe.
+
+    Beyond a bound the account that holds the most, and in it the client that holds the most, loses its oldest answer;
+    the client may ask again for one that it did not fetch.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -112,7 +117,7 @@ class AnswerStore:
         self._bytes = Shares(limits.max_answer_bytes)
 
     def put(self, answer: Answer) -> None:
-        """Keeps it; at its size it may be no larger than all answers together."""
+        """Keep an answer, which may be no larger than the bound for all of them."""
         if answer.key in self._kept:
             self._remove(answer.key)
         kept, party = _Kept(answer, time.monotonic() + self._limits.answer_seconds), Party(*answer.key[:2])
@@ -124,20 +129,20 @@ class AnswerStore:
         self._of.setdefault(party, OrderedDict())[answer.key] = None
 
     def send(self, answer: Answer, outlet: Outlet) -> None:
-        """Puts it in line on a stream, whether it is kept or not."""
+        """Queue an answer on a stream, whether it is kept or not."""
         kept = self._kept.get(answer.key)
         if kept is not None and not outlet.is_over:
             kept.lines.append(outlet)
         outlet.send(answer)
 
     def sent(self, answer: Answer, outlet: Outlet) -> None:
-        """All of it went out on this stream."""
+        """Record that an answer was sent completely."""
         kept = self._kept.get(answer.key)
         if kept is not None and kept.answer is answer:
             self._leaves(kept, outlet)
 
     def left(self, outlet: Outlet) -> None:
-        """The stream is gone; what waited on it is kept for whoever comes back."""
+        """Record that a stream is gone; what was queued on it is kept for a client that reconnects."""
         for key in list(self._of.get(outlet.party, ())):
             self._leaves(self._kept[key], outlet)
 
@@ -146,8 +151,8 @@ class AnswerStore:
         return found.answer if found else None
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """The client has these answers; unknown keys are ignored. One that is said to be there before it is sent goes
-        when it is.
+        """Forget acknowledged answers; unknown keys are ignored. One that is still queued is forgotten once it
+        is sent.
         """
         for key in keys:
             kept = self._kept.get(key)
@@ -158,7 +163,7 @@ class AnswerStore:
                 self._remove(key)
 
     def sweep(self) -> None:
-        """Drops the answers that nobody fetched or acknowledged in time, and streams that stand still for as long."""
+        """Drop answers that were not fetched or acknowledged in time, and streams that made no progress for as long."""
         now, seconds = time.monotonic(), self._limits.answer_seconds
         for key, kept in list(self._kept.items()):
             if kept.expires > now:
@@ -173,12 +178,13 @@ class AnswerStore:
 
     @property
     def nbytes(self) -> int:
-        """What they take in memory."""
+        """The bytes of memory that the answers take."""
         return self._bytes.total
 
     def _make_room(self, shares: Shares) -> None:
-        """One of those goes that the fullest account's fullest client has: the oldest that was sent; else the last
-        in a line; else one that is being sent, and with it a stream that does not read.
+        """Evict one answer of the client that holds the most.
+
+        The oldest that was sent; else the last one queued; else one that is being sent, and with it its stream.
         """
         bound = "max_answers" if shares is self._numbers else "max_answer_bytes"
         why = f"the server keeps answers up to its limit ({bound}), and this client has most of them: fetch them sooner"
@@ -198,14 +204,14 @@ class AnswerStore:
         self._drop(slowest, why)
 
     def _withdraw(self, kept: _Kept, why: str) -> bool:
-        """Takes an answer out of every line in which it waits; False where it is being sent."""
+        """Remove an answer from every queue; returns False if it is being sent."""
         error = ServerUnavailable(f"the answer gave way: {why}; ask again")
         failure = wire.failed(kept.answer.key[2], error)
         kept.lines = [outlet for outlet in kept.lines if not outlet.withdraw(kept.answer, failure)]
         return not kept.lines
 
     def _drop(self, kept: _Kept, why: str) -> None:
-        """Gives up an answer that is being sent, and the streams that do not take it."""
+        """Drop an answer that is being sent, and the streams that do not fetch it."""
         for outlet in kept.lines:
             outlet.drop(ServerUnavailable(f"this stream does not fetch what is sent on it: {why}"))
         self._remove(kept.answer.key)
@@ -230,7 +236,7 @@ class AnswerStore:
 
 
 class Room:
-    """Places and bytes of the requests on their way, by account and client. The caller locks."""
+    """Counts the requests in progress and their bytes, by account and client. Not thread-safe."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -246,8 +252,9 @@ class Room:
         self.memory.remove(request.party, request.held_bytes)
 
     def check_client(self, party: Party, undelivered: int) -> None:
-        """Raises ServerUnavailable where a client has no place left of its own. ``undelivered``: answers of its stream
-        that it has not begun to fetch.
+        """Raises ServerUnavailable if a client has no place left of its own.
+
+        ``undelivered``: answers of its stream that it has not begun to fetch.
         """
         most = self._limits.max_in_flight
         if self.places.client(party) + undelivered >= most:
@@ -257,8 +264,9 @@ class Room:
             )
 
     def make(self, request: Request, undelivered: int, live: Iterable[Request]) -> dict[Request, str]:
-        """The requests that have to give way to this one, each with the reason. Raises ServerUnavailable, naming the
-        bound, where nothing can be evicted. ``undelivered``: see `check_client`.
+        """The requests to evict for this one, each with the reason.
+
+        Raises ServerUnavailable, naming the limit, if none may be evicted. ``undelivered``: see `check_client`.
         """
         self.check_client(request.party, undelivered)
         gone: dict[Request, str] = {}
@@ -276,7 +284,7 @@ class Room:
         return gone
 
     def _bounds(self, request: Request) -> Iterator[tuple[str, Shares, str, Callable[[Request], int]]]:
-        """Name, who holds how much, of what, and what one request needs of it."""
+        """Yields (name of a limit, current shares, unit, what a request takes of it)."""
         policy, account = request.caller.policy, request.party.account
         places, memory = ("requests", _one), ("bytes of requests", _size)
         if policy.max_in_flight:
@@ -287,8 +295,8 @@ class Room:
         yield "max_pending_bytes", self.memory, *memory
 
     def _holding(self, request: Request, amount: int) -> Holding[Request]:
-        """The least useful: uploads that wait for their client, the longest first; then others, the newest first; then
-        what waits for a worker.
+        """A request, for eviction: uploads that wait for their client go first, the longest first; then other uploads,
+        the newest first; then what waits for a worker.
         """
         limits = self._limits
         since = request.waiting_since_ns(limits.deadline_seconds)
@@ -312,7 +320,7 @@ def _size(request: Request) -> int:
 
 
 class _Locked:
-    """The table's lock. Hooks hear of the requests that ended in the block after it, and without the lock."""
+    """The table's lock. On leaving, it runs the hooks of the requests that ended, without the lock."""
 
     def __init__(self, table: RequestTable) -> None:
         self._table = table
@@ -329,10 +337,10 @@ class _Locked:
 
 
 class RequestTable:
-    """Live requests by `Key`, and the answers that clients have not acknowledged. Any thread may call.
+    """Live requests by `Key`, and the answers that clients have not acknowledged. Thread-safe.
 
-    `changed` guards all of it, and every request's state; whoever waits for something to change waits on it.
-    ``check_open`` raises when nothing new is taken, ``check_new`` when this request is not, now.
+    The condition `changed` guards the table and every request's state, and is notified of changes. ``check_open``
+    raises if no new requests are accepted, ``check_new`` if this one is not.
     """
 
     def __init__(
@@ -357,7 +365,7 @@ class RequestTable:
         self._ends_unheard = 0
 
     def hear(self, request: Request, error: IsthmusError | None) -> None:
-        """Hooks hear how a request ended."""
+        """Run the hooks for the end of a request."""
         if error is not None and not isinstance(error, Cancelled):
             self._lifecycle.emit(Stage.ON_ERROR, request.about, where="request", error=error)
         facts = {"split": request.split, "nbytes": request.received_bytes, "reply": request.reply}
@@ -367,7 +375,7 @@ class RequestTable:
             self.changed.notify_all()
 
     def begin(self, request: Request) -> None:
-        """Hooks hear that a request was taken in, and of its end not before that. Raises HookRefused."""
+        """Run the hooks for an accepted request; those for its end come later in any case. Raises HookRefused."""
         about, began_ns = request.about, request.sent_ns
         facts = {"client": about.client, "split": request.split, "nbytes": request.payload_bytes}
         try:
@@ -380,24 +388,25 @@ class RequestTable:
 
     @property
     def empty(self) -> bool:
-        """Whether no request is on its way that somebody waits for, and hooks have heard of the last; the caller holds
-        `changed`. One that runs for a client that has left is waited for by whoever comes back, while anybody may come.
+        """Whether no client waits for a request, and all hooks have run. The caller holds `changed`.
+
+        A running request whose client has left does not count.
         """
         return all(request.outlet is None for request in self._live.values()) and not self._ends_unheard
 
     @property
     def running(self) -> bool:
-        """Whether a worker computes."""
+        """Whether a worker is computing."""
         with self.lock:
             return any(request.state is State.RUNNING for request in self._live.values())
 
     def admit(self, request: Request) -> bool:
-        """Takes a new request in, or recognises one that is known already; whether it is new. If so, `begin` follows,
-        whatever becomes of the request meanwhile.
+        """Accept a new request, or recognise one that is known already; returns whether it is new. If so, `begin` must
+        follow.
 
-        A new one is RECEIVING afterwards. The other is OVER: it is answered, waiting or running already, its answer
-        goes to this request's stream, and its chunks are not needed. Raises BadFrame when the id belongs to
-        another request, ServerUnavailable when there is no room now, and Cancelled when its stream has ended.
+        A new request is RECEIVING afterwards. A known one is OVER: it is answered, waiting or running already, its
+        answer goes to this request's stream, and its chunks are not needed. Raises BadFrame if the id belongs to
+        another request, ServerUnavailable without room, and Cancelled if its stream has ended.
         """
         outlet = request.outlet
         assert outlet is not None
@@ -433,8 +442,9 @@ class RequestTable:
             return True
 
     def check_place(self, id: int, outlet: Outlet) -> None:
-        """Raises ServerUnavailable where `admit` would for want of a place of its client's, before anything is looked
-        at that costs time: who floods is refused at the price of a look.
+        """Raises ServerUnavailable if `admit` would for lack of a place of the client's own.
+
+        Called before any costly work, so that a flood is refused cheaply.
         """
         key = outlet.caller.account, outlet.client_id, id
         with self.lock:
@@ -442,8 +452,8 @@ class RequestTable:
                 self._room.check_client(outlet.party, outlet.undelivered)
 
     def complete(self, request: Request, wait: Callable[[], Callable[[], None]]) -> None:
-        """The payload is there: the request waits for a worker, in the line that ``wait`` puts it in. What that gives
-        takes it out again; what it raises ends the request.
+        """Let a request with a complete payload wait for a worker. ``wait`` queues it and returns a function that
+        removes it; an error that it raises ends the request.
         """
         with self._locked:
             if request.state is State.RECEIVING:
@@ -455,8 +465,8 @@ class RequestTable:
                     self._refuse(request, error)
 
     def start(self, request: Request, takes: float = 0.0) -> bool:
-        """A worker takes a request, and will need so many seconds; False when nobody wants it any more, or it cannot be
-        done within the time that its client gave it.
+        """Mark a request as running for ``takes`` seconds; returns False if it was cancelled, or would miss its
+        deadline.
         """
         with self._locked:
             if request.state is not State.QUEUED or self._expired(request, takes if request.deadline_ms else 0.0):
@@ -465,8 +475,10 @@ class RequestTable:
             return True
 
     def hand_on(self, request: Request, send: Callable[[], Callable[[], None]]) -> bool:
-        """The worker has computed a part: ``send`` asks the next server for the rest, after which `finish` follows.
-        What it gives takes that back, and may not wait for anything. False where the client has cancelled it.
+        """Pass the rest of a request, whose first part is computed, on to the next server; `finish` follows.
+
+        ``send`` returns a function that cancels this without blocking. Returns False if the client has cancelled the
+        request.
         """
         with self._locked:
             if request.cancelled:
@@ -484,7 +496,7 @@ class RequestTable:
         return True
 
     def finish(self, request: Request, answer: Answer, error: IsthmusError | None) -> None:
-        """The worker is done: the answer is kept, and sent on the stream that waits for it."""
+        """End a request: its answer is kept, and sent on the stream that waits for it."""
         if answer.held_bytes > self._limits.max_answer_bytes:
             most = self._limits.max_answer_bytes
             error = TooLarge(f"an answer of {answer.nbytes} bytes; all answers may have {most} (max_answer_bytes)")
@@ -503,13 +515,13 @@ class RequestTable:
                 self._answers.send(answer, outlet)
 
     def abandon(self, request: Request, error: IsthmusError) -> None:
-        """Forgets a request whose payload is not complete."""
+        """Forget a request whose payload is incomplete."""
         with self._locked:
             if request.state is State.RECEIVING:
                 self._end(request, error)
 
     def cancel(self, key: Key) -> None:
-        """Ends a request unless it is answered already; a running tail is not interrupted, its answer is dropped."""
+        """End a request unless it is answered. A running tail is not interrupted; its answer is dropped."""
         with self._locked:
             request = self._live.get(key)
             if request is None or request.cancelled:
@@ -523,7 +535,9 @@ class RequestTable:
                 outlet.send(failed_answer(request, error))
 
     def left(self, outlet: Outlet) -> None:
-        """Its stream is gone: unfinished uploads are dropped, running requests finish for whoever comes back."""
+        """Record that a stream is gone: incomplete uploads are dropped, running requests finish for a client that
+        reconnects.
+        """
         with self._locked:
             for request in [request for request in self._live.values() if request.outlet is outlet]:
                 request.outlet = None
@@ -533,53 +547,54 @@ class RequestTable:
             self.changed.notify_all()
 
     def forget(self, keys: Iterable[Key]) -> None:
-        """The client has these answers."""
+        """Forget answers that the client has."""
         with self.lock:
             self._answers.forget(keys)
 
     def sent(self, answer: Answer, outlet: Outlet) -> None:
-        """All of an answer went out on this stream."""
+        """Record that an answer was sent completely on this stream."""
         with self.lock:
             self._answers.sent(answer, outlet)
 
     def outlets(self) -> set[Outlet]:
-        """Streams with requests on their way; the caller holds `changed`."""
+        """Streams with requests in progress. The caller holds `changed`."""
         return {request.outlet for request in self._live.values() if request.outlet is not None}
 
     def waits_for(self, outlet: Outlet) -> bool:
-        """Whether any request still has to be answered on this stream."""
+        """Whether a request is still to be answered on this stream."""
         with self.lock:
             return any(request.outlet is outlet and not request.cancelled for request in self._live.values())
 
     def pending(self, but: Request | None = None) -> int:
-        """Requests that wait for a worker or have one, not counting ``but``."""
+        """The number of requests that wait for a worker or have one, not counting ``but``."""
         with self.lock:
             waiting = (State.QUEUED, State.RUNNING)
             return sum(one.state in waiting and one is not but for one in self._live.values())
 
     def queued(self, engine: Engine) -> int:
-        """Requests of this model that wait for a worker."""
+        """The number of requests for this model that wait for a worker."""
         with self.lock:
             return sum(one.state is State.QUEUED and one.engine is engine for one in self._live.values())
 
     def states(self) -> Counter[State]:
-        """How many requests there are in each state."""
+        """The number of requests in each state."""
         with self.lock:
             return Counter(one.state for one in self._live.values())
 
     def kept(self) -> tuple[int, int]:
-        """Answers that nobody has acknowledged, and their bytes."""
+        """The number of answers that are not acknowledged, and their bytes."""
         with self.lock:
             return len(self._answers), self._answers.nbytes
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of the requests on their way."""
+        """The bytes that requests in progress hold."""
         return self._room.memory.total
 
     def sweep(self, draining: bool = False) -> None:
-        """Drops what is too old: answers that nobody acknowledged, and requests past their deadline. ``draining``: and
-        uploads that wait for their client.
+        """Drop unacknowledged answers that are too old, and requests past their deadline.
+
+        ``draining``: also uploads that wait for their client.
         """
         limits = self._limits
         with self._locked:
@@ -591,8 +606,9 @@ class RequestTable:
                     self._refuse(request, ServerUnavailable(text))
 
     def _expired(self, request: Request, takes: float = 0.0) -> bool:
-        """Ends a request that is older than its deadline, or will be after so many seconds more; the caller holds the
-        lock. One whose limit is shorter than what it takes is tried: what others took may not be what it takes.
+        """End a request that is past its deadline, or will be in ``takes`` seconds. The caller holds the lock.
+
+        A request whose time limit is shorter than ``takes`` is tried: the estimate comes from other requests.
         """
         limit = request.deadline_seconds(self._limits.deadline_seconds)
         takes = takes if takes < limit else 0.0
@@ -604,14 +620,14 @@ class RequestTable:
         return True
 
     def _refuse(self, request: Request, error: IsthmusError) -> None:
-        """Ends a request, and says so to who waits for it; the caller holds the lock."""
+        """End a request and report it on its stream. The caller holds the lock."""
         outlet = request.outlet
         self._end(request, error)
         if outlet is not None:
             outlet.send(failed_answer(request, error))
 
     def _end(self, request: Request, error: IsthmusError | None) -> None:
-        """Takes a request out of the table; the caller holds the lock."""
+        """Remove a request from the table. The caller holds the lock."""
         if request.state is not State.OVER:
             request.state = State.OVER
             del self._live[request.key]

@@ -1,5 +1,5 @@
-"""The queue of tasks for the workers: accounts share the time, in each of them its clients do, and one client's tasks
-are done in their order.
+"""A fair queue of tasks for the workers. Accounts share the workers' time by weight, the clients of an account share
+its part equally, and the tasks of one client run in the order in which they came.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from typing import Any, Generic, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 STRIDE_SECONDS = 0.1
-"""The clock advances by no more than this for one job: a long job of one flow sends no other to the back."""
+"""The virtual clock advances by at most this much for one job, so that a long job of one flow does not delay others."""
 FINE_SECONDS = 1.0
-"""Most seconds of refused jobs that are paid for at once."""
+"""The most seconds of refused jobs that a flow is charged for at once."""
 KEPT = 256
-"""Flows that neither wait nor run, and are remembered for what they took."""
+"""How many idle flows are remembered with the service they received."""
 
 
 class _Flow:
@@ -41,23 +41,26 @@ class _Flow:
         self.weight = weight
         self.tag = tag
         self.finable = 0.0
-        """Seconds that were done, and not paid for twice yet."""
+        """Seconds of service that refused jobs may still be charged against."""
         self.number = 0
-        """When it began to wait: settles ties."""
+        """When it began to wait; breaks ties."""
         self.running = 0
         self.waits = False
 
 
 class Flows(Generic[Name]):
-    """Flows by name. Every call costs O(log n), on the average over calls. One thread at a time."""
+    """A virtual-time fair queue of named flows (accounts, or the clients of one).
+
+    Each call costs O(log n), amortised. Not thread-safe.
+    """
 
     def __init__(self) -> None:
         self._flows: dict[Name, _Flow] = {}
         self._line: list[tuple[float, int, Name]] = []
-        """A heap of (tag, number, name); those whose flow has moved on are skipped."""
+        """A heap of (tag, number, name); entries of flows that have moved on are skipped."""
         self._waiting = 0
         self._weight = 0.0
-        """The weight of all flows that wait or run."""
+        """The sum of the weights of all flows that wait or run."""
         self._clock = 0.0
         self._numbers = itertools.count()
 
@@ -66,16 +69,16 @@ class Flows(Generic[Name]):
 
     @property
     def weight(self) -> float:
-        """The weight of all flows that wait or run, together."""
+        """The sum of the weights of all flows that wait or run."""
         return self._weight
 
     def active(self, name: Name) -> bool:
-        """Whether it waits or runs."""
+        """Whether the flow waits or runs."""
         flow = self._flows.get(name)
         return flow is not None and (flow.waits or flow.running > 0)
 
     def wait(self, name: Name, weight: float = 1.0) -> None:
-        """It has a job that waits; may be said again."""
+        """Mark the flow as having a waiting job. Idempotent."""
         flow = self._flows.get(name)
         if flow is None:
             self._forget()
@@ -92,7 +95,7 @@ class Flows(Generic[Name]):
         self._push(name, flow)
 
     def leave(self, name: Name) -> None:
-        """It has no job that waits any more."""
+        """Mark the flow as having no waiting job."""
         flow = self._flows.get(name)
         if flow is not None and flow.waits:
             flow.waits = False
@@ -100,7 +103,7 @@ class Flows(Generic[Name]):
             self._rest(flow)
 
     def first(self) -> Name | None:
-        """The one that waits and has had least; None when nobody waits."""
+        """The waiting flow that has received the least service, or None."""
         while self._line:
             tag, number, name = self._line[0]
             flow = self._flows.get(name)
@@ -110,28 +113,28 @@ class Flows(Generic[Name]):
         return None
 
     def place(self, name: Name) -> tuple[float, int]:
-        """The place of a flow that waits: whoever has the least is first."""
+        """The sort key of a waiting flow: the one with the least service comes first."""
         flow = self._flows[name]
         return flow.tag, flow.number
 
     def precedes(self, name: Name) -> bool:
-        """Whether another one that waits has had no more than this one, which runs."""
+        """Whether another waiting flow has received no more service than this running one."""
         first = self.first()
         return first is not None and first != name and self._flows[first].tag <= self._flows[name].tag
 
     def start(self, name: Name, seconds: float) -> None:
-        """A job of it starts, and will take about so long."""
+        """Start a job of the flow, which is charged the expected ``seconds`` at once."""
         flow = self._flows[name]
         self._clock = max(self._clock, flow.tag)
         flow.running += 1
         self._charge(name, flow, seconds)
 
     def charge(self, name: Name, seconds: float) -> None:
-        """A job of it that runs has taken so long beyond what was said."""
+        """Charge the flow for ``seconds`` that a running job took beyond what was expected."""
         self._charge(name, self._flows[name], seconds)
 
     def fine(self, name: Name, seconds: float) -> None:
-        """A job that would have taken so long was turned away."""
+        """Charge the flow for a job of ``seconds`` that was refused."""
         flow = self._flows.get(name)
         if flow is not None:
             seconds = min(seconds, flow.finable)
@@ -139,7 +142,7 @@ class Flows(Generic[Name]):
             self._pay(name, flow, seconds)
 
     def end(self, name: Name, guessed: float, seconds: float) -> None:
-        """A job of it is over; ``guessed`` is what `start` was given."""
+        """End a job of the flow; ``guessed`` is what `start` was given, ``seconds`` what it took."""
         flow = self._flows[name]
         self._clock += min(seconds, STRIDE_SECONDS) / (self._weight + flow.weight)
         flow.running -= 1
@@ -166,7 +169,7 @@ class Flows(Generic[Name]):
             heapq.heapify(self._line)
 
     def _forget(self) -> None:
-        """Where too many rest: those whose tag is past, and if that is not enough, those who took least."""
+        """Forget idle flows if there are too many: first those whose tag is past, then those with the least service."""
         if len(self._flows) < 2 * KEPT + self._waiting:
             return
         resting = [(flow.tag, name) for name, flow in self._flows.items() if not flow.waits and not flow.running]
@@ -177,14 +180,14 @@ class Flows(Generic[Name]):
 
 
 Waiting = Callable[[Hashable], int]
-"""Rows that there are of a batch key."""
+"""The number of existing rows for a batch key."""
 
 
 @dataclass(frozen=True)
 class Payer:
-    """The account that a task is charged to, and within it the client.
+    """The client that a task is charged to, and its account.
 
-    ``weight``: the account's share of the workers beside others'; 2 gets twice what 1 gets.
+    ``weight``: the account's share of the workers relative to others; 2 gets twice what 1 gets.
     """
 
     account: str
@@ -194,27 +197,27 @@ class Payer:
 
 @dataclass(eq=False, slots=True)
 class Task:
-    """One thing for a worker to do."""
+    """A unit of work for a worker."""
 
     work: Any
-    """For the executor: a request, or what is called and gives whether its time says something of the next one's."""
+    """For the executor: a request, or a callable that returns whether its duration predicts that of the next one."""
     payer: Payer
     batch_key: Hashable = None
-    """Equal for tasks that may be computed together; None: it is computed alone."""
+    """Tasks with equal keys may be computed together; None: it is computed alone."""
     rows: int = 1
-    """Its size in a batch."""
+    """The rows that it adds to a batch."""
     wanted_rows: int = 0
-    """Rows that its client sends at once, this task's included."""
+    """The rows that its client sends at once, including this task's."""
     nbytes: int = 0
-    """What it takes in memory while it is computed."""
+    """The bytes of memory that computing it takes."""
     compatible_keys: Callable[[Hashable, Waiting, int], Collection[Hashable]] | None = None
-    """Other batch keys worth computing with a given one: the key, the rows there are of any, the most of a batch."""
+    """Other batch keys that may be combined with a key, given that key, the rows of each key, and the largest batch."""
     seconds_left: Callable[[], float] | None = None
-    """Until the deadline that its client set; None without one."""
+    """Seconds until the client's deadline; None without one."""
     guess: float = 0.0
-    """Seconds that it is thought to take; set by the queue."""
+    """The expected duration in seconds; set by the queue."""
     number: int = field(default=-1)
-    """When it came; set by the queue."""
+    """The order of arrival; set by the queue."""
 
 
 # What a task takes, guessed from the last ones of the same kind.
@@ -222,12 +225,14 @@ class Task:
 LAST = 16
 FAIR_QUEUE_KEPT = 1024
 ENOUGH = 3
-"""Tasks after which a guess may be used to turn somebody away."""
+"""The number of tasks from which an estimate may be used to refuse one."""
 
 
 class Costs:
-    """Seconds by name, of the names used last. The longest of the last tasks does not count: it may have been the first
-    at its cut, whose tail had to be worked out. One thread at a time.
+    """Estimates of a task's duration by name, from the most recent tasks.
+
+    The longest recent task is left out: it may have been the first at its cut, whose tail had to be prepared. Only
+    names used recently are kept. Not thread-safe.
     """
 
     def __init__(self) -> None:
@@ -245,37 +250,38 @@ class Costs:
         self._guess[name] = (sum(seen) - max(seen)) / (len(seen) - 1) if len(seen) > 1 else seconds
 
     def guess(self, name: Hashable) -> float | None:
-        """None for one that nothing is known of."""
+        """The estimate in seconds, or None for an unknown name."""
         return self._guess.get(name)
 
     def knows(self, name: Hashable) -> bool:
-        """Whether enough tasks of it are known."""
+        """Whether enough tasks of this name have been seen for `guess` to refuse one."""
         return len(self._seen.get(name, ())) >= ENOUGH
 
 
 EVERYBODY = None
-"""Under this name `Costs` knows what all tasks take."""
+"""The name under which `Costs` keeps all tasks."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What to expect of a task put now: seconds that it would wait for a worker, and then take."""
+    """The expected wait and duration, in seconds, of a task that is put now."""
 
     wait: float = 0.0
     takes: float = 0.0
 
     def late(self, left: float) -> float:
-        """By how much it would miss its end, ``left`` seconds from now; 0 = it would not, or nobody can say.
+        """By how many seconds the task would miss a deadline ``left`` seconds from now; 0 if it would not, or if
+        unknown.
 
-        Without a wait it is never late, nor for what it takes if that alone is too long: what was measured may have
-        been a bad moment, and only another task shows.
+        A task that need not wait is never late, and its own duration does not count if that alone exceeds ``left``: the
+        measurement may have been an outlier, and only another run can show that.
         """
         takes = self.takes if self.takes < left else 0.0
         return max(0.0, self.wait + takes - left) if self.wait > 0 else 0.0
 
 
 class _Waiting:
-    """One client's tasks that wait."""
+    """The waiting tasks of one client."""
 
     __slots__ = ("seconds", "tasks")
 
@@ -285,7 +291,7 @@ class _Waiting:
 
 
 class _Account:
-    """One account's."""
+    """The clients of one account."""
 
     __slots__ = ("clients", "flows", "running", "seconds")
 
@@ -293,31 +299,34 @@ class _Account:
         self.flows: Flows[str] = Flows()
         self.clients: dict[str, _Waiting] = {}
         self.seconds = 0.0
-        """Seconds of work that waits, as it is guessed."""
+        """The expected duration of all waiting work, in seconds."""
         self.running = 0
 
 
 class FairQueue:
-    """Every call costs O(log n), `take_alike` as much as there are clients that wait. One thread at a time."""
+    """Tasks in the order in which workers take them.
+
+    Each call costs O(log n); `take_alike` is linear in the number of waiting clients. Not thread-safe.
+    """
 
     def __init__(self, workers: int = 1) -> None:
         self._workers = workers
         self._numbers = itertools.count()
         self._flows: Flows[str] = Flows()
         self._accounts: dict[str, _Account] = {}
-        """Those with a task that waits or runs, and those whose clients' flows are still remembered."""
+        """Accounts with a task that waits or runs, and those whose clients' service is still remembered."""
         self._costs = Costs()
         self._batch_keys: Counter[Hashable] = Counter()
-        """Rows that wait of each."""
+        """The number of waiting rows by batch key."""
         self._seconds = 0.0
         self._length = 0
 
     def __len__(self) -> int:
-        """Tasks that wait."""
+        """The number of waiting tasks."""
         return self._length
 
     def put(self, task: Task) -> Task:
-        """The task waits behind the others of its client; the result is the task."""
+        """Append ``task`` to its client's tasks, and return it."""
         payer = task.payer
         task.number, task.guess = next(self._numbers), self.cost(payer)
         account = self._accounts.get(payer.account)
@@ -336,7 +345,7 @@ class FairQueue:
         return task
 
     def remove(self, task: Task) -> None:
-        """It no longer waits; one that a worker has, or had, is not in the line."""
+        """Take ``task`` out of the queue; no effect if it does not wait."""
         account = self._accounts.get(task.payer.account)
         waiting = account.clients.get(task.payer.client) if account else None
         if account is None or waiting is None or waiting.tasks.pop(task.number, None) is None:
@@ -344,7 +353,7 @@ class FairQueue:
         self._left(account, waiting, task)
 
     def take(self) -> Task | None:
-        """The next task, for a worker; None when none waits."""
+        """Take the next task, or None if none waits."""
         name = self._flows.first()
         if name is None:
             return None
@@ -354,8 +363,9 @@ class FairQueue:
         return self._taken(name, client)
 
     def take_alike(self, keys: Collection[Hashable], most: int, most_bytes: float = math.inf) -> list[Task]:
-        """Tasks of up to ``most`` rows and ``most_bytes`` of these batch keys, for a worker that has one of them: each
-        is the next of its client, and clients that have had least come first.
+        """Take tasks that can share a batch with the given keys: up to ``most`` rows and ``most_bytes``.
+
+        Only the next task of each client is considered; clients with the least service come first.
         """
         found: list[Task] = []
         while any(self._batch_keys.get(one) for one in keys) and most > 0:
@@ -376,11 +386,11 @@ class FairQueue:
         return found
 
     def waiting(self, batch_key: Hashable) -> int:
-        """Rows that wait with this batch key."""
+        """The number of waiting rows with this batch key."""
         return self._batch_keys.get(batch_key, 0)
 
     def _taken(self, name: str, client: str) -> Task:
-        """A worker has the next task of this client."""
+        """Move the next task of this client from waiting to running."""
         account = self._accounts[name]
         waiting = account.clients[client]
         _, task = waiting.tasks.popitem(last=False)
@@ -391,20 +401,20 @@ class FairQueue:
         return task
 
     def charge(self, payer: Payer, seconds: float) -> None:
-        """A task of this client runs, and has taken so long so far, or since the last time."""
+        """Charge the client for ``seconds`` that its running task took since the last charge."""
         self._accounts[payer.account].flows.charge(payer.client, seconds)
         self._flows.charge(payer.account, seconds)
 
     def turned_away(self, payer: Payer) -> None:
-        """A task of it was refused for want of a place or of time."""
+        """Charge the client for a task that was refused."""
         account, cost = self._accounts.get(payer.account), self.cost(payer)
         if account is not None:
             account.flows.fine(payer.client, cost)
         self._flows.fine(payer.account, cost)
 
     def done(self, task: Task, seconds: float, counts: bool = True) -> None:
-        """A worker is through with it, after so many seconds: of tasks done together, each its part. ``counts``: it is
-        like the next one of its client.
+        """End ``task`` after ``seconds`` (of a batch: its share). ``counts``: its duration predicts the client's next
+        task.
         """
         payer = task.payer
         account = self._accounts[payer.account]
@@ -417,7 +427,7 @@ class FairQueue:
         self._tidy(payer.account, account)
 
     def cost(self, payer: Payer) -> float:
-        """Seconds that a task of this client may take, going by its last ones, else by its account's, else by all."""
+        """The expected duration of a task of this client in seconds, from its own tasks, its account's or all."""
         for name in ((payer.account, payer.client), payer.account, EVERYBODY):
             guess = self._costs.guess(name)
             if guess is not None:
@@ -425,20 +435,20 @@ class FairQueue:
         return 0.0
 
     def forecast(self, payer: Payer) -> Forecast:
-        """What to expect of a task put now; nothing where its client has had too few."""
+        """Forecast a task that is put now; zeros if the client has too few tasks to judge by."""
         if not self._costs.knows((payer.account, payer.client)):
             return Forecast()
         return Forecast(self.wait(payer), self.cost(payer))
 
     def takes(self, payer: Payer) -> float:
-        """Seconds that a task of this client takes, going by its last ones; 0 where it has had too few."""
+        """The expected duration in seconds, or 0 if the client has too few tasks to judge by."""
         return self.cost(payer) if self._costs.knows((payer.account, payer.client)) else 0.0
 
     def wait(self, payer: Payer) -> float:
-        """Seconds that a task put now may wait, going by what waits already and what such tasks took.
+        """The expected wait, in seconds, of a task that is put now.
 
-        A client's own tasks, this one too, take turns with those of others of its account, and these with other
-        accounts'; but it waits for no more than there is.
+        A client's own tasks, with this one, alternate with those of its account's other clients, and the account's with
+        those of other accounts; the wait never exceeds the work that is queued.
         """
         account = self._accounts.get(payer.account)
         own = account.clients.get(payer.client) if account else None
@@ -450,15 +460,15 @@ class FairQueue:
         return (of_all - cost) / self._workers
 
     def ahead(self, payer: Payer) -> bool:
-        """Whether somebody who waits has had less than this client, of whom a task runs: another account, or another
-        client of its own.
+        """Whether another account, or another client of this account, that waits has received less service than this
+        client.
         """
         if self._flows.first() != payer.account:
             return self._flows.precedes(payer.account)
         return self._accounts[payer.account].flows.precedes(payer.client)
 
     def _left(self, account: _Account, waiting: _Waiting, task: Task) -> None:
-        """One task fewer waits; it was taken out of its client's already."""
+        """Account for a waiting task that was taken out of its client's."""
         self._length -= 1
         if task.batch_key is not None:
             self._batch_keys[task.batch_key] -= task.rows
@@ -482,6 +492,6 @@ class FairQueue:
         self._seconds += seconds
 
     def _tidy(self, name: str, account: _Account) -> None:
-        """Nobody of the account waits or runs: its clients are forgotten, and start again as equals."""
+        """Forget the clients of an account of which none waits or runs; they start again as equals."""
         if not account.clients and not account.running:
             del self._accounts[name]

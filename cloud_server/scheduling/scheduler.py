@@ -1,14 +1,13 @@
-"""Decides what the workers do next: whose task, together with which others, and whether there is time for it.
+"""Decides which tasks the workers compute next, which of them share a batch, and whether there is time for them.
 
-Work that takes too long is ended as soon as it comes back to Python: what a tail does after it has read a value from
-its data cannot be foreseen, and a model may loop as often as an input says. One thread looks at all that runs
-(`Watchdog`); it raises `Overtime` in a thread whose time is over, again and again until that thread is out of the
-model.
+A task that exceeds its time is interrupted as soon as it returns to Python: what a tail does after it has read a value
+from its data cannot be foreseen, and an input may make a model loop. One thread (`Watchdog`) watches all running tasks
+and raises `Overtime` in a thread whose time is over, repeatedly until that thread has left the model.
 
-Memory that was freed is kept for the next request, within bounds; what is more goes back to the system. Left alone,
-glibc takes memory for each large message from the system and gives it back: 3.2 MB in messages of 1 MiB took 1.7 times
-as long for page faults (docs/decisions/0019-the-pipe.md). Or it keeps all, in as many heaps as threads. A full server
-(`python -m studies.siege.memory`) had 1.29 times what its limits say, and with two heaps 1.17 times.
+Freed memory is kept for the next request, within bounds; the rest is returned to the system. By default glibc either
+requests memory from the system for each large message and returns it (3.2 MB in messages of 1 MiB took 1.7 times as
+long because of page faults, docs/decisions/0019-the-pipe.md), or keeps all of it, in as many heaps as there are
+threads. A full server (`python -m studies.siege.memory`) took 1.29 times its limits, and with two heaps 1.17 times.
 """
 
 from __future__ import annotations
@@ -31,16 +30,16 @@ from shared_hooks.errors import ServerUnavailable
 from shared_hooks.forward import bounded
 
 STEP_BYTES = 32 << 20
-"""So much less is held than was: a trim takes some milliseconds, and what is trimmed is paged in again, so that steady
-traffic causes none.
+"""The decrease of held bytes that triggers a trim. A trim takes milliseconds, and trimmed memory is paged in again, so
+steady traffic must not cause any.
 """
 
 
 HEAPS = 2
 LARGEST_BYTES = 32 << 20
-"""Largest block that is kept: the most that glibc takes from a heap."""
+"""The largest block that is kept: glibc's maximum for blocks on a heap."""
 KEPT_BYTES = 64 << 20
-"""At the end of a heap; `Trim` takes it away once much less is held."""
+"""Free bytes kept at the end of a heap; `Trim` releases them once much less is held."""
 _OPTIONS = {  # glibc's malloc.h
     "MALLOC_ARENA_MAX": (-8, HEAPS),
     "MALLOC_MMAP_THRESHOLD_": (-3, LARGEST_BYTES),
@@ -49,7 +48,9 @@ _OPTIONS = {  # glibc's malloc.h
 
 
 def few_heaps() -> None:
-    """Few, which keep what is freed. To be called before there are threads; glibc's variables have the last word."""
+    """Make glibc use few heaps, which keep freed memory. Call it before threads start; glibc's environment variables
+    win.
+    """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if set_option is not None:
         for name, (option, value) in _OPTIONS.items():
@@ -58,14 +59,14 @@ def few_heaps() -> None:
 
 
 class Trim:
-    """One thread looks, now and then. Where there is no glibc, nothing happens."""
+    """Returns freed memory to the system. Used by one thread; does nothing without glibc."""
 
     def __init__(self) -> None:
         self._most = 0
         self._trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
 
     def look(self, held: int) -> bool:
-        """``held``: bytes, now. True when freed memory was given back."""
+        """Trim if much less is held than before. ``held``: bytes in use now. Returns whether memory was returned."""
         self._most = max(self._most, held)
         if self._trim is None or self._most - held < STEP_BYTES:
             return False
@@ -76,15 +77,15 @@ class Trim:
 
 AGAIN_SECONDS = 1.0
 COMES_WITHIN = 100
-"""Turns of a loop, at the end of each of which Python looks whether an exception has come from outside."""
+"""Iterations of an empty loop within which Python delivers an exception raised from another thread."""
 
 
 class Overtime(BaseException):
-    """Not an Exception, so that no model catches it."""
+    """Raised in a thread whose time is over. No Exception, so that a model cannot catch it."""
 
 
 class Watchdog:
-    """Safe with any number of threads."""
+    """Interrupts threads whose time is over. Thread-safe."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -93,19 +94,21 @@ class Watchdog:
         self._raised: set[int] = set()
         self._changed = threading.Event()
         self._looks_at = math.inf
-        """When its thread looks again at the latest."""
+        """When the thread next looks, at the latest."""
         self._closed = False
         threading.Thread(target=self._look, name="isthmus-overtime", daemon=True).start()
 
     def limited(self, seconds: float = math.inf) -> AbstractContextManager[None]:
-        """Bounds what the block does in this thread, to ``seconds`` if these are fewer. `Overtime` comes where the
-        engine lets it (`shared_hooks.forward.foresight`): in the model's code, and never after it.
+        """Limit the block in this thread to ``seconds``, or to the configured time if that is shorter.
+
+        `Overtime` is raised only in the model's code, where the engine allows it (`shared_hooks.forward.foresight`),
+        never after it.
         """
         return bounded(_Time(self, min(seconds, self._seconds)))
 
     @contextmanager
     def until(self, end: float) -> Iterator[None]:
-        """`Overtime` may come in the block, from ``end`` on (of the monotonic clock); never after the block."""
+        """Allow `Overtime` in the block from ``end`` (monotonic clock) on, and never after the block."""
         thread = threading.get_ident()
         before = self._until.get(thread)
         try:
@@ -121,8 +124,9 @@ class Watchdog:
 
     @contextmanager
     def put_off(self) -> Iterator[Callable[[], float]]:
-        """Nothing comes in the block, and what it takes does not count: `Overtime` may come as much later. What is
-        given says so, after the block.
+        """Suspend the limit in the block, and extend it by the time that the block takes.
+
+        Yields a function that returns this time, in seconds, after the block.
         """
         thread, began, taken = threading.get_ident(), time.monotonic(), 0.0
         before = self._until.get(thread)
@@ -141,7 +145,7 @@ class Watchdog:
             self._changed.set()
 
     def _leave(self, thread: int, before: float | None) -> None:
-        """``before``: the end of the block that this one lies in."""
+        """Stop watching this thread, or restore ``before``, the end of the enclosing block."""
         while True:
             try:
                 with self._lock:
@@ -172,19 +176,19 @@ class Watchdog:
             self._changed.wait(None if waiting == math.inf else max(waiting - now, 0.01))
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Stop the thread."""
         self._closed = True
         self._changed.set()
 
 
 class _Time:
-    """The time of one request; a `shared_hooks.forward.foresight.Limit`."""
+    """The time limit of one request; a `shared_hooks.forward.foresight.Limit`."""
 
     def __init__(self, watchdog: Watchdog, seconds: float) -> None:
         self._watchdog = watchdog
         self._seconds = seconds
         self._end: float | None = None
-        """Counted from when the model first runs: what others' turns take is not this request's."""
+        """Counted from the model's first call, so that other requests' turns do not count."""
 
     def interruptible(self, seconds: float) -> AbstractContextManager[None]:
         now = time.monotonic()
@@ -201,18 +205,18 @@ class _Time:
 
 
 ISOLATED_SECONDS = 60.0
-"""How long the tasks of a client that has spoilt a batch go alone."""
+"""How long the tasks of a client that made a batch fail are computed alone."""
 MAX_ISOLATED = 4096
 AT_ONCE_SECONDS = 0.05
-"""How long an idle worker waits for the rest of the steps that a client sends at once."""
+"""How long an idle worker waits for the remaining steps that a client sends at once."""
 
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """What a batch may have: ``rows``, and ``nbytes`` of memory while it is computed.
+    """Bounds of a batch: ``rows``, and ``nbytes`` of memory while it is computed.
 
-    Where enough tasks wait, a batch has as many rows as the largest of ``preferred`` that they fill. For more of them a
-    worker waits up to ``delay`` seconds, while no other task waits and the batch has none of the preferred sizes.
+    With enough waiting tasks a batch has the largest of the ``preferred`` numbers of rows that they fill. Otherwise a
+    worker waits up to ``delay`` seconds for more, unless another task waits or the batch already has a preferred size.
     """
 
     rows: int = 1
@@ -222,8 +226,8 @@ class BatchLimits:
 
 
 class Result(NamedTuple):
-    """``counts``: whether its time says something of the next one's. ``own``: seconds of a batch that were for this
-    task alone.
+    """The outcome of a task. ``counts``: its duration predicts that of the next one. ``own``: the seconds of a batch
+    that were spent on this task alone.
     """
 
     counts: bool
@@ -231,9 +235,9 @@ class Result(NamedTuple):
 
 
 class Scheduler:
-    """Tasks are added by any thread; each of ``workers`` takes a batch, computes it, and says that it has finished.
+    """Hands tasks to workers: any thread adds tasks; each of ``workers`` takes a batch, computes it and calls `finish`.
 
-    It has no bound of its own: the core admits no more requests than `Limits.max_pending`, and few profiles.
+    The queue is unbounded here: the core admits at most `Limits.max_pending` requests, and few profiles.
     """
 
     def __init__(self, workers: int = 1, limits: BatchLimits | None = None) -> None:
@@ -242,19 +246,19 @@ class Scheduler:
         self._preferred = sorted(self._limits.preferred)
         self._queue = FairQueue(workers)
         self._split: deque[list[Task]] = deque()
-        """The rest of batches that were split for a deadline: they are next."""
+        """Batches that were split off for a deadline, in order; they are next."""
         self._isolated: OrderedDict[tuple[str, ...], float] = OrderedDict()
-        """(account, client) or (account,) of tasks that go alone, and until when."""
+        """(account, client) or (account,) of tasks that are computed alone, and until when."""
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._stopped = False
 
     def __len__(self) -> int:
-        """Tasks that wait."""
+        """The number of waiting tasks."""
         return len(self._queue)
 
     def add(self, task: Task) -> Callable[[], None]:
-        """The task waits behind the others of its client. The result takes it out again, if no worker has it yet."""
+        """Append the task to its client's tasks. Returns a function that removes it, unless a worker has taken it."""
         with self._lock:
             if task.batch_key is not None and self._is_isolated(task.payer):
                 task.batch_key = None
@@ -263,9 +267,10 @@ class Scheduler:
         return partial(self._remove, task)
 
     def next_batch(self, before: Payer | None = None) -> list[Task]:
-        """The tasks to be computed together now; waits for one, and gives none once stopped.
+        """The tasks to compute together next. Blocks until there is one; empty once stopped.
 
-        ``before``: for a worker amid a task of this payer; without waiting, and only what comes before that.
+        ``before``: the payer of the task that the calling worker is in the middle of. Then it does not block, and
+        returns only tasks that take precedence over that one.
         """
         with self._lock:
             if before is not None:
@@ -277,34 +282,34 @@ class Scheduler:
             return self._in_time(tasks)
 
     def finish(self, tasks: Sequence[Task], results: Sequence[Result], seconds: float) -> None:
-        """The tasks of a batch are done, after so many seconds; each is charged for its own, and by its rows."""
+        """Record that a batch took ``seconds``. Each task is charged its own time, and the rest by its rows."""
         with self._lock:
             each = max(0.0, seconds - sum(result.own for result in results)) / _rows(tasks)
             for task, result in zip(tasks, results, strict=True):
                 self._queue.done(task, result.own + each * task.rows, result.counts)
 
     def charge(self, payer: Payer, seconds: float) -> None:
-        """A task of it still runs, and has taken so long since it was last charged."""
+        """Charge a payer for the ``seconds`` that its running task took since the last charge."""
         with self._lock:
             self._queue.charge(payer, seconds)
 
     def refused(self, payer: Payer) -> None:
-        """A task of it was refused for want of a place or of time: it is charged for having asked."""
+        """Charge a payer for a task that was refused for lack of room or time."""
         with self._lock:
             self._queue.turned_away(payer)
 
     def forecast(self, payer: Payer) -> Forecast:
-        """What to expect of a task added now."""
+        """The expected wait and duration of a task that is added now."""
         with self._lock:
             return self._queue.forecast(payer)
 
     def takes(self, payer: Payer) -> float:
-        """Seconds that a task of it is expected to take; 0 where it has had too few."""
+        """The expected duration in seconds of a task of this payer; 0 if it has had too few."""
         with self._lock:
             return self._queue.takes(payer)
 
     def check_time(self, payer: Payer, seconds_left: float) -> None:
-        """Raises ServerUnavailable for a task that would end too late, so that nothing is done in vain."""
+        """Raises ServerUnavailable for a task that would miss its deadline, so that no work is done in vain."""
         forecast = self.forecast(payer)
         late = forecast.late(seconds_left)
         if late > 0:
@@ -317,9 +322,9 @@ class Scheduler:
             raise error
 
     def isolate(self, payers: Iterable[Payer]) -> None:
-        """Their tasks have spoilt a batch: they go alone for a while.
+        """Exclude these payers from batches for a while, because their tasks made a batch fail.
 
-        With a second client of an account all its others go alone, too: what a client calls itself costs nothing.
+        If a second client of an account fails, all clients of that account are excluded: client ids are free to invent.
         """
         now = time.monotonic()
         with self._lock:
@@ -333,7 +338,7 @@ class Scheduler:
                 self._isolated.popitem(last=False)
 
     def stop(self) -> None:
-        """Gives out what still waits, and then nothing."""
+        """Let `next_batch` return what still waits, and then nothing."""
         with self._lock:
             self._stopped = True
             self._changed.notify_all()
@@ -347,7 +352,7 @@ class Scheduler:
             self._queue.remove(task)
 
     def _batch(self) -> list[Task]:
-        """The next task, and those to be computed with it; none where nothing waits. The caller holds the lock."""
+        """The next task and those that share its batch; empty if none waits. The caller holds the lock."""
         if self._split:
             return self._split.popleft()
         task = self._queue.take()
@@ -361,12 +366,14 @@ class Scheduler:
         return [task, *self._queue.take_alike(keys, rows - task.rows, self._limits.nbytes - task.nbytes)]
 
     def _rows_of(self, taken: Task, batch_key: Hashable) -> int:
-        """Those that wait, and those of the task that was just taken."""
+        """The rows with this key that wait, or belong to the task just taken."""
         return self._queue.waiting(batch_key) + (taken.rows if taken.batch_key == batch_key else 0)
 
     def _wait_for_more(self, tasks: list[Task]) -> None:
-        """Until the batch is full, for `BatchLimits.delay`; for what a client has sent at once, at least a moment,
-        while no other account's tasks are in the batch.
+        """Wait until the batch is full, for at most `BatchLimits.delay`.
+
+        For tasks that a client sends at once it waits at least a moment, as long as the batch holds one account's tasks
+        only.
         """
         began = time.monotonic()
         while (rows := _rows(tasks)) < self._limits.rows and rows not in self._preferred:
@@ -382,7 +389,7 @@ class Scheduler:
             self._changed.notify()  # what was said to this thread may be for another one that does nothing
 
     def _in_time(self, tasks: list[Task]) -> list[Task]:
-        """The batch, which takes as long as all of its tasks; those that it would end too late for go first, alone."""
+        """Split off the tasks that would miss their deadline in the batch; they go first, alone."""
         if len(tasks) < 2 or all(task.seconds_left is None for task in tasks):
             return tasks
         takes = sum(self._queue.takes(task.payer) for task in tasks)
@@ -401,15 +408,15 @@ def _rows(tasks: Sequence[Task]) -> int:
 
 
 WEIGHT = 0.2
-"""Weight of the newest wait in the mean, at least: of one that came long after the others more."""
+"""The minimum weight of the newest wait in the mean; a wait that comes long after the others weighs more."""
 HALF_LIFE_SECONDS = 5.0
-"""Without requests the remembered wait loses half of itself in this time: nobody waited for the idle worker."""
+"""Without requests the remembered wait halves in this time, because nobody waits for an idle worker."""
 KEPT = 1024
-"""Accounts whose waits are remembered."""
+"""The number of accounts whose waits are remembered."""
 
 
 class QueueClocks:
-    """A `QueueClock` for each account: who floods the server waits long, and others do not. Any thread may call."""
+    """A `QueueClock` for each account, because one that floods the server waits longer than others. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -429,7 +436,7 @@ class QueueClocks:
         self._all.add(wait_ns)
 
     def mean_ns(self, account: str | None) -> int:
-        """0 for one that never waited; None: of all."""
+        """The mean wait of an account in ns, 0 if it never waited; None: of all accounts."""
         if account is None:
             return self._all.mean_ns
         with self._lock:
@@ -438,7 +445,7 @@ class QueueClocks:
 
 
 class QueueClock:
-    """The exponentially weighted mean of waits (ns). Any thread may call."""
+    """The exponentially weighted mean of waits in ns. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -467,11 +474,11 @@ class QueueClock:
 
 
 Execute = Callable[[Sequence[Task]], Sequence[Result]]
-"""Does the tasks of a batch. Raises nothing."""
+"""Computes the tasks of a batch. Raises nothing."""
 
 
 def call(tasks: Sequence[Task]) -> list[Result]:
-    """Does tasks whose work is a function, one after the other."""
+    """Compute tasks whose work is a function, one after the other."""
     return [Result(task.work()) for task in tasks]
 
 
@@ -490,7 +497,7 @@ class Workers:
         self._execute = execute
         self._clock = clock
         self._thread = threading.local()
-        """A worker's own ``resumed``: since when its task runs, or since it last let others go first."""
+        """A worker's own ``resumed``: when its task began, or last let others go first."""
         self._threads = [
             # Daemons: nothing can interrupt a tail, and a process that must end now does not wait for one.
             threading.Thread(target=self._run, name=f"isthmus-worker-{number}", daemon=True)
@@ -500,8 +507,9 @@ class Workers:
             thread.start()
 
     def let_others_go_first(self, payer: Payer) -> None:
-        """Called by a task of ``payer`` that takes long, in its thread: it is charged for what it has taken, and those
-        who have had less than its account since are served now, here.
+        """Serve tasks that take precedence over the long-running task of ``payer``, in its own thread.
+
+        The task is charged for its time so far; accounts that have received less service since then go first.
         """
         self.scheduler.charge(payer, self._clock() - self._thread.resumed)
         while tasks := self.scheduler.next_batch(before=payer):
@@ -509,7 +517,7 @@ class Workers:
         self._thread.resumed = self._clock()
 
     def stop(self, timeout: float = 1.0) -> None:
-        """Lets the threads end after what they have; waits at most ``timeout`` seconds for each."""
+        """Let the threads end after their current batch; waits at most ``timeout`` seconds for each."""
         self.scheduler.stop()
         for thread in self._threads:
             thread.join(timeout)

@@ -1,7 +1,7 @@
-"""A client's streams: what it may send and when, and what goes back.
+"""A client's streams: what it may send and when, and what is sent back.
 
 session    one stream, and its uploads
-handshake  do both sides hold the same model?
+handshake  whether both sides hold the same model
 probe      a stream that measures the link; the pace of an account's frames
 
 May import requests, decoding, models, wire, limits.

@@ -1,4 +1,4 @@
-"""The first frame of a stream: do both sides hold the same model? And descriptions of cuts by digest.
+"""The first frame of a stream: whether both sides hold the same model. And the descriptions of cuts, by digest.
 
 A description is uploaded once, used by every request at that cut, and shared by all clients.
 """
@@ -24,17 +24,17 @@ from shared_hooks.sharing import Party, SharedCache
 
 MAX_NAME = 256
 MAX_HELLO_BYTES = 64 << 10
-"""Without the manifest, which has a bound of its own."""
+"""Without the manifest, which has a limit of its own."""
 CONFIGURATION, CODE, TABLES = "model_configuration", "model_code", "model_tables"
 """Settings that are digests of the model."""
 MAX_ENTRIES = 64
-"""Settings, and lines about the client: there are some ten of each."""
+"""The maximum number of settings, and of lines about the client; there are about ten of each."""
 _one = threading.Lock()
-"""Strangers' manifests are compared one at a time, whatever they cost."""
+"""Held while a client's manifest is compared, so that costly ones are compared one at a time."""
 
 
 def check_form(hello: split_pb2.Hello) -> None:
-    """What everybody relies on who copies, compares or logs a hello. Raises BadFrame and TooLarge."""
+    """Check the limits that code which copies, compares or logs a hello relies on. Raises BadFrame and TooLarge."""
     nbytes = hello.ByteSize() - len(hello.manifest)
     if nbytes > MAX_HELLO_BYTES:
         raise TooLarge(f"hello: {nbytes} bytes; at most {MAX_HELLO_BYTES} are taken")
@@ -48,15 +48,18 @@ def check_form(hello: split_pb2.Hello) -> None:
 
 
 def _check_printable(name: str, text: str) -> None:
-    """What a client says of itself stands in logs: it may not begin a line there."""
+    """Refuse control characters in what a client says about itself: it appears in logs and must not begin a
+    line there.
+    """
     if not text.isprintable():
         raise BadFrame(f"hello: {name} has control characters: {text[:80]!r}")
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a client and this server agreed on. ``notes``: in what they differ without any effect on results;
-    ``rounding``: ... with none but on their last bits.
+    """What a client and this server agreed on.
+
+    ``notes``: differences without any effect on results; ``rounding``: differences that affect their last bits only.
     """
 
     engine: Engine
@@ -67,9 +70,9 @@ class Agreement:
 def agree(hello: split_pb2.Hello, engines: Mapping[str, Engine]) -> Agreement:
     """The engine that this client and this server agree on. ``hello`` has passed `check_form`.
 
-    Digests decide; where they differ and the client says what its own are made of, the facts do. Raises UnknownModel,
-    Disagreement naming everything that differs with both sides' values, and BadFrame for a client id that is missing
-    or too long. Model ids are looked up among the served ones, and in no other way.
+    Digests decide; where they differ and the client sent what its digests are made of, the single facts do. Raises
+    UnknownModel, Disagreement that names every difference with both sides' values, and BadFrame for a client id that is
+    missing or too long. Model ids are only looked up among the served models.
     """
     if hello.protocol_version != PROTOCOL_VERSION:
         raise Disagreement(f"protocol version: client {hello.protocol_version}, server {PROTOCOL_VERSION}")
@@ -106,7 +109,7 @@ NOTHING = Comparison()
 
 
 def _compared(hello: split_pb2.Hello, engine: Engine) -> Comparison:
-    """What the facts of both sides tell; nothing where one's are too many, so that the digests stand."""
+    """Compare the facts of both sides; empty if one side has too many of them, so that the digests decide."""
     try:
         own = engine.manifest()
         with _one:
@@ -116,7 +119,7 @@ def _compared(hello: split_pb2.Hello, engine: Engine) -> Comparison:
 
 
 def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
-    """In which digests, of which a manifest can tell more, a client's hello differs from a served model: name, text."""
+    """Yields (name, text) of the digests in which a hello differs from a served model and a manifest can tell more."""
     if hello.weights_hash != identity.weights_hash:
         yield "weights", _both("weights", hello.weights_hash, identity.weights_hash)
     if hello.structure_digest != identity.structure_digest:
@@ -129,7 +132,7 @@ def differing_digests(hello: split_pb2.Hello, identity: Identity) -> Iterator[tu
 
 
 def differing_settings(hello: split_pb2.Hello, identity: Identity) -> Iterator[tuple[str, str]]:
-    """The same of how a process is set up."""
+    """As `differing_digests`, for the settings of the process."""
     for key in sorted({*hello.environment, *identity.environment} - {CONFIGURATION, CODE, TABLES}):
         yield from ((key, text) for text in _differing_setting(key, hello, identity))
 
@@ -156,26 +159,26 @@ def _listed(about: Mapping[str, str]) -> str:
 
 
 LARGE = 64 << 10
-"""Bytes of a description from which on one is read at a time."""
+"""Descriptions of at least this many bytes are decoded one at a time."""
 
 
 class CrossingCache:
-    """The descriptions used last, bounded in number and in the memory they take; safe to call from several threads.
+    """The descriptions used last, bounded in number and memory. Thread-safe.
 
-    Each counts for the clients that used it last (`sharing`): one who brings ever new cuts pushes out its own.
+    Each counts for the clients that used it last (`sharing`), so a client with ever new cuts evicts its own.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._lock = threading.Lock()
         self._one_large = threading.Lock()
-        """While it is read, a description takes as much again as afterwards."""
+        """Held while a large description is decoded, which takes as much memory again as the result."""
         self._kept: SharedCache[str, Crossing] = SharedCache(limits.max_cuts, limits.max_cuts_bytes)
 
     def add(self, digest: str, data: bytes, party: Party) -> Crossing:
-        """What these bytes say. Raises BadFrame when they are malformed or ``digest`` is not theirs, and TooLarge.
+        """Decode and keep a description. Raises BadFrame if it is malformed or ``digest`` is not its own, and TooLarge.
 
-        Clients share what is kept here, so it is the digest of the bytes that counts, not the one the client claims.
+        Clients share the entries, so the key is the digest of the bytes, not the one that the client claims.
         """
         if len(data) > self._limits.max_cut_bytes:
             most = f"at most {self._limits.max_cut_bytes} are accepted (max_cut_bytes)"
@@ -194,8 +197,8 @@ class CrossingCache:
             return known or crossing
 
     def get(self, digest: str, party: Party) -> Crossing | None:
-        """The description with this digest, None when it never came or was dropped for others. It counts for
-        ``party`` from now on.
+        """The description with this digest, or None if it never came or was evicted. It counts for ``party`` from now
+        on.
         """
         with self._lock:
             return self._kept.get(digest, party)
@@ -208,5 +211,5 @@ class CrossingCache:
 
     @property
     def nbytes(self) -> int:
-        """What they take, as `decoded_bytes` and `Crossing.working_bytes` have it."""
+        """The bytes that the descriptions take (`decoded_bytes` and `Crossing.working_bytes`)."""
         return self._kept.nbytes

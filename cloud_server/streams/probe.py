@@ -1,7 +1,7 @@
-"""One probe: rounds of so many bytes there and so many back. No request's work is done, and nothing is kept.
+"""A probe of the link: rounds of a given number of bytes in each direction. Nothing is computed or kept.
 
-Frames take the way that a request's take (one thread takes them, another sends), so that a round costs what a request
-of that size costs but for the worker.
+Frames take the same path as those of a request (one thread receives, another sends), so that a round costs what a
+request of that size costs without a worker.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from shared_hooks.errors import BadFrame, DeadlineExceeded, IsthmusError, Server
 
 
 BURST_SECONDS = 0.05
-"""Seconds of computing that need not be waited for."""
+"""Seconds of processing for which an account need not wait."""
 MOST_SECONDS = 10.0
-"""To wait at a time."""
+"""The longest single wait."""
 PRESENT_SECONDS = 1.0
-"""An account whose last frame is so old counts as one that sends."""
+"""An account counts as active for this long after its last frame."""
 KEPT = 1024
 
 
 class Pace:
-    """Limits what the frames of each account cost. ``share``: of one processor's time, for an account. Any thread may
-    call.
-    """
+    """Limits the processing time of each account's frames. ``share``: of one processor, per account. Thread-safe."""
 
     def __init__(self, share: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._share = share
         self._clock = clock
         self._lock = threading.Lock()
         self._owed: OrderedDict[str, tuple[float, float]] = OrderedDict()
-        """Seconds of computing by account, and when that was; who sent last is last."""
+        """(seconds of processing owed, when that was) by account, the most recent sender last."""
         self._turns: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 
     def turn(self, account: str) -> threading.Lock:
-        """Who has it takes a frame. The same for all streams of an account; to be kept as long as the stream lives."""
+        """The lock to hold while a frame is processed. Shared by all streams of an account; keep it as long as the
+        stream lives.
+        """
         with self._lock:
             found = self._turns.get(account)
             if found is None:
@@ -59,7 +59,7 @@ class Pace:
             return found
 
     def spent(self, account: str, seconds: float) -> None:
-        """A thread computed so long on a frame of it."""
+        """Charge the account for ``seconds`` of processing."""
         with self._lock:
             now = self._clock()
             owed = self._left(account, now) + seconds
@@ -71,7 +71,7 @@ class Pace:
                 self._owed.popitem(last=False)
 
     def wait(self, account: str) -> float:
-        """Seconds until its next frame is taken."""
+        """Seconds until the account's next frame may be processed."""
         with self._lock:
             now = self._clock()
             owed = self._left(account, now) - BURST_SECONDS
@@ -94,7 +94,7 @@ Reply = split_pb2.ProbeReply | Padding
 
 
 class _Round:
-    """What is known of a round whose last byte has come."""
+    """A round whose last byte has arrived."""
 
     def __init__(self, began_ns: int, nbytes: int, answer_bytes: int) -> None:
         self.nbytes = nbytes
@@ -109,7 +109,9 @@ class Probe:
     def __init__(
         self, limits: Limits, load: Callable[[], split_pb2.Load], pay: Callable[[int], None] = lambda nbytes: None
     ) -> None:
-        """``pay`` is called for every byte before it is worked on; it may wait, and raise what ends the stream."""
+        """``pay`` is called with the number of bytes before they are processed; it may block, or raise what ends the
+        stream.
+        """
         self._limits = limits
         self._pay = pay
         self._load = load
@@ -119,7 +121,7 @@ class Probe:
         self._count = 0
 
     def receive(self, frame: Padding) -> bool:
-        """Takes one frame; False when the stream takes no more."""
+        """Process one frame; returns False if the stream accepts no more."""
         now_ns = time.perf_counter_ns()
         if self._began_ns is None:
             self._began_ns, self._received = now_ns, 0
@@ -147,11 +149,11 @@ class Probe:
         return True
 
     def end(self, error: IsthmusError | None = None) -> None:
-        """Ends the stream after the rounds that are complete, with ``error`` if there is one."""
+        """End the stream after the complete rounds, with ``error`` if given."""
         self._rounds.put(error)
 
     def frames(self) -> Iterator[Reply]:
-        """The answers, until the client leaves; raises the error that ended the stream."""
+        """The answers, until the client leaves. Raises the error that ended the stream."""
         while True:
             try:
                 item = self._rounds.get(timeout=self._limits.probe_idle_seconds)

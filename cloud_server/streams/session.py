@@ -1,4 +1,4 @@
-"""One stream of one client: what it may send when, and what is waiting to be sent to it."""
+"""One stream of one client: what it may send and when, and what waits to be sent to it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from shared_hooks.sharing import Party
 
 
 class Hub(Protocol):
-    """What a session and its uploads ask of the server. `core.Core` is one. Any thread may call."""
+    """What a session and its uploads need of the server; implemented by `core.Core`. Thread-safe."""
 
     @property
     def limits(self) -> Limits: ...
@@ -69,7 +69,7 @@ class Hub(Protocol):
 
     @property
     def observers(self) -> frozenset[str]:
-        """Observers that clients may ask for."""
+        """The observers that clients may ask for."""
         ...
 
     @property
@@ -83,19 +83,21 @@ class Hub(Protocol):
         ...
 
     def check_next(self, server: str) -> None:
-        """Raises AccessRefused where this server hands nothing on to one of that name or address."""
+        """Raises AccessRefused if this server passes nothing on to a server of that name or address."""
         ...
 
     def link_onward(self, engine: Engine, caller: Caller, route: Sequence[split_pb2.Hop]) -> Link:
-        """The way of a generation's steps to the next server of a route that `check_next` takes."""
+        """The connection over which a generation's steps are passed to the next server of a route that `check_next`
+        accepts.
+        """
         ...
 
     def turned_away(self, payer: Payer) -> None:
-        """A request of it was refused because there is too much to do."""
+        """Charge a payer for a request that was refused because the server is too busy."""
         ...
 
     def submit(self, request: Request) -> None:
-        """The payload is complete: the request waits for a worker."""
+        """Let a request whose payload is complete wait for a worker."""
         ...
 
 
@@ -116,13 +118,13 @@ class Hub(Protocol):
 NONCE_BYTES = 16
 MOST = 1 << 40
 LOCAL = ("ipv4:127.", "ipv6:[::1]", "ipv6:%5B::1%5D", "unix:")
-"""How gRPC's names of peers begin that are on this machine."""
+"""Prefixes of gRPC's names for peers on this machine."""
 NAME = "/memfd:isthmus-area"
-"""No server's own memory is called so, an earlier version's neither: it was "isthmus"."""
+"""The area's name. No server's own memory has it, nor that of an earlier version ("isthmus")."""
 
 
 class Area:
-    """To be had from `opened`. One thread calls."""
+    """Shared memory in which a client on this machine puts payloads; see `opened`. Not thread-safe."""
 
     def __init__(self, file: int, nbytes: int) -> None:
         self._file = file
@@ -130,7 +132,9 @@ class Area:
 
     @classmethod
     def opened(cls, reported: split_pb2.Area, peer: str) -> Area | None:
-        """What a client on ``peer`` described; None where it cannot be used, whatever the reason: then chunks come."""
+        """Open the area that a client on ``peer`` described, or return None if it cannot be used; payloads then come as
+        chunks.
+        """
         if sys.platform != "linux" or not peer.startswith(LOCAL) or len(reported.nonce) != NONCE_BYTES:
             return None
         if not NONCE_BYTES < reported.nbytes <= MOST:
@@ -152,7 +156,7 @@ class Area:
         return None
 
     def read(self, offset: int, into: memoryview) -> None:
-        """All of ``into``. Raises BadFrame where there is less."""
+        """Fill ``into`` from the area. Raises BadFrame if it ends before that."""
         if offset + into.nbytes > self._nbytes:
             raise BadFrame(f"{into.nbytes} bytes at {offset} of an area of {self._nbytes}")
         done = 0
@@ -166,23 +170,23 @@ class Area:
             done += count
 
     def close(self) -> None:
-        """Nothing is read any more: the file's number may be another's now."""
+        """Close the file; its number may be reused from now on."""
         os.close(self._file)
         self._file = -1
 
 
 _SKIPPED = 1024  # ids whose chunks may still be on their way; far above any client's requests in flight
 MAX_HOPS = 16
-"""Most parts behind a server's own: a route is finite, whoever appears in it how often."""
+"""The maximum number of parts behind a server's own, which keeps routes finite."""
 MAX_OBSERVERS = 64
-"""Most observers of one request; there are fewer kinds."""
+"""The maximum number of observers of one request; there are fewer kinds."""
 
 
 class Uploads:
-    """The requests that are coming in on ``outlet``, all for ``engine``. One thread calls."""
+    """The requests that arrive on ``outlet``, all for ``engine``. Used by one thread."""
 
     def __init__(self, hub: Hub, outlet: Outlet, engine: Engine, area: Area | None = None) -> None:
-        """``area``: where payloads may lie."""
+        """``area``: shared memory in which payloads may lie."""
         self._area = area
         self._hub = hub
         self._outlet = outlet
@@ -192,8 +196,8 @@ class Uploads:
         self._skipped: OrderedDict[int, None] = OrderedDict()
 
     def announce(self, headed: HeadedRequest) -> None:
-        """A request's header: it is taken in, recognised as one that is known, or refused. With it the first bytes of
-        its payload, or all.
+        """Process a request's header, with none, some or all of its payload: it is accepted, recognised as a known
+        request that was sent again, or refused.
         """
         frame = headed.header
         self._skipped.pop(frame.id, None)
@@ -240,7 +244,7 @@ class Uploads:
             self._receiving[frame.id] = request
 
     def _area_of(self, headed: HeadedRequest) -> Area | None:
-        """Where the payload lies; None where it comes on the stream."""
+        """The shared memory that holds the payload; None if it comes on the stream."""
         if not headed.header.HasField("area_offset"):
             return None
         if self._area is None or headed.pieces:
@@ -248,14 +252,14 @@ class Uploads:
         return self._area
 
     def _forget_ended(self) -> None:
-        """Uploads that were given up or expired, and of which no chunk came since."""
+        """Forget uploads that were cancelled or have expired, if none of their chunks came since."""
         if len(self._receiving) >= self._hub.limits.max_in_flight:
             for id in [id for id, request in self._receiving.items() if request.state is not State.RECEIVING]:
                 del self._receiving[id]
                 self._skip(id)
 
     def _prepare(self, request: Request) -> None:
-        """Raises HookRefused, and ServerUnavailable without the memory that the payload takes."""
+        """Admit a request. Raises HookRefused, and ServerUnavailable if there is no memory for its payload."""
         self._hub.requests.begin(request)
         self._hub.lifecycle.emit(Stage.BEFORE_RECEIVE, request.about, nbytes=request.payload_bytes)
         request.allocate()
@@ -265,8 +269,9 @@ class Uploads:
         self._hub.submit(request)
 
     def _checked(self, frame: split_pb2.RequestHeader, come: int) -> Request:
-        """The request of a header, checked as far as it can be before its payload comes; nothing is allocated yet.
-        ``come``: bytes of the payload that came with it.
+        """The request of a header, checked as far as possible before anything is allocated.
+
+        ``come``: bytes of the payload that came with the header.
         """
         step = Step.of(frame)
         if frame.open and (step is not None or frame.HasField("file") or frame.HasField("area_offset")):
@@ -323,7 +328,7 @@ class Uploads:
                 )
 
     def _check_route(self, frame: split_pb2.RequestHeader) -> None:
-        """The parts behind this server's, as far as it can tell."""
+        """Check the route behind this server, as far as possible."""
         if frame.HasField("file"):
             raise BadFrame("a chain computes requests that are cut, and no input files")
         if len(frame.route) > MAX_HOPS:
@@ -338,7 +343,9 @@ class Uploads:
         self._hub.check_next(frame.route[0].server)
 
     def _check_cut(self, name: str) -> None:
-        """A client that lies about its cut's name is found out by the rehearsal."""
+        """Check that the caller may use this cut. A client that lies about the cut's name is found out by the
+        rehearsal.
+        """
         allowed = self._outlet.caller.policy.cuts
         if allowed is not None and name not in allowed:
             raise AccessRefused(
@@ -347,7 +354,7 @@ class Uploads:
             )
 
     def chunk(self, chunk: ChunkFrame) -> None:
-        """A piece of a payload. Raises BadFrame for one that nobody announced."""
+        """Process a piece of a payload. Raises BadFrame if it was not announced."""
         request = self._receiving.get(chunk.id)
         if request is None:
             if chunk.id not in self._skipped:
@@ -369,7 +376,7 @@ class Uploads:
             self._submit(request)
 
     def close(self, closing: split_pb2.Closing) -> None:
-        """All of an open request has come. Raises BadFrame for one that nobody announced."""
+        """Process the end of an open request. Raises BadFrame if it was not announced."""
         request = self._receiving.pop(closing.id, None)
         if request is None:
             if closing.id not in self._skipped:
@@ -390,18 +397,18 @@ class Uploads:
         self._submit(request)
 
     def cancel(self, id: int) -> None:
-        """The client no longer wants this request."""
+        """Cancel a request at its client's wish."""
         if self._receiving.pop(id, None) is not None:
             self._skip(id)
         self._hub.requests.cancel((self._outlet.caller.account, self._outlet.client_id, id))
 
     def _fail(self, id: int, error: IsthmusError, retry: bool | None = None) -> None:
-        """Reports a request that goes no further; chunks of it that still come are no mistake."""
+        """Report a request as failed; chunks of it may still arrive."""
         self._skip(id)
         self._outlet.send(split_pb2.ServerFrame(failed=wire.failed(id, error, retry)))
 
     def _tell(self, frame: split_pb2.RequestHeader, error: IsthmusError) -> None:
-        """Hooks hear of a request that was not taken in."""
+        """Run the error hooks for a request that was not accepted."""
         self._hub.lifecycle.emit(
             Stage.ON_ERROR, about(frame, -1, self._engine, self._outlet), where="request", error=error
         )
@@ -413,7 +420,7 @@ class Uploads:
             self._skipped.popitem(last=False)
 
     def end(self) -> None:
-        """The client sends nothing more: what is not complete is forgotten."""
+        """Forget incomplete requests after the client's last frame."""
         for request in self._receiving.values():
             self._hub.requests.abandon(
                 request, Cancelled("the client ended its stream before the payload was complete")
@@ -431,7 +438,7 @@ class Phase(Enum):
 
 
 class StreamSession:
-    """One stream. One thread calls `receive`, another iterates `frames`; the core calls the rest from any thread."""
+    """One stream. One thread calls `receive`, another iterates `frames`; the rest is thread-safe."""
 
     def __init__(
         self, hub: Hub, caller: Caller, left: Callable[[StreamSession, str], None], brief: bool = False
@@ -441,24 +448,24 @@ class StreamSession:
         self.brief = brief
         self.client_id = ""
         self.inline_bytes = 0
-        """Answers up to this size go in their header."""
+        """Answers up to this size are sent inside their header."""
         self._headed = False
-        """Whether larger ones begin there."""
+        """Whether larger answers begin inside their header."""
         self._hub = hub
         self._on_left = left
         self.turn = hub.pace.turn(caller.account)
-        """To be had for what is done with a frame."""
+        """The lock to hold while a frame is processed."""
         self._reading = threading.RLock()  # a hook may end the stream whose frame it hears of
         self._uploads: Uploads | None = None
-        """What the client asks for; None until it has greeted."""
+        """The client's uploads; None before its handshake."""
         self._area: Area | None = None
-        """Where payloads may lie of a client on this machine."""
+        """Shared memory in which a client on this machine may put payloads."""
         self._phase = Phase.GREETING
         self._opened = self._heard = self._moved = time.monotonic()
-        """When the stream began; when a frame came; when something was fetched, or begun to be sent."""
+        """When the stream began; when the last frame came; when something was last fetched, or began to be sent."""
         self._sending = False  # an answer
         self.on_drop: Callable[[], object] = _nothing
-        """Ends the call of the transport, whatever it is doing."""
+        """Ends the transport's call, whatever it is doing."""
         # Its lock guards phase, error, left and outbox. Who holds it does not ask for the core's lock.
         self._lock = threading.RLock()
         self._ready = threading.Condition(self._lock)
@@ -466,29 +473,29 @@ class StreamSession:
         self._left = False
         self._outbox: deque[split_pb2.ServerFrame | Answer] = deque()
         self.undelivered = 0
-        """Answers that the client has not begun to fetch."""
+        """The number of answers that the client has not begun to fetch."""
         self._drain_said = False  # that the server drains
         self._beat: float | None = None  # seconds of silence after which the client hears that we live; None: never
         self._room = 2 * hub.limits.max_in_flight + 64
 
     @property
     def party(self) -> Party:
-        """On whom it counts what is held for this stream."""
+        """The account and client that memory held for this stream is charged to."""
         return Party(self.caller.account, self.client_id)
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is taken or sent any more."""
+        """Whether nothing is received or sent any more."""
         return self._phase is Phase.OVER
 
     @property
     def stuck_seconds(self) -> float:
-        """How long nothing was fetched of what is being sent; 0 where nothing is."""
+        """How long the client has not fetched what is being sent; 0 if nothing is."""
         return time.monotonic() - self._moved if self._sending else 0.0
 
     @property
     def silent_seconds(self) -> float:
-        """Since the last frame came, or an answer went."""
+        """Seconds since the last frame came, or an answer was fetched."""
         return time.monotonic() - max(self._heard, self._moved)
 
     @property
@@ -503,7 +510,8 @@ class StreamSession:
     # From the client
 
     def receive(self, frame: InFrame) -> bool:
-        """Takes one frame; False when the stream takes no more. What is wrong fails its request, or ends the stream.
+        """Process one frame; returns False if the stream accepts no more. An error fails its request, or ends the
+        stream.
 
         Blocks while the client does not fetch what is sent to it.
         """
@@ -539,14 +547,14 @@ class StreamSession:
             self._on_frame(frame, self._uploads)
 
     def wait_turn(self) -> None:
-        """Waits while its account's frames have cost more than they may; see `Pace`."""
+        """Wait while the frames of the account have cost more than they may; see `Pace`."""
         wait = self._hub.pace.wait(self.caller.account)
         if wait:
             with self._lock:
                 self._ready.wait_for(lambda: self._phase is Phase.OVER, wait)
 
     def spent(self, seconds: float) -> None:
-        """A thread computed so long on a frame."""
+        """Charge the account for ``seconds`` that were spent on a frame."""
         self._hub.pace.spent(self.caller.account, seconds)
 
     def _on_first(self, frame: InFrame) -> None:
@@ -582,7 +590,9 @@ class StreamSession:
         uploads.announce(frame)
 
     def _acknowledged(self, ids: Sequence[int]) -> None:
-        """The client has these answers. Raises BadFrame for more than are ever kept: one frame holds millions."""
+        """Forget answers that the client has. Raises BadFrame for more than are ever kept: one frame could hold
+        millions.
+        """
         if len(ids) > self._hub.limits.max_answers:
             raise BadFrame(f"{len(ids)} answers are acknowledged; no more than {self._hub.limits.max_answers} are kept")
         self._hub.requests.forget([(self.caller.account, self.client_id, id) for id in ids])
@@ -614,7 +624,7 @@ class StreamSession:
         )
 
     def finish(self) -> None:
-        """The client has sent its last frame and still waits for its answers."""
+        """The client has sent its last frame, and still waits for its answers."""
         if self._uploads is not None:
             self._uploads.end()
         with self._lock:
@@ -625,7 +635,7 @@ class StreamSession:
     # To the client
 
     def send(self, item: split_pb2.ServerFrame | Answer) -> None:
-        """Puts a frame or an answer in line; never blocks. After the end it is dropped."""
+        """Queue a frame or an answer; never blocks. After the end of the stream it is dropped."""
         with self._lock:
             if self._phase is not Phase.OVER:
                 self._outbox.append(item)
@@ -633,7 +643,7 @@ class StreamSession:
                 self._ready.notify_all()
 
     def frames(self) -> Iterator[wire.OutFrame]:
-        """Everything to be sent, until the stream is over; raises the error that ended it, if one did."""
+        """Everything to send, until the stream is over. Raises the error that ended it, if there was one."""
         while (item := self._next()) is not None:
             if isinstance(item, Answer):
                 self._hub.lifecycle.emit(Stage.BEFORE_SEND, item.about, nbytes=item.nbytes)
@@ -657,7 +667,7 @@ class StreamSession:
         self._hub.lifecycle.emit(Stage.AFTER_SEND, answer.about, nbytes=answer.nbytes)
 
     def withdraw(self, answer: Answer, failure: split_pb2.RequestFailed) -> bool:
-        """Takes an answer out of the line, and puts ``failure`` in its place; False when it is being sent."""
+        """Replace a queued answer by ``failure``; returns False if it is being sent already."""
         with self._lock:
             if answer not in self._outbox:
                 return self._phase is Phase.OVER
@@ -666,7 +676,7 @@ class StreamSession:
             return True
 
     def _next(self) -> split_pb2.ServerFrame | Answer | None:
-        """What to send next, waiting for it; None at the end."""
+        """Wait for the next item to send; None at the end."""
         silent = False  # for as long as the client expects that we never are while it waits
         while True:
             # Asked for without the lock, and before the outbox is looked at: what was answered until then is in it.
@@ -699,7 +709,7 @@ class StreamSession:
     # The end
 
     def drain(self) -> None:
-        """Tells the client that the server goes away, once; one that was not welcomed yet is refused at its hello."""
+        """Inform the client, once, that the server shuts down; a stream before its handshake is refused there."""
         with self._lock:
             if self._phase is Phase.GREETING or self._drain_said:
                 return
@@ -707,35 +717,35 @@ class StreamSession:
         self.send(wire.draining())
 
     def broke(self, error: IsthmusError) -> None:
-        """Ends the stream for something that went wrong on it."""
+        """End the stream because of an error on it."""
         self._hub.lifecycle.emit(Stage.ON_ERROR, where=f"stream of {self.client_id or self.caller.peer}", error=error)
         self.end(error)
 
     def end(self, error: IsthmusError) -> None:
-        """Ends the stream with ``error`` once everything in line is sent; the first call counts."""
+        """End the stream with ``error`` after everything queued is sent; only the first call counts."""
         with self._lock:
             if self._error is None:
                 self._error = error
             self._ready.notify_all()
 
     def give_up(self, error: IsthmusError) -> None:
-        """Ends the stream with ``error``: after what is in line, if the client fetches that."""
+        """End the stream with ``error``: after everything queued, unless the client has stopped fetching."""
         if self.stuck_seconds > self._hub.limits.idle_seconds:
             self.drop(error)
         else:
             self.end(error)
 
     def drop(self, error: IsthmusError) -> None:
-        """Ends the stream at once, with what is in line."""
+        """End the stream at once, without what is queued."""
         self.end(error)
         self.gone()
         self.on_drop()
 
     def gone(self) -> None:
-        """The stream is gone; whatever was in line for it stays in the core's store.
+        """Mark the stream as gone; answers that were queued stay in the core's table.
 
-        gRPC says so in the one thread that serves every stream: nothing is done here that takes time, and no hook is
-        called. `disconnect` follows in the stream's own thread.
+        gRPC calls this in the one thread that serves every stream, so it must not block or call hooks. `disconnect`
+        follows in the stream's own thread.
         """
         with self._lock:
             self._phase = Phase.OVER
@@ -743,7 +753,7 @@ class StreamSession:
             self._ready.notify_all()
 
     def disconnect(self) -> None:
-        """Leaves the core, once; may be called again."""
+        """Remove the stream from the core. Idempotent."""
         self.gone()
         with self._lock:
             if self._left:
@@ -753,7 +763,9 @@ class StreamSession:
         self._on_left(self, "" if self._error is None else f"{type(self._error).__name__}: {self._error}")
 
     def _close_area(self) -> None:
-        """Now, or by who reads there, once it has: a hook of that frame may wait for the stream's end."""
+        """Close the shared memory now, or when the thread that reads it is done: a hook of that frame may wait for the
+        stream's end.
+        """
         if self._area is not None and self._reading.acquire(blocking=False):
             try:
                 self._area.close()
@@ -762,4 +774,4 @@ class StreamSession:
 
 
 def _nothing() -> None:
-    """No transport has a call under way."""
+    """Does nothing: the default where no transport has a call in progress."""

@@ -1,10 +1,10 @@
 """The core behind gRPC.
 
-authentication      who calls, and may this call be served? for every RPC
-active_calls        calls that are served, and calls that wait, each of which holds a thread
+authentication      the identity and permission of a caller, for every RPC
+active_calls        calls in progress, and calls that wait, each of which holds a thread
 server              a core on a port, its health, and shutting down
 servicer            frames between gRPC and sessions
-rest                the same protocol by HTTP
+rest                the same protocol over HTTP
 
 May import core, inference, access, streams, models, wire, limits.
 """

@@ -1,4 +1,4 @@
-"""The calls that are being served, by gRPC or REST, ended when their credentials no longer hold."""
+"""The calls in progress, over gRPC or REST, which end when their credentials expire."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from shared_hooks.errors import IsthmusError, ServerUnavailable
 log = logging.getLogger(__name__)
 
 LEAVE_SECONDS = 2.0
-"""For who is sent away to hear why; then the call is cut."""
+"""How long a call that must end has to receive the reason before it is cut."""
 
 
 class _Guest:
-    """A call that was let in."""
+    """An authenticated call."""
 
     def __init__(self, caller: Caller, shown: Credentials, cut: Callable[[], object]) -> None:
         self.caller = caller
         self.shown = shown
         self.cut = cut
         self.refused: IsthmusError | None = None
-        """Why it is sent away."""
+        """Why it must end."""
         self.tell: Callable[[IsthmusError], object] | None = None
 
 
 class ActiveCalls:
-    """The active calls of one server. ``register``: who is let in. Any thread may call."""
+    """The calls in progress of one server. ``register``: the known identities. Thread-safe."""
 
     def __init__(self, register: Register) -> None:
         self.register = register
@@ -39,9 +39,9 @@ class ActiveCalls:
         self._inside: dict[Hashable, _Guest] = {}
 
     def enter(self, call: Hashable, peer: str, shown: Credentials, cut: Callable[[], object]) -> Caller:
-        """Who shows these credentials; inside until `left`. ``cut`` ends the call at once, from any thread.
+        """Authenticate a call, which is in progress until `left`. ``cut`` ends it at once, from any thread.
 
-        Raises AccessRefused, mostly NotAuthenticated.
+        Raises AccessRefused, usually NotAuthenticated.
         """
         with self._lock:  # for both: what the register says is as old as what `look_again` finds
             caller = self.register.caller(peer, shown)
@@ -49,24 +49,24 @@ class ActiveCalls:
         return caller
 
     def left(self, call: Hashable) -> None:
-        """It has ended; may be said of one that was never let in."""
+        """Record that a call has ended; no effect if it was never authenticated."""
         with self._lock:
             self._inside.pop(call, None)
 
     def caller(self, call: Hashable) -> Caller | None:
-        """None where it is not inside (any more)."""
+        """The caller; None if the call is not in progress."""
         with self._lock:
             guest = self._inside.get(call)
         return None if guest is None else guest.caller
 
     def refused(self, call: Hashable) -> IsthmusError | None:
-        """What it is sent away with."""
+        """The error that ends the call, or None."""
         with self._lock:
             guest = self._inside.get(call)
         return None if guest is None else guest.refused
 
     def when_sent_away(self, call: Hashable, tell: Callable[[IsthmusError], object]) -> None:
-        """``tell`` ends the call with an error, from any thread: for who may no longer stay."""
+        """Let ``tell`` end the call with an error, from any thread, when its credentials expire."""
         with self._lock:
             guest = self._inside.get(call)
             if guest is None:
@@ -77,7 +77,7 @@ class ActiveCalls:
             tell(refused)
 
     def look_again(self) -> None:
-        """Sends those away who would not be let in now, or not as who they are."""
+        """End the calls that would not be authenticated now, or not as the same identity."""
         with self._lock:
             inside = [guest for guest in self._inside.values() if guest.refused is None]
         leaving = []
@@ -101,7 +101,7 @@ class ActiveCalls:
             timer.start()
 
     def _cut(self, leaving: list[_Guest]) -> None:
-        """Those of them that are still inside."""
+        """Cut those calls that are still in progress."""
         with self._lock:
             inside = set(self._inside.values())
         for guest in leaving:
@@ -116,14 +116,14 @@ class ActiveCalls:
 
 
 class Place:
-    """The place of one call. ``error``: why it has to go; None while it may stay."""
+    """The place of one waiting call. ``error``: why it must end; None while it may stay."""
 
     def __init__(self, address: str, leave: Callable[[], object]) -> None:
         self.address = address
         self.error: IsthmusError | None = None
         self._leave = leave
         self.since: float | None = time.monotonic()
-        """When it began to wait for its client; None for one that waits for the server."""
+        """When it began to wait for its client; None while it waits for the server."""
 
     def send_away(self, error: IsthmusError) -> None:
         self.error = error
@@ -131,7 +131,7 @@ class Place:
 
 
 class WaitingCalls:
-    """At most ``most`` at a time, each for its client's message at most ``seconds``. Any thread may call."""
+    """At most ``most`` waiting calls, each at most ``seconds`` for its client's message. Thread-safe."""
 
     def __init__(self, most: int, seconds: float) -> None:
         self._most = most
@@ -142,7 +142,7 @@ class WaitingCalls:
 
     @contextmanager
     def place(self, address: str, leave: Callable[[], object]) -> Iterator[Place]:
-        """For as long as the call waits. ``leave`` ends it, from any thread; it may not block."""
+        """Hold a place while the call waits. ``leave`` ends it, from any thread, and must not block."""
         mine = self.enter(address, leave)
         try:
             yield mine
@@ -150,7 +150,7 @@ class WaitingCalls:
             self.leave(mine)
 
     def enter(self, address: str, leave: Callable[[], object]) -> Place:
-        """The same without a block: `leave` follows."""
+        """As `place`, without a block: `leave` must follow."""
         mine = Place(address, leave)
         gone = None
         with self._lock:
@@ -168,12 +168,12 @@ class WaitingCalls:
         return mine
 
     def leave(self, place: Place) -> None:
-        """It waits no more; may be said again."""
+        """Release the place. Idempotent."""
         with self._lock:
             self._forget(place)
 
     def sweep(self) -> None:
-        """Sends those away whose message does not come."""
+        """End the calls whose message does not come."""
         with self._lock:
             until = time.monotonic() - self._seconds
             late = [one for one in self._places if one.since is not None and one.since < until]

@@ -1,7 +1,7 @@
-"""Who calls, and whether the call may be served: looked at once, for every RPC of every service.
+"""Authenticates and authorises callers: once, for every RPC of every service.
 
-A token is looked at before anything of the call is read, a certificate as soon as gRPC tells it. Whoever is let in is
-known here until the call ends, and sent away when the credentials no longer hold.
+A token is checked before anything of the call is read, a certificate as soon as gRPC reports it. An authenticated call
+is registered here until it ends, and ended when its credentials expire.
 """
 
 from __future__ import annotations
@@ -42,23 +42,25 @@ log = logging.getLogger(__name__)
 
 SERVICE = split_pb2.DESCRIPTOR.services_by_name["Split"].full_name
 INFERENCE = "inference.GRPCInferenceService"
-"""The Open Inference Protocol's, on the wire."""
+"""The Open Inference Protocol over gRPC."""
 INFER = f"/{INFERENCE}/ModelInfer"
 BEGINS_WORK = frozenset({*(f"/{SERVICE}/{name}" for name in ("Session", "Probe", "Profile")), INFER})
-"""Calls that a draining server does not take; health, reflection and the list of models it answers to the end."""
+"""Calls that a draining server refuses; health, reflection and the list of models are answered to the end."""
 SESSION = f"/{SERVICE}/Session"
 OPEN_TO_ALL = frozenset({"/grpc.health.v1.Health/Check", f"/{INFERENCE}/ServerLive", f"/{INFERENCE}/ServerReady"})
-"""What asks it has no credentials (an orchestrator), and hears one word."""
+"""Methods for callers without credentials (orchestrators), which answer with one word."""
 LOOK_SECONDS = 1.0
-"""Between two looks whether credentials still hold."""
+"""The interval of checks of credentials."""
 MAX_WAITING = 32
-"""Calls that wait for their client's message, or listen, or ask for reflection."""
+"""Most calls that wait for their client's message, listen, or use reflection."""
 MESSAGE_SECONDS = 5.0
-"""For the message of a call that has only one."""
+"""How long to wait for the message of a call that has only one."""
 MAX_MESSAGE_BYTES = 64 << 10
-"""Largest message here."""
+"""The largest message of such a call."""
 FETCH_SECONDS = 60.0
-"""For a client to fetch a message, on calls other than sessions, which have bounds of their own (`StreamSession`)."""
+"""How long a client may take to fetch a message, except in sessions, which have limits of their own
+(`StreamSession`).
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ class Call:
 
 
 class House(Protocol):
-    """What serves the calls; `core.Core` does."""
+    """Serves the calls; implemented by `core.Core`."""
 
     @property
     def limits(self) -> Limits: ...
@@ -84,35 +86,35 @@ class House(Protocol):
 
 
 class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Authenticates every call of one server. ``register``: who is let in; None = all."""
+    """Authenticates every call of one server. ``register``: the known identities; None: everybody is allowed."""
 
     def __init__(self, house: House, register: Register | None = None) -> None:
         self._house = house
         self._register = register or Register()
         self.active_calls = ActiveCalls(self._register)
-        """Calls that were let in: here, and by whom else it is lent to; here they are watched."""
+        """The authenticated calls, shared with REST; they are watched here."""
         self._sending: dict[grpc.ServicerContext, float] = {}
-        """When each began to send what it sends."""
+        """When each call began to send its current message."""
         self._waiting = WaitingCalls(MAX_WAITING, MESSAGE_SECONDS)
         self._uploading = WaitingCalls(house.limits.max_clients, house.limits.deadline_seconds)
-        """Requests in one message, which may be a large one."""
+        """Requests in a single message, which may be large."""
         self._closed = threading.Event()
 
     # Every call
 
     def check(self, call: Call) -> None:
-        """Raises an `IsthmusError`, whose status the caller gets, for a call that is not to be served."""
+        """Raises an `IsthmusError`, whose status the caller gets, if a call must not be served."""
         if call.method not in OPEN_TO_ALL and self._looks_at(call.metadata):
             self._register.check(Credentials(token_in(call.metadata), None, passport_in(call.metadata)))
         if call.method in BEGINS_WORK:
             self._house.check_open()
 
     def _looks_at(self, metadata: Any) -> bool:
-        """Whether callers have to prove who they are, or another server says so of this one."""
+        """Whether callers must authenticate, or another server vouches for this one."""
         return self._register.asks or bool(passport_in(metadata or ()))
 
     def intercept_service(self, continuation: Callable[[Any], Any], details: grpc.HandlerCallDetails) -> Any:
-        """gRPC's entry: the method's own handler, or one that refuses."""
+        """gRPC's entry point: the method's own handler, or one that refuses."""
         handler = continuation(details)
         if handler is None:
             return None
@@ -131,10 +133,10 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return self._bounded(details.method, handler)
 
     def _bounded(self, method: str, handler: Any) -> Any:
-        """A handler whose call counts among those that wait, for as long as nothing else bounds it.
+        """A handler whose call counts as waiting, as long as nothing else limits it.
 
-        A single message is taken as the first of a stream: gRPC would wait for it without end, in a thread, and read it
-        in the one thread that serves everybody.
+        A single message is received as the first of a stream: otherwise gRPC would wait for it indefinitely in a
+        thread, and parse it in the one thread that serves everybody.
         """
         behaviour = getattr(handler, _kind(handler))
         listens = handler.response_streaming and method not in BEGINS_WORK
@@ -171,7 +173,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return grpc.stream_unary_rpc_method_handler(answer, reads, handler.response_serializer)
 
     def message(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """A request's only message, for which it waits. Raises BadFrame, and ServerUnavailable for who has to go."""
+        """Wait for a request's only message. Raises BadFrame, and ServerUnavailable if the call must end."""
         with self._uploading.place(Caller(context.peer()).address, context.cancel) as place:
             try:
                 data = next(incoming, None)
@@ -182,12 +184,12 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return data
 
     def is_open(self, method: str) -> bool:
-        """Whether nobody is asked who he is."""
+        """Whether the method needs no authentication."""
         return method in OPEN_TO_ALL
 
     def _fetched(self, handler: Any) -> Any:
-        """A handler that ends when what it sends is not fetched: what it holds (a place, everybody's lock on profiles)
-        would be held as long as its client likes.
+        """A handler that ends if its messages are not fetched, because it holds resources (a place, the lock on
+        profiles).
         """
         kind = _kind(handler)
         behaviour = getattr(handler, kind)
@@ -213,7 +215,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
     @contextmanager
     def _placed(self, method: str, context: grpc.ServicerContext) -> Iterator[Place]:
-        """Hooks and the log hear of a call that had to give way; its client, that it was cancelled."""
+        """Hold a place. If the call must end, this is logged and reported to hooks; its client sees a cancellation."""
         with self._waiting.place(Caller(context.peer()).address, context.cancel) as place:
             try:
                 yield place
@@ -222,7 +224,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
                     self._heard(method, context, place.error)
 
     def _guarded(self, method: str, handler: Any) -> Any:
-        """The handler behind a look at the connection's certificate."""
+        """The handler behind a check of the connection's certificate."""
         kind = _kind(handler)
         behaviour = getattr(handler, kind)
 
@@ -237,11 +239,13 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return make(guarded, handler.request_deserializer, handler.response_serializer)
 
     def _refusing(self, method: str, error: IsthmusError) -> Any:
-        """A handler that only refuses. To the wire every call is one of streams, so nothing is waited for or read."""
+        """A handler that only refuses. On the wire every call is one of streams, so it waits for nothing and reads
+        nothing.
+        """
         return grpc.stream_stream_rpc_method_handler(lambda _, context: self.refuse(method, context, error))
 
     def refuse(self, method: str, context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
-        """Ends a call that is not served; hooks hear of it, and so does the log, within what the caller may write."""
+        """Refuse a call; reported to hooks and logged, within what the caller may write there."""
         self._heard(method, context, error)
         abort(context, error)
 
@@ -261,8 +265,8 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     # Whoever is inside
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
-        """Who is at the other end of a call that was let in. Raises NotAuthenticated where callers have to prove who
-        they are, and this one is not inside (any more): nobody becomes a stranger with all rights by leaving early.
+        """The authenticated caller of a call. Raises NotAuthenticated if authentication is required and the call is not
+        (or no longer) registered, so that a call that has just ended is not treated as anonymous.
         """
         caller = self.active_calls.caller(context)
         if caller is not None:
@@ -272,18 +276,18 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         return Caller(context.peer())
 
     def when_sent_away(self, context: grpc.ServicerContext, tell: Callable[[IsthmusError], object]) -> None:
-        """``tell`` ends the call with an error, from any thread: for who may no longer stay."""
+        """Let ``tell`` end the call with an error, from any thread, when its credentials expire."""
         self.active_calls.when_sent_away(context, tell)
 
     def may_stay(self, context: grpc.ServicerContext) -> bool:
-        """Whether the other end still listens. Raises what it is sent away with."""
+        """Whether the client still listens. Raises the error that ends the call."""
         refused = self.active_calls.refused(context)
         if refused is not None:
             raise refused
         return bool(context.is_active())
 
     def open(self) -> None:
-        """Begins to watch whether credentials still hold, and whether messages come."""
+        """Start watching credentials and waiting calls."""
         threading.Thread(target=self._watch, name="isthmus-auth", daemon=True).start()
 
     def close(self) -> None:
@@ -299,12 +303,12 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
 
 def _by(context: grpc.ServicerContext) -> dict[str, str]:
-    """For the log: on whom a line counts."""
+    """For the log: the account that a line counts for."""
     return {"account": Caller(context.peer()).account}
 
 
 def _kind(handler: Any) -> str:
-    """By the name that grpc gives to its attribute."""
+    """The name of gRPC's attribute for this kind of handler."""
     return f"{_KINDS[handler.request_streaming]}_{_KINDS[handler.response_streaming]}"
 
 
@@ -312,7 +316,7 @@ _KINDS = {False: "unary", True: "stream"}
 
 
 def abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
-    """End a call with the error's status, its class and what it says."""
+    """End a call with the error's status, class and message."""
     text = f"{type(error).__name__}: {wire.message(error)}"
     if isinstance(error, Disagreement) and error.wants_facts:
         context.set_trailing_metadata(((FACTS_WANTED, "1"),))
@@ -325,7 +329,7 @@ def abort(context: grpc.ServicerContext, error: IsthmusError) -> NoReturn:
 
 
 def server_credentials(tls: Tls) -> grpc.ServerCredentials:
-    """Raises SpecError when the files cannot be used now."""
+    """TLS credentials that follow changes of the files. Raises SpecError if the files cannot be used now."""
     files = CertificateFiles(tls)
 
     def changed() -> Any:
@@ -338,7 +342,7 @@ def server_credentials(tls: Tls) -> grpc.ServerCredentials:
 
 
 class CertificateFiles:
-    """The files. What cannot be used later is logged, once for each change, and what was read before stays."""
+    """The files of TLS. Unusable changes are logged once each, and the previous content stays in use."""
 
     def __init__(self, tls: Tls) -> None:
         self._tls = tls
@@ -347,7 +351,7 @@ class CertificateFiles:
         self.first = self._known = tls.read()
 
     def changed(self) -> Certificates | None:
-        """What is new since the last call, or None; asked before each handshake."""
+        """The changed content, or None; called before each handshake."""
         with self._lock:
             state = state_of(self._tls.paths)
             if state == self._state:
@@ -370,7 +374,7 @@ def _as_grpc(found: Certificates) -> grpc.ServerCertificateConfiguration:
 
 
 def server_context(tls: Tls) -> ssl.SSLContext:
-    """TLS for HTTP, by the same files as for gRPC. Raises SpecError when the files cannot be used now."""
+    """TLS for HTTP, with the same files as for gRPC. Raises SpecError if the files cannot be used now."""
     files = CertificateFiles(tls)
     outer = current = _as_ssl(tls)
 

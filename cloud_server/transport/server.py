@@ -40,7 +40,7 @@ NAME = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 
 
 class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignore]
-    """The health of ``services``, which are all that there are. Any thread may call."""
+    """The gRPC health service for ``services``. Thread-safe."""
 
     def __init__(self, services: Iterable[str]) -> None:
         self._changed = threading.Condition()
@@ -55,7 +55,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
         return HealthState(status=self._state)
 
     def Watch(self, request: health_pb2.HealthCheckRequest, context: grpc.ServicerContext) -> Iterator[HealthState]:
-        """What it is, and whatever it becomes, until the client leaves."""
+        """The current state and each change of it, until the client leaves."""
         known = request.service in self._services
         if not context.add_callback(self._wake):
             return
@@ -70,18 +70,18 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc, unused-ignor
 
     @property
     def serving(self) -> bool:
-        """Whether that is what is said."""
+        """Whether the state is SERVING."""
         return self._state == HealthState.SERVING
 
     def set(self, state: int) -> None:
-        """What is said of every service from now on; after `end`, nothing is changed."""
+        """Set the state of every service; no effect after `end`."""
         with self._changed:
             if not self._over:
                 self._state = state
                 self._changed.notify_all()
 
     def end(self) -> None:
-        """NOT_SERVING, for good."""
+        """Set NOT_SERVING for good."""
         self.set(HealthState.NOT_SERVING)
         self._over = True
 
@@ -100,9 +100,9 @@ REASONS = {
 
 
 def check_free(address: str, reuse_port: bool = False) -> None:
-    """Raises SpecError, saying why, where nothing can listen at ``HOST:PORT``. Listens only for a moment.
+    """Raises SpecError, with the reason, if it is impossible to listen at ``HOST:PORT``. Listens only for a moment.
 
-    ``reuse_port``: servers that say so, too, may be there; then it does not listen, for it would get their clients.
+    ``reuse_port``: other servers may share the port; then it does not listen, because it would receive their clients.
     """
     host, _, port = address.rpartition(":")
     try:
@@ -131,14 +131,14 @@ def check_free(address: str, reuse_port: bool = False) -> None:
 # A gRPC server with authentication: bound to an address, with health, and reflection on request.
 
 CALLS_PER_THREAD = 4
-"""At a time, before gRPC refuses calls: whatever stays is bounded below the number of threads, so the rest has its turn
-in a moment.
+"""Calls per thread before gRPC refuses more. Long-lived calls are limited to fewer than the threads, so the others get
+a thread within a moment.
 """
 
 
 def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
-    """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html). What each of them holds off:
-    docs/decisions/0013-floods.md. ``streams``: as many as are served at a time, on one connection.
+    """Channel arguments (https://grpc.github.io/grpc/core/group__grpc__arg__keys.html), explained in
+    docs/decisions/0013-floods.md. ``streams``: the maximum on one connection.
     """
     return [
         ("grpc.max_concurrent_streams", streams),  # else streams opened and reset pile up: gigabytes in seconds
@@ -158,10 +158,10 @@ def options(max_message_bytes: int, streams: int) -> list[tuple[str, int]]:
 
 
 class Listener:
-    """``address`` is HOST:PORT, ``port`` the real one. ``services``: whose health is reported.
+    """A gRPC server. ``address`` is HOST:PORT, ``port`` the real one. ``services``: whose health is reported.
 
-    ``threads``: as many calls as are served at a time. ``tls``: None = in the clear. ``reuse_port``: other servers may
-    listen there, too. Raises SpecError.
+    ``threads``: the maximum number of concurrent calls. ``tls``: None for plain text. ``reuse_port``: other servers may
+    share the port. Raises SpecError.
     """
 
     def __init__(
@@ -208,30 +208,30 @@ class Listener:
         self.serving(True)
 
     def serving(self, able: bool) -> None:
-        """What health says, until `unwell`."""
+        """Set the health state, until `unwell`."""
         self.health.set(HealthState.SERVING if able else HealthState.NOT_SERVING)
 
     def unwell(self) -> None:
-        """Health says NOT_SERVING for good."""
+        """Set the health state to NOT_SERVING for good."""
         self.health.end()
 
     def close(self, grace: float | None) -> None:
-        """Ends what is left; frames under way have ``grace`` seconds."""
+        """Stop the server; calls in progress have ``grace`` seconds."""
         self.server.stop(grace).wait(grace)
         self._auth.close()
 
 
 SPARE_THREADS = 8
-"""For answering health and model lists, and for refusing streams beyond `Limits.max_clients`."""
+"""Threads for health and model lists, and for refusing streams beyond `Limits.max_clients`."""
 
 CLOSING_SECONDS = 60.0
-"""Beyond the drain, until a server that listens no more ends the streams that are left."""
+"""Beyond the drain, until a server that stopped listening ends the remaining streams."""
 
 
 class CloudServer:
     """A core on a port. ``address`` is HOST:PORT; after `start`, ``port`` is the real one.
 
-    ``tls``: None = in the clear; ``identities``: the file that says who may; ``reflection``: whether the server
+    ``tls``: None for plain text; ``identities``: the file of known identities; ``reflection``: whether the server
     describes its services to any client. Raises SpecError.
     """
 
@@ -248,9 +248,9 @@ class CloudServer:
         rest: str = "",
         pages: Path | None = None,
     ) -> None:
-        """``reuse_port``: other servers may listen there, too, and a draining one does so no more. ``register``: who is
-        let in, instead of ``identities`` and certificates. ``rest``: HOST:PORT of the Open Inference Protocol by HTTP;
-        empty = none. ``pages``: a folder that is shown there under /try.
+        """``reuse_port``: other servers may share the port, and a draining one stops listening. ``register``: known
+        identities, instead of ``identities`` and certificates. ``rest``: HOST:PORT of the Open Inference Protocol over
+        HTTP; empty: none. ``pages``: a folder that is served there under /try.
         """
         self.core = core
         self._reuse_port = reuse_port
@@ -284,11 +284,11 @@ class CloudServer:
             self.rest.start()
 
     def serving(self, able: bool) -> None:
-        """What health says, until the server drains."""
+        """Set the health state, until the server drains."""
         self._listener.serving(able)
 
     def drain(self) -> None:
-        """Accepts nothing new: open streams are notified, new ones are refused, health says NOT_SERVING."""
+        """Stop accepting requests: open streams are notified, new ones refused, and the health state is NOT_SERVING."""
         self._listener.unwell()
         if self._reuse_port:  # before clients are asked to leave: whoever comes back is to find the other server
             self._listener.server.stop(self.core.limits.drain_seconds + CLOSING_SECONDS)
@@ -297,7 +297,7 @@ class CloudServer:
         self.core.drain()
 
     def stop(self, grace: float | None = None) -> None:
-        """Ends the streams and the server; frames under way have ``grace`` seconds. A second call does nothing."""
+        """End the streams and the server; calls in progress have ``grace`` seconds. Idempotent."""
         if not self._ending.acquire(blocking=False):
             return
         self.core.drained(self.core.wait_idle(0))

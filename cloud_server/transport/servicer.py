@@ -1,8 +1,8 @@
 """The core behind gRPC: Isthmus's own protocol, and the Open Inference Protocol.
 
-Of a stream one handler thread sends the frames, one more takes what comes. A request of the Open Inference Protocol is
-taken as the first message of a stream, and its answer sent as one, which on the wire is the same: so a message is read
-in its account's turn, not in the one thread that serves everybody, and a call lasts until its answer is fetched.
+For each stream one handler thread sends the frames, another receives. A request of the Open Inference Protocol is
+received as the first message of a stream, and its answer sent as one, which is identical on the wire: so a message is
+parsed in its account's turn, not in the one thread that serves everybody, and a call lasts until its answer is fetched.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ log = logging.getLogger(__name__)
 
 
 class Malformed:
-    """Stands for a message that is no frame: gRPC would end the stream without saying why."""
+    """Stands for a message that cannot be parsed: gRPC would end the stream without a reason."""
 
 
 def take(session: StreamSession, data: bytes) -> bool:
-    """A message is read, and handled as a frame; False when the stream takes no more. What that costs is its account's.
+    """Parse and process a message; returns False if the stream accepts no more. The time is charged to the account.
 
-    gRPC would read it in the one thread that serves every stream.
+    gRPC would parse it in the one thread that serves every stream.
     """
     session.wait_turn()
     began = time.thread_time()
@@ -83,7 +83,7 @@ class SplitServicer:
         self._auth = auth
 
     def session(self, incoming: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[wire.OutFrame]:
-        """One standing stream."""
+        """A stream of requests."""
         caller = self._caller("Session", context)
         with on_behalf_of(caller.account):
             yield from self._session(caller, incoming, context)
@@ -110,7 +110,7 @@ class SplitServicer:
     def probe(
         self, incoming: Iterator[padding.Padding | Malformed], context: grpc.ServicerContext
     ) -> Iterator[split_pb2.ProbeReply | padding.Padding]:
-        """One stream of rounds."""
+        """A stream that measures the link."""
         try:
             with self._core.probing(self._auth.caller(context)) as probe:
                 self._auth.when_sent_away(context, probe.end)
@@ -130,7 +130,7 @@ class SplitServicer:
             self._auth.refuse(f"/{SERVICE}/Profile", context, error)
 
     def list_models(self, _: split_pb2.ListModelsRequest, context: grpc.ServicerContext) -> split_pb2.ListModelsReply:
-        """What is served to this caller."""
+        """The models that this caller may use."""
         served = self._core.engines_for(self._caller("ListModels", context))
         return wire.model_list(engine.identity for engine in served.values())
 
@@ -164,7 +164,7 @@ class SplitServicer:
 
 
 def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) -> None:
-    """Moves frames from the stream to the probe until either ends."""
+    """Pass frames from the stream to the probe until either ends."""
     error: IsthmusError | None = None
     try:
         for frame in incoming:
@@ -179,7 +179,7 @@ def _take_rounds(probe: Probe, incoming: Iterator[padding.Padding | Malformed]) 
 
 
 def _take(session: StreamSession, incoming: Iterator[bytes]) -> None:
-    """Moves frames from the stream to the session until either ends."""
+    """Pass frames from the stream to the session until either ends."""
     with on_behalf_of(session.caller.account):
         try:
             for data in incoming:
@@ -200,14 +200,14 @@ CONTENTS: Final = {
     "FP32": "fp32_contents",
     "FP64": "fp64_contents",
 }
-"""The field that holds a datatype's elements; the others come raw."""
+"""The field that holds a datatype's elements; other datatypes are sent raw."""
 MAX_ENTRIES: Final = 1024
-"""Inputs, outputs and parameters of one request."""
+"""Most inputs, outputs and parameters of one request."""
 _RAW = bytes((pb.ModelInferResponse.RAW_OUTPUT_CONTENTS_FIELD_NUMBER << 3 | 2,))
 
 
 class InferenceServicer:
-    """inference.GRPCInferenceService. `add_to` registers it by hand, for its requests are read by hand."""
+    """inference.GRPCInferenceService. `add_to` registers it by hand, because requests are parsed by hand."""
 
     def __init__(self, inference: Inference, auth: AuthInterceptor) -> None:
         self._inference = inference
@@ -302,7 +302,7 @@ class InferenceServicer:
         return pb.RepositoryModelUnloadResponse()
 
     def add_to(self, server: grpc.Server) -> None:
-        """Methods that a server of Triton has beyond these are UNIMPLEMENTED."""
+        """Register the service. Triton's further methods are UNIMPLEMENTED."""
         handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
             INFER.rpartition("/")[2]: grpc.stream_stream_rpc_method_handler(self.infer)
         }
@@ -340,7 +340,7 @@ class InferenceServicer:
 def _check_repository(
     asked: pb.RepositoryIndexRequest | pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
 ) -> None:
-    """Raises InputMismatch: what is loaded is what the server's own files name, and as they say."""
+    """Raises InputMismatch for parameters: only what the server's own files name can be loaded, as they say."""
     if asked.repository_name:
         raise InputMismatch("there is one repository, which has no name")
     if not isinstance(asked, pb.RepositoryIndexRequest):
@@ -348,7 +348,7 @@ def _check_repository(
 
 
 def read(data: bytes) -> tuple[Query, bool]:
-    """A request, and whether its tensors came raw. Raises BadFrame and InputMismatch."""
+    """A request, and whether its tensors came as raw bytes. Raises BadFrame and InputMismatch."""
     try:
         message = pb.ModelInferRequest.FromString(data)
     except DecodeError:
@@ -387,7 +387,7 @@ def _typed(one: pb.ModelInferRequest.InferInputTensor) -> memoryview:
 
 
 def _check_parameters(parameters: Mapping[str, pb.InferParameter]) -> None:
-    """Check a tensor's parameters. Raises InputMismatch for those that change what the tensor is."""
+    """Check a tensor's parameters. Raises InputMismatch for those that would change the tensor's meaning."""
     for name in parameters:
         if name.startswith("shared_memory_") or name == "classification":
             raise InputMismatch(f"the parameter {name} is not served: tensors come and go in messages")
@@ -403,7 +403,7 @@ def _parameters(parameters: Mapping[str, pb.InferParameter]) -> dict[str, Value]
 
 
 def answer(result: Result, raw: bool) -> bytes:
-    """A ModelInferResponse's bytes: raw where the request was, or where a datatype has no field of its own."""
+    """The bytes of a ModelInferResponse: raw if the request was, or if a datatype has no field of its own."""
     raw = raw or any(one.datatype not in CONTENTS for one in result.outputs)
     message = pb.ModelInferResponse(model_name=result.model, model_version=result.version, id=result.id)
     for name, value in result.parameters.items():

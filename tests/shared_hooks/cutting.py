@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +13,11 @@ import torch
 
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import CutRefused
+from tests.covering import ALL
 from tests.zoo import CASES, Call, Case
 
 MAX_BYTES = 1 << 24
-MANY_CUTS = 24
-ALL = bool(os.environ.get("ISTHMUS_EVERY_CUT"))
+MANY_CUTS = 12
 
 
 def case_of(name: str) -> Case:
@@ -71,12 +70,8 @@ def cuts_of(wrapped: WrappedModel) -> Iterator[int | str]:
     yield from (cut for _, cut in sorted([*blocks, *layers], key=lambda pair: pair[0]))
 
 
-def some_cuts_of(wrapped: WrappedModel, case: Case) -> list[int | str]:
-    """All cuts of a model that has at most `MANY_CUTS`, else every third, of thrice as many every sixth: what each
-    costs grows with the model, too. With which it begins differs from case to case.
-    """
+def some_cuts_of(wrapped: WrappedModel, case: Case, most: int = MANY_CUTS) -> list[int | str]:
+    """All cuts of a model that has at most ``most``, else so many at most. With which it begins differs."""
     cuts = list(cuts_of(wrapped))
-    if ALL or len(cuts) <= MANY_CUTS:
-        return cuts
-    step = 3 if len(cuts) <= 3 * MANY_CUTS else 6
+    step = 1 if ALL or not cuts else -(-len(cuts) // most)
     return cuts[len(case.name) % step :: step]

@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import CutRefused, Disagreement, InputMismatch, UnknownLayer
 from shared_hooks.models.digits.network import digits
-from tests.shared_hooks.cutting import ALL, case_of, through_bytes
+from tests.covering import ALL
+from tests.shared_hooks.cutting import case_of, through_bytes
 from tests.zoo import CASES, Case
 from tests.zoo.compare import same
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from shared_hooks import EarlyOutput, WrappedModel
-from tests.shared_hooks.cutting import ALL, cuts_of, planned, tail
+from tests.covering import ALL
+from tests.shared_hooks.cutting import cuts_of, planned, tail
 from tests.zoo import CASES, Case
 from tests.zoo.compare import same
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shared_hooks import WrappedModel
 from shared_hooks.errors import IsthmusError
+from tests.covering import examples
 from tests.shared_hooks.cutting import through_bytes
 from tests.zoo.case import Draw, seeded
 from tests.zoo.compare import differences
@@ -179,7 +180,7 @@ DROPPED += [("linear", 5, 2), ("linear", 7, 6), ("drop_old", 7, 6), ("shape_cons
 DROPPED += [("inplace_layer", 1, 2)]
 
 
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(50), suppress_health_check=list(HealthCheck), derandomize=True)
 @example((DROPPED, [("mul", 7, 6), ("cat", 4, 6)], [("mul", 5, 2), ("strided", 5, 1), ("swap", 6, 6), ("add_", 6, 4)]))
 @given(programs)
 def test_every_cut_of_a_random_network_is_exact(programs: tuple[Program, Program, Program]) -> None:

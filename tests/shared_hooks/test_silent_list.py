@@ -10,9 +10,9 @@ import pytest
 
 from studies.fuzz.judge import Judge, Judgement, Subject
 from studies.fuzz.listed import subjects
+from tests.covering import every
 
 SUBJECTS = subjects()
-every_model = pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 
 
 def _judged(judgement: Judgement) -> None:
@@ -21,13 +21,13 @@ def _judged(judgement: Judgement) -> None:
     assert not failures, "\n".join(f"{v.outcome.value} at {v.where}: {v.detail}" for v in failures)
 
 
-@every_model
+@pytest.mark.parametrize("subject", SUBJECTS, ids=lambda subject: subject.name)
 def test_every_cut_is_exact_or_refused_by_name(subject: Subject) -> None:
     """Three requests in a row at each cut, on instances of their own; the whole model in the end."""
     _judged(Judge(subject).staying(3))
 
 
-@every_model
+@pytest.mark.parametrize("subject", every(2, SUBJECTS), ids=lambda subject: subject.name)
 def test_so_it_is_when_the_cut_moves(subject: Subject) -> None:
     """One pair of instances for all cuts: what one request leaves behind shows in the next."""
     _judged(Judge(subject).moving())

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from studies.awkward.__main__ import look
 from studies.awkward.kinds import KINDS, PLACES, source
+from tests.covering import ALL
 
-ALL = [(kind, place) for kind in KINDS for place in PLACES]
+EVERY = [(kind, place) for kind in KINDS for place in PLACES]
 SOME = [(kind, [*PLACES][number % len(PLACES)]) for number, kind in enumerate(KINDS)]
 MUST_BE_EXACT = (
     "memo list handed in",
@@ -21,7 +20,7 @@ MUST_BE_EXACT = (
 )
 
 
-@pytest.mark.parametrize(("kind", "place"), ALL if os.environ.get("ISTHMUS_EVERY_CUT") else SOME)
+@pytest.mark.parametrize(("kind", "place"), EVERY if ALL else SOME)
 def test_is_exact_or_refused_by_name(kind: str, place: str) -> None:
     found = look(kind, place)
     assert not set(found["counts"]) & {"wrong", "outside errors", "invalid"}, found["said"]
@@ -29,4 +28,4 @@ def test_is_exact_or_refused_by_name(kind: str, place: str) -> None:
 
 
 def test_each_is_a_model_of_its_own() -> None:
-    assert len({source(kind, place) for kind, place in ALL}) == len(ALL) >= 198
+    assert len({source(kind, place) for kind, place in EVERY}) == len(EVERY) >= 198

@@ -15,12 +15,10 @@ from studies.fuzz.party import FILE, Party, world_kept
 from studies.fuzz.program import Program, Step
 from studies.fuzz.source import source_of
 from studies.fuzz.strategies import programs
-from tests.shared_hooks.cutting import ALL
-
-EXAMPLES = 120
+from tests.covering import ALL, examples
 
 
-@settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)
+@settings(max_examples=examples(120), suppress_health_check=list(HealthCheck), derandomize=True, print_blob=False)
 @given(programs())
 def test_every_cut_of_a_random_model_is_exact_or_refused(program: Program) -> None:
     """Requests in a row, the cut moving, on separate instances; an error outside of the tree fails, too."""
@@ -28,7 +26,7 @@ def test_every_cut_of_a_random_model_is_exact_or_refused(program: Program) -> No
     assert judgement.failure is None, "\n" + judgement.reported()
 
 
-@settings(max_examples=100, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=examples(100), suppress_health_check=list(HealthCheck), derandomize=True)
 @given(programs())
 def test_every_program_is_python(program: Program) -> None:
     compile(source_of(program).text, "program", "exec")
@@ -68,8 +66,8 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_statement_alone_is_exact_or_refused(part: int) -> None:
-    """Every second one; `make fuzz` takes all."""
-    found = Hunt().alone(alone()[part :: PARTS if ALL else 2 * PARTS])
+    """Every fourth one; `make fuzz` takes all."""
+    found = Hunt().alone(alone()[part :: PARTS if ALL else 4 * PARTS])
     assert not found, "\n".join([f"{len(found)} failures", *(known.reported for known in found)])
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 
 import pytest
 
-from tests.starts import ROOT
+from tests.starts import ROOT, run
 
 MOST = {
     "request": {"edge": 600, "cloud": 850},
@@ -32,7 +31,7 @@ def test_calls(what: str) -> None:
     least: dict[str, float] = {}
     began = time.monotonic()
     while not least or time.monotonic() - began < PATIENCE:
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+        done = run(words, cwd=ROOT, timeout=300)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         assert found.keys() == MOST[what].keys() and min(found.values()) > 0

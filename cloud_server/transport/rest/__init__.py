@@ -1,12 +1,12 @@
-"""The Open Inference Protocol by HTTP, on a port of its own (extra `rest`).
+"""The Open Inference Protocol over HTTP, on a port of its own (extra `rest`).
 
-server      a thread with uvicorn in it
-connections HTTP connections, each bounded while it waits for its client
-application  what each path answers
-pages        a folder shown under /try
-messages     JSON, and tensors behind it as bytes
+server       a thread that runs uvicorn
+connections  HTTP connections, each with a time limit while it waits for its client
+application  the answer of each path
+pages        a folder served under /try
+messages     JSON, and tensors as bytes after it
 
-May import inference, access, streams, transport's waiting, guests and credentials.
+May import inference, access, streams, transport's active calls and credentials.
 """
 
 from cloud_server.transport.rest.server import RestServer

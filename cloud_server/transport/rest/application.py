@@ -60,10 +60,10 @@ async def send_whole(
     *headers: tuple[bytes, bytes],
     kind: bytes = b"application/json",
 ) -> None:
-    """An answer in one piece, of JSON or another ``kind``. If the request's body is not complete, the rest is not read,
-    and the connection ends.
+    """Send an answer in one piece, of JSON or another ``kind``. If the request's body is incomplete, the rest is not
+    read and the connection ends.
 
-    Who does not fetch it waits (`connections`), so it may take any time.
+    Sending may take any time: a client that does not fetch it counts as waiting (`connections`).
     """
     length = str(len(body)).encode()
     known = [(b"content-type", kind), (b"content-length", length), *headers]
@@ -78,10 +78,10 @@ async def send_whole(
 
 
 class Delivery:
-    """Delivers one answer, from another thread. ``fetched`` is called, in the loop, when all but its end has gone."""
+    """Sends one answer, from another thread. ``fetched`` is called, in the loop, when all but its end has been sent."""
 
     def __init__(self, send: Send, peer: Peer, fetched: Callable[[], object], seconds: float) -> None:
-        """``seconds``: for all of it."""
+        """``seconds``: the time limit for all of it."""
         self._send = send
         self._peer = peer
         self._fetched = fetched
@@ -89,7 +89,7 @@ class Delivery:
         self._loop = asyncio.get_running_loop()
 
     def __call__(self, head: list[bytes], behind: list[memoryview]) -> None:
-        """Returns when the client has fetched it. Raises Cancelled when it has not."""
+        """Send the answer, and return when the client has fetched it. Raises Cancelled if it does not."""
         asyncio.run_coroutine_threadsafe(self._within(head, behind), self._loop).result()
 
     async def _within(self, head: list[bytes], behind: list[memoryview]) -> None:
@@ -119,7 +119,7 @@ class Delivery:
 
 
 def _pieces(buffers: list[bytes | memoryview]) -> Iterator[bytearray]:
-    """All of them, small ones together."""
+    """The bytes of all buffers, with small ones joined."""
     piece = bytearray()
     for buffer in buffers:
         for at in range(0, len(buffer), PIECE_BYTES):
@@ -133,11 +133,11 @@ def _pieces(buffers: list[bytes | memoryview]) -> Iterator[bytearray]:
 # A request of HTTP in its thread, from the complete body to the fetched answer.
 
 Deliver = Callable[[list[bytes], list[memoryview]], object]
-"""Takes the answer's JSON and what stands behind it, and returns when they are fetched."""
+"""Sends the answer's JSON and the bytes after it, and returns when they are fetched."""
 
 
 class Work:
-    """``request``: by what `Guests` knows it."""
+    """A request's work in a thread. ``request``: its key in `ActiveCalls`."""
 
     def __init__(
         self, inference: Inference, active_calls: ActiveCalls, request: Hashable, caller: Caller, peer: Peer
@@ -152,14 +152,14 @@ class Work:
         self._gone = False
 
     def gone(self) -> None:
-        """The client left. Any thread may call."""
+        """The client left. Thread-safe."""
         with self._lock:
             self._gone = True
             if self._asking is not None:
                 self._asking.gone()
 
     def run(self, model: str, version: str, body: memoryview, json_bytes: int | None, deliver: Deliver) -> None:
-        """Raises what the request fails by."""
+        """Compute and deliver the answer. Raises the request's error."""
         inference, leave = self._inference, self._peer.leave
         with on_behalf_of(self._caller.account), inference.asking(self._caller, leave) as asking:
             self._peer.works()
@@ -182,15 +182,15 @@ class Work:
 Receive = Callable[[], Awaitable[Any]]
 
 STEP = 1 << 20
-"""Bytes by which a body of unknown length is counted in advance."""
+"""A body of unknown length is charged in steps of so many bytes."""
 
 
 async def read_body(
     headers: Mapping[bytes, bytes], receive: Receive, hold: Hold, most: int, heard: Callable[[], object]
 ) -> memoryview:
-    """All of it, at most ``most`` bytes; ``heard`` is called for each piece.
+    """Read the body, of at most ``most`` bytes; ``heard`` is called for each piece.
 
-    Raises TooLarge, and ServerUnavailable when there is no room for it.
+    Raises TooLarge, and ServerUnavailable without room for it.
     """
     encoding = headers.get(b"content-encoding", b"identity")
     if encoding != b"identity":
@@ -215,7 +215,7 @@ async def read_body(
 
 
 def json_bytes(headers: Mapping[bytes, bytes]) -> int | None:
-    """How much of the body is JSON; None = all."""
+    """How many bytes of the body are JSON; None: all."""
     return _number(headers, b"inference-header-content-length")
 
 
@@ -250,24 +250,24 @@ STATUS = {
     "UNAVAILABLE": 503,
     "DEADLINE_EXCEEDED": 504,
 }
-"""HTTP's status for each of gRPC's; a quota that is used up is 429."""
+"""HTTP's status for each of gRPC's; an exhausted quota is 429."""
 CHUNK_BYTES = 256 << 10
-"""A page's file goes out in pieces of this size."""
+"""A page's file is sent in pieces of this size."""
 CHANGE_SECONDS = 5.0
 MAX_CHANGE_BYTES = 64 << 10
-"""For the body that asks for a model to be loaded, and of it."""
+"""Most bytes of the body of a load or unload request, and of its objects."""
 REQUEST_SECONDS = 0.001
-"""What it counts as to take a request's header, besides what is done for it: Python reads it."""
+"""What parsing a request's header in Python is charged as."""
 
 
 class NoSuchPath(IsthmusError):
-    """Nothing is served there."""
+    """Nothing is served at this path."""
 
     status = "NOT_FOUND"
 
 
 class Application:
-    """The REST application of one server. ``active_calls``: the active calls, however they came in."""
+    """The REST application of one server. ``active_calls``: shared with gRPC."""
 
     def __init__(self, inference: Inference, active_calls: ActiveCalls, pages: Pages | None = None) -> None:
         self._inference = inference
@@ -317,13 +317,13 @@ class Application:
             peer.waits(request)
 
     def _enter(self, request: object, headers: Sequence[tuple[bytes, bytes]], peer: Peer) -> Caller:
-        """Raises NotAuthenticated."""
+        """Authenticate the request. Raises NotAuthenticated."""
         shown = [(name.decode("latin-1"), value) for name, value in headers]
         names = peer.names if self._active_calls.register.certificates else ()
         return self._active_calls.enter(request, peer.name, Credentials(token_in(shown), names), peer.leave)
 
     async def _health(self, path: list[str], send: Send, peer: Peer) -> None:
-        """For everybody: what asks has no credentials (an orchestrator)."""
+        """Answer health checks, without authentication, because orchestrators have no credentials."""
         if path == ["live"]:
             await send_whole(send, peer, 200, messages.text({"live": True}))
         elif path == ["ready"]:
@@ -403,7 +403,7 @@ class Application:
     async def _change(
         self, name: str, what: str, caller: Caller, headers: Mapping[bytes, bytes], receive: Receive, peer: Peer
     ) -> None:
-        """Returns when it is done: loading takes as long as it takes, in a thread."""
+        """Load or unload a model in a thread; returns when that is done."""
         with self._inference.held.hold(Party(caller.account, peer.name), peer.leave) as hold:
             reading = read_body(headers, receive, hold, MAX_CHANGE_BYTES, peer.heard)
             try:
@@ -478,7 +478,7 @@ class Application:
 
 
 async def _watch(receive: Receive, gone: Callable[[], object]) -> None:
-    """Says when the client leaves."""
+    """Call ``gone`` when the client leaves."""
     while (await receive())["type"] != "http.disconnect":
         pass
     gone()
@@ -499,7 +499,7 @@ def _tensor(info: TensorInfo) -> dict[str, Any]:
 
 
 def _config(info: ModelInfo) -> dict[str, Any]:
-    """``max_batch_size`` 0: shapes are whole, with their batch."""
+    """The configuration as Triton describes it. ``max_batch_size`` is 0 because shapes include the batch."""
 
     def kind(one: TensorInfo) -> dict[str, Any]:
         return {"name": one.name, "data_type": f"TYPE_{one.datatype}", "dims": one.shape}

@@ -1,9 +1,9 @@
-"""Connections of HTTP, each bounded while it waits for its client, and what may be read of it.
+"""HTTP connections, each with a time limit while it waits for its client, and limits on how fast they are read.
 
-Who has a request under way holds one of the server's places (`inference.asking`). All others wait: for the first byte,
-for the rest of a header or body, for who does not fetch what it is sent, for the next request. Of those there are
-`MAX_WAITING_CONNECTIONS`; where there are more, the address that has most of them loses the one that waits longest
-(`transport.waiting`).
+A connection with a request in progress holds one of the server's places (`inference.asking`). All others wait: for the
+first byte, for the rest of a header or body, for a client that does not fetch its answer, for the next request. At most
+`MAX_WAITING_CONNECTIONS` may; beyond that, the address with the most of them loses the one that has waited longest
+(`transport.active_calls`).
 """
 
 from __future__ import annotations
@@ -21,31 +21,35 @@ from cloud_server.transport.active_calls import Place, WaitingCalls
 
 MAX_WAITING_CONNECTIONS = 128
 IDLE_SECONDS = 60.0
-"""For a request, for each piece of its body, for fetching a refusal, and between two requests."""
+"""How long a client may take for a request, each piece of its body, fetching a refusal, and between requests."""
 SWEEP_SECONDS = 1.0
 LINGER_SECONDS = 2.0
-"""For a client to go whose body is not read: one that was cut at once would not hear why."""
+"""How long a client whose body is not read may take to leave; if the connection was cut at once, it would not receive
+the reason.
+"""
 LEAST_BYTES, MOST_BYTES = 1 << 10, 32 << 10
-"""To parse in one go: the more, the faster the last was. As chunks of one byte they take Python some 2 and 70 ms."""
+"""Bytes that are parsed at once: the more, the faster the last ones were. As chunks of one byte they take Python some 2
+and 70 ms.
+"""
 TURN_SECONDS = 0.002
-"""To parse of one connection, then the others have their turn: whoever has not been read yet cannot pay either."""
+"""How long one connection is parsed before others have their turn."""
 PEER = "isthmus_peer"
-"""In the state of a request's scope."""
+"""The key of the `Peer` in the state of a request's scope."""
 
 
 class Peer:
-    """The other end of one connection. Touched by the event loop's thread alone, but for `leave` and `works`."""
+    """The client of one connection. Used by the event loop's thread only, except for `leave` and `works`."""
 
     def __init__(self, connection: H11Protocol, waiting: WaitingCalls) -> None:
         transport = connection.transport
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]  # none where it is gone already
         self.name = f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
-        """As gRPC says it."""
+        """In gRPC's form."""
         self.names = names_in(certificate(transport.get_extra_info("ssl_object")))
         self.account = Caller(self.name).account
-        """On whom it counts what is read: the address, until credentials were shown."""
+        """The account that parsing is charged to: the address, until the request is authenticated."""
         self.is_ignored = False
-        """What comes is thrown away."""
+        """Whether what it sends is discarded."""
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self._waiting = waiting
@@ -60,28 +64,28 @@ class Peer:
 
     @property
     def is_sending(self) -> bool:
-        """Whether the body of the request is not complete."""
+        """Whether the body of the request is incomplete."""
         return bool(self._connection.cycle.more_body)
 
     def begins(self) -> object:
-        """A request's header is there: what stands for this request."""
+        """Record that a request's header has arrived; returns an object that identifies the request."""
         self._request = object()
         self.waits(self._request)
         return self._request
 
     def waits(self, request: object) -> None:
-        """Its client has to do something from now on. Not said of a request after which the next one has begun."""
+        """Record that the client must act now; no effect if the next request has begun."""
         if request is self._request and not self.is_closed:
             self._leave_place()
             self._place = self._waiting.enter(Caller(self.name).address, self.leave)
 
     def heard(self) -> None:
-        """The client did something."""
+        """Record that the client has acted."""
         if self._place is not None:
             self._place.since = time.monotonic()
 
     def works(self) -> None:
-        """The request has one of the server's places. From any thread."""
+        """Record that the request has one of the server's places. Thread-safe."""
         self._soon(self._leave_place)
 
     def closed(self) -> None:
@@ -89,7 +93,7 @@ class Peer:
         self._leave_place()
 
     async def ignored(self) -> None:
-        """Nothing is read any more; returns when the client has gone, after `LINGER_SECONDS` at the latest."""
+        """Discard what the client sends, until it leaves, at most `LINGER_SECONDS`."""
         self.is_ignored = True
         self._connection.flow.resume_reading()
         try:
@@ -98,7 +102,7 @@ class Peer:
             pass
 
     def leave(self) -> None:
-        """Ends the connection at once; from any thread."""
+        """End the connection at once. Thread-safe."""
         self._soon(self._connection.transport.abort)
 
     def _leave_place(self) -> None:
@@ -114,9 +118,10 @@ class Peer:
 
 
 class Connection(H11Protocol):
-    """uvicorn's, which knows its `Peer`, and hands it to the application with each request (``scope["state"]``).
+    """uvicorn's connection, which passes its `Peer` to the application with each request (``scope["state"]``).
 
-    What it reads is paid for (`streams.pace`): HTTP in chunks of one byte is cheap to send and dear to parse.
+    Parsing is charged to the account (`streams.probe.Pace`): HTTP in chunks of one byte is cheap to send and costly to
+    parse.
     """
 
     def __init__(self, waiting: WaitingCalls, pace: Pace, **uvicorns: Any) -> None:
@@ -145,7 +150,7 @@ class Connection(H11Protocol):
             self.transport.pause_reading()
 
     def _read(self) -> None:
-        """As much of it as its account may now; nothing more is taken from the network until the rest is read."""
+        """Parse as much as the account may now; nothing more is read from the network until then."""
         was_paused, self._pause, spent = self._pause is not None, None, 0.0
         while self._unread and not self._peer.is_ignored and not self.transport.is_closing():
             wait = self._pace.wait(self._peer.account)
@@ -167,7 +172,7 @@ class Connection(H11Protocol):
 
 
 def certificate(connection: Any) -> dict[str, list[bytes]]:
-    """The names in a client's certificate, as gRPC gives them; none without TLS or a certificate."""
+    """The names in a client's certificate, as gRPC has them; empty without TLS or a certificate."""
     found = None if connection is None else connection.getpeercert()
     if not found:
         return {}

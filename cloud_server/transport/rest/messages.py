@@ -1,7 +1,7 @@
-"""Requests and answers of HTTP: JSON, and behind it the elements of those tensors that come as bytes.
+"""Requests and answers over HTTP: JSON, followed by the elements of tensors that are sent as bytes.
 
-A tensor's elements stand in ``data``, flat or nested as its shape, or, with the parameter ``binary_data_size``, behind
-the JSON, whose own length then is in the header Inference-Header-Content-Length (the binary tensor data extension).
+A tensor's elements are in ``data``, flat or nested like its shape, or, with the parameter ``binary_data_size``, after
+the JSON, whose own length is then in the header Inference-Header-Content-Length (the binary tensor data extension).
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from shared_hooks.errors import BadFrame, InputMismatch, TooLarge
 
 FREE_LISTS: Final = 32_768
 LIST_BYTES: Final = 16
-"""Beyond these a list must have so many bytes: short ones take far more memory than their size says."""
+"""Longer lists must take so many bytes, because short elements take far more memory than their text."""
 MAX_OBJECTS: Final = 8192
-"""Some four for each input and output: they take the most."""
+"""Most objects, about four for each input and output; they take the most memory."""
 MEMORY: Final = 32
-"""A byte of JSON becomes so many in objects of CPython at once, at most, within these bounds."""
+"""A byte of JSON becomes at most so many bytes of CPython objects, within these limits."""
 MAX_ENTRIES: Final = 1024
 MEND: Final = 'ask for bytes ("parameters": {"binary_data": true} of an output)'
 
 
 class Wanted:
-    """Which outputs are wanted as bytes."""
+    """Which outputs are requested as bytes."""
 
     def __init__(self, always: bool, named: Mapping[str, bool]) -> None:
         self._always, self._named = always, named
@@ -47,7 +47,7 @@ class Wanted:
 
 
 def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> tuple[Query, Wanted]:
-    """``json_bytes``: of the body; None = all of it. Raises BadFrame, TooLarge and InputMismatch."""
+    """Parse a request. ``json_bytes``: of the body; None: all. Raises BadFrame, TooLarge and InputMismatch."""
     size = body.nbytes if json_bytes is None else json_bytes
     if not 0 <= size <= body.nbytes:
         raise BadFrame(f"Inference-Header-Content-Length says {size}, and {body.nbytes} bytes came")
@@ -87,12 +87,14 @@ def read(model: str, version: str, body: memoryview, json_bytes: int | None) -> 
 
 
 def read_change(body: memoryview) -> None:
-    """Read which model is loaded or unloaded. Raises BadFrame, and InputMismatch for what would change which."""
+    """Check the body of a load or unload request. Raises BadFrame, and InputMismatch for parameters that are not
+    supported.
+    """
     check_parameters(_parameters(_object(_parsed(bytes(body)), "the body"), "the body") if body.nbytes else {})
 
 
 def answer_bytes(result: Result, wanted: Wanted) -> int:
-    """Memory that `answer` takes, what the model gave included. Raises TooLarge for too much to write in JSON."""
+    """The bytes of memory that `answer` takes, including the model's result. Raises TooLarge for too much JSON."""
     values = sum(one.count for one in result.outputs if not wanted.binary(one.name))
     if values > MAX_VALUES:
         raise TooLarge(f"the outputs have more than {MAX_VALUES} elements together to write in JSON: {MEND}")
@@ -100,7 +102,7 @@ def answer_bytes(result: Result, wanted: Wanted) -> int:
 
 
 def answer(result: Result, wanted: Wanted) -> tuple[list[bytes], list[memoryview]]:
-    """The JSON in pieces, and what stands behind it. Raises InputMismatch for elements that JSON cannot say."""
+    """The JSON in pieces, and the bytes after it. Raises InputMismatch for elements that JSON cannot represent."""
     behind: list[memoryview] = []
     message: dict[str, Any] = {"model_name": result.model, "model_version": result.version}
     if result.id:
@@ -129,7 +131,7 @@ def _said(value: Value) -> Value:
 
 
 def _values(one: Named) -> Iterator[bytes]:
-    """Its elements with commas between them, some at a time: one call for all would hold up every thread."""
+    """The elements with commas between them, a few at a time, because one call for all would block every thread."""
     if one.datatype not in NUMPY:
         raise InputMismatch(f'the output "{one.name}" is {one.datatype}, whose elements JSON cannot say: {MEND}')
     comma = b""
@@ -190,7 +192,7 @@ def _parameters(one: dict[str, Any], where: str) -> dict[str, Value]:
 
 
 def _flat(data: Any, where: str) -> list[Any]:
-    """The elements, nested however they are: their number is compared with the shape."""
+    """The elements, however nested; their number is compared with the shape later."""
     if not isinstance(data, list):
         raise BadFrame(f"{where}: data is a list (or comes as bytes, with the parameter binary_data_size)")
     elements: list[Any] = data

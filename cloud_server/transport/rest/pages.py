@@ -1,7 +1,7 @@
-"""A folder of the operator's, served under ``/try``: a page that asks this server from a browser (docs/doors.md).
+"""A folder of the operator's, served under ``/try``: a page that calls this server from a browser (docs/doors.md).
 
-Files are those that were there when the server started, of known kinds; nothing of a request reaches the file system
-but a name that was found then.
+Only files of known kinds that existed when the server started are served; a request's path is only looked up among
+their names.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KINDS: Final = {
 }
 MOST_FILES: Final = 4096
 MOST_BYTES: Final = 256 << 20
-"""The most of one file."""
+"""The size limit of a file."""
 POLICY: Final = (
     b"default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; style-src 'self'; "
     b"connect-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Nothing comes from elsewhere, and nothing goes there."""
+"""A page loads nothing from, and sends nothing to, other origins."""
 HEADERS: Final = (
     (b"content-security-policy", POLICY),
     (b"x-content-type-options", b"nosniff"),
@@ -40,7 +40,9 @@ HEADERS: Final = (
 
 
 class Pages:
-    """Raises SpecError for a folder that is none, has no index.html, or has more than `MOST_FILES` files."""
+    """The served files. Raises SpecError for a folder that does not exist, has no index.html, or more than `MOST_FILES`
+    files.
+    """
 
     def __init__(self, folder: Path) -> None:
         root = folder.resolve()
@@ -48,7 +50,7 @@ class Pages:
             raise SpecError(f"rest: {folder} has no index.html to show under /try")
         self._files: dict[tuple[str, ...], Path] = {}
         self._read: dict[Path, tuple[tuple[int, int], bytes]] = {}
-        """Contents by file, with its size and time of change: all requests share them."""
+        """Contents by file, with its size and modification time; shared by all requests."""
         for path in sorted(root.rglob("*")):
             real = path.resolve()
             if path.suffix in KINDS and real.is_file() and real.is_relative_to(root):
@@ -57,7 +59,7 @@ class Pages:
                     raise SpecError(f"rest: more than {MOST_FILES} files in {folder}: is that the folder of a page?")
 
     def find(self, path: Sequence[str]) -> tuple[bytes, bytes] | None:
-        """A file's kind and bytes, by the parts of the path behind ``/try``; None for what is not there."""
+        """A file's kind and bytes, by the parts of the path after ``/try``; None if there is no such file."""
         file = self._files.get(("index.html",) if list(path) in ([], [""]) else tuple(path))
         if file is None:
             return None

@@ -1,4 +1,4 @@
-"""A thread with uvicorn in it: HTTP/1.1 on a port of its own."""
+"""A thread that runs uvicorn: HTTP/1.1 on a port of its own."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ BACKLOG = 128
 
 
 class RestServer:
-    """On ``address``, HOST:PORT, which is taken at once and served from `start` on. ``port`` is the real one.
+    """A server on ``address``, HOST:PORT, which is bound at once and served from `start` on. ``port`` is the real one.
 
-    ``tls``: None = in the clear. Raises SpecError: for the port, for certificates, and without uvicorn.
+    ``tls``: None for plain text. Raises SpecError for the port, for certificates, and without uvicorn.
     """
 
     def __init__(
@@ -38,8 +38,8 @@ class RestServer:
         reuse_port: bool = False,
         pages: Path | None = None,
     ) -> None:
-        """``reuse_port``: other servers may listen there, too, and a draining one does so no more. ``pages``: a folder
-        that is shown under ``/try``.
+        """``reuse_port``: other servers may share the port, and a draining one stops listening. ``pages``: a folder
+        that is served under ``/try``.
         """
         try:
             import uvicorn
@@ -83,18 +83,18 @@ class RestServer:
         self._thread = threading.Thread(target=self._run, name="isthmus-rest", daemon=True)
 
     def start(self) -> None:
-        """Serves, in a thread of its own."""
+        """Start serving in a thread."""
         self._thread.start()
         log.info("Open Inference Protocol on %s/v2", self.address)
 
     def drain(self) -> None:
-        """Whoever comes back is to find the other server."""
+        """Stop listening, so that new connections reach another server on the port."""
         if self._reuse_port and self._loop is not None:
             for one in self._server.servers:
                 self._loop.call_soon_threadsafe(one.close)
 
     def stop(self) -> None:
-        """Ends the connections."""
+        """End the connections."""
         self._server.should_exit = True
         if self._thread.ident is not None:
             self._thread.join(START_SECONDS)

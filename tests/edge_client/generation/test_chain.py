@@ -34,6 +34,7 @@ from shared_hooks.errors import (
 from shared_hooks.generation import StepReply
 from shared_hooks.models import ModelSpec, load_spec
 from studies.experiments.relay import Relay
+from tests.covering import crossed
 from tests.edge_client.generation.speaking import SPEC
 from tests.edge_client.test_chain import Station, chained, station
 from tests.edge_client.test_processes import CloudProcess
@@ -106,8 +107,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cuts", [CUTS, THREE], ids=len)
+@pytest.mark.parametrize(("way", "cuts"), crossed([*WAYS], [CUTS, THREE]))
 def test_the_tokens_are_those_without_a_cut(servers: list[Station], spec: ModelSpec, cuts: list[str], way: str) -> None:
     asked: dict[str, Any] = {**ids(), "do_sample": False, "max_new_tokens": 12, **WAYS[way]}
     with along(servers, spec, len(cuts)) as (stations, client):
@@ -181,8 +181,7 @@ def drop(station: Station) -> None:
         session.drop(ServerUnavailable("the link broke"))
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("fault", [lose, drop])
+@pytest.mark.parametrize(("number", "fault"), crossed([0, 1, 2], [lose, drop]))
 def test_faults_between_two_steps(
     servers: list[Station], spec: ModelSpec, number: int, fault: Callable[[Station], None]
 ) -> None:

@@ -17,6 +17,7 @@ from shared_hooks.errors import BadFrame, CutRefused, DeadlineExceeded, ServerUn
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
 from shared_hooks.generation.ahead import Growth, NextCall, foresight
 from shared_hooks.generation.session import MOST_KEPT
+from tests.covering import crossed
 from tests.shared_hooks.generation.small import WORDS, cut_of, in_process, make
 from tests.shared_hooks.generation.test_middle import chain, cuts_of
 from tests.shared_hooks.generation.test_random_faults import answered, unreliable
@@ -129,8 +130,7 @@ def played(name: str, link: Any, dice: random.Random, right: float, cut: str = "
     return seen
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("right", [1.0, 0.7, 0.2])
+@pytest.mark.parametrize(("name", "right"), crossed(NAMES, [1.0, 0.7, 0.2]))
 def test_answers_are_the_whole_models_whatever_is_foreseen(name: str, right: float) -> None:
     seen = played(name, in_process(name), random.Random(f"{name}{right}"), right)
     if right == 1.0 and name != "sliding":  # which does not grow beyond its window
@@ -138,8 +138,7 @@ def test_answers_are_the_whole_models_whatever_is_foreseen(name: str, right: flo
     assert seen["true"] + seen["wrong"] > 0 and not seen["lost"]
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-@pytest.mark.parametrize("history", [1 << 20, 1500])
+@pytest.mark.parametrize(("name", "history"), crossed(["llama", "gpt2"], [1 << 20, 1500]))
 def test_over_links_that_break_and_servers_that_forget(name: str, history: int) -> None:
     dice, faults = random.Random(f"{name}{history}"), Counter[str]()
     seen: Counter[str] = Counter()

@@ -10,6 +10,7 @@ import torch
 from shared_hooks.errors import CutRefused
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
 from shared_hooks.tensors import identical
+from tests.covering import crossed
 from tests.shared_hooks.generation.small import MODELS, both, make, prompt
 
 MODES: dict[str, dict[str, Any]] = {
@@ -32,8 +33,7 @@ def test_greedy_and_sampled_with_padding(name: str) -> None:
     assert torch.equal(whole, split)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", ["llama", "sliding", "hybrid", "t5"])
+@pytest.mark.parametrize(("name", "mode"), crossed(["llama", "sliding", "hybrid", "t5"], [*MODES]))
 def test_modes(name: str, mode: str) -> None:
     whole, split, how = both(name, prompt(rows=2), **MODES[mode])
     assert torch.equal(whole, split)

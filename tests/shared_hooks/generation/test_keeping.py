@@ -21,6 +21,7 @@ from shared_hooks.generation.edge_session import InProcess, StepReply
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.modules import weights_hash
 from shared_hooks.state import PythonState, entries
+from tests.covering import examples
 
 LAYERS = 4
 KINDS = ("attribute", "dictionary", "list", "deque", "slot", "count")
@@ -185,7 +186,7 @@ def answers(
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     HABITS,
     st.integers(0, LAYERS - 2),
@@ -272,7 +273,7 @@ class Forged(InProcess):
         return super().step(session, number, {**header, **self.said}, tensors, fork)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(HABITS, SAID_AT_ALL)
 def test_whatever_an_edge_says_of_its_model_the_servers_stays_as_it_is(habits: Habits, said: Any) -> None:
     model = Keeper(habits)

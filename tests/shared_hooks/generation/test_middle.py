@@ -15,6 +15,7 @@ from shared_hooks.errors import BadFrame, CutRefused, SessionLost, UnknownLayer
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward
 from shared_hooks.generation.middle import MiddleSession
 from shared_hooks.tensors import identical
+from tests.covering import crossed
 from tests.shared_hooks.generation.small import MODELS, cut_of, make, prompt
 
 NAMES = [*MODELS, "sees", "hears"]
@@ -65,8 +66,7 @@ def both(
     return whole, found, links
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(("name", "parts"), crossed(NAMES, [2, 3]))
 def test_token_for_token(name: str, parts: int) -> None:
     parts = min(parts, 3 if name in ("t5", "hears") else 4)
     whole, found, _ = both(name, parts)
@@ -88,12 +88,11 @@ UNKNOWN = {"mamba": [STATIC, LOOKUP], "hybrid": [LOOKUP]}
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        (name, how)
-        for name in ("llama", "gpt2", "sliding", "hybrid", "mamba", "t5")
-        for how in WAYS
-        if how not in UNKNOWN.get(name, [])
-    ],
+    crossed(
+        ["llama", "gpt2", "sliding", "hybrid", "mamba", "t5"],
+        WAYS,
+        where=lambda name, how: how not in UNKNOWN.get(name, []),
+    ),
     ids=str,
 )
 def test_ways_to_generate(name: str, how: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from shared_hooks.errors import IsthmusError
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, register_state
+from tests.covering import examples
 
 WIDTH, LENGTH = 4, 5
 T = torch.Tensor
@@ -252,13 +253,13 @@ def compared(before: list[Line], behind: list[Line], state: Callable[[], Any]) -
     return "exact"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(LINES, LINES)
 def test_a_step_is_exact_or_refused(before: list[Line], behind: list[Line]) -> None:
     event(compared(before, behind, lambda: None)[:60])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(WITH_STATE, WITH_STATE)
 def test_a_step_with_a_state_is_exact_or_refused(before: list[Line], behind: list[Line]) -> None:
     event(compared(before, behind, Memory)[:60])

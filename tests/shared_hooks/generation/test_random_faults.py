@@ -14,6 +14,7 @@ import torch
 
 from shared_hooks.errors import DeadlineExceeded, ServerUnavailable, SessionLost, StepOutOfOrder
 from shared_hooks.generation import InProcess, SplitForward
+from tests.covering import crossed
 from tests.shared_hooks.generation.small import WORDS, make
 from tests.shared_hooks.generation.test_middle import chain, cuts_of
 
@@ -64,9 +65,9 @@ def answered(model: Any, call: dict[str, Any]) -> Any:
     return None
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "hybrid"])
-@pytest.mark.parametrize("parts", [1, 3])
-@pytest.mark.parametrize("history", [1 << 20, 1500])
+@pytest.mark.parametrize(
+    ("name", "parts", "history"), crossed(["llama", "gpt2", "sliding", "hybrid"], [1, 3], [1 << 20, 1500])
+)
 def test_every_answer_is_the_whole_models(name: str, parts: int, history: int) -> None:
     from transformers import DynamicCache
 

@@ -17,6 +17,7 @@ from shared_hooks.errors import (
     StepOutOfOrder,
 )
 from shared_hooks.generation import DecodingTail, InProcess, SplitForward, StepReply
+from tests.covering import crossed
 from tests.shared_hooks.generation.small import both, cut_of, in_process, make, prompt
 
 
@@ -40,13 +41,15 @@ class Flaky(InProcess):
         return super().step(session, number, *rest)
 
 
+SETTINGS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "static"}]
+
+
 def generate(model: Any, **settings: Any) -> Any:
     torch.manual_seed(5)
     return model.generate(**prompt(), **{"max_new_tokens": 16, "do_sample": True, **settings})
 
 
-@pytest.mark.parametrize("name", ["llama", "sliding", "hybrid", "t5"])
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize(("name", "settings"), crossed(["llama", "sliding", "hybrid", "t5"], SETTINGS))
 def test_a_session_lost_in_the_middle_is_made_again(name: str, settings: dict[str, Any]) -> None:
     model = make(name)
     whole = generate(model, **settings)
@@ -56,8 +59,7 @@ def test_a_session_lost_in_the_middle_is_made_again(name: str, settings: dict[st
     assert link.calls > 20
 
 
-@pytest.mark.parametrize("broken", [6, 7, 8, 9])
-@pytest.mark.parametrize("history", [1 << 20, 300])
+@pytest.mark.parametrize(("broken", "history"), crossed([6, 7, 8, 9], [1 << 20, 300]))
 def test_a_link_that_breaks_while_a_lost_session_is_made_again(broken: int, history: int) -> None:
     """The step fails, and asked again it is the next one after all of the steps before, not after some of them."""
     from transformers import DynamicCache
@@ -79,8 +81,7 @@ def test_a_link_that_breaks_while_a_lost_session_is_made_again(broken: int, hist
     assert link.calls > 12
 
 
-@pytest.mark.parametrize("name", ["llama", "sliding", "hybrid", "t5", "mamba"])
-@pytest.mark.parametrize("settings", [{}, {"num_beams": 3}, {"cache_implementation": "static"}])
+@pytest.mark.parametrize(("name", "settings"), crossed(["llama", "sliding", "hybrid", "t5", "mamba"], SETTINGS))
 def test_steps_that_took_too_much_memory_are_computed_anew(name: str, settings: dict[str, Any]) -> None:
     model = make(name)
     whole = generate(model, **settings)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from shared_hooks import Crossing, EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
 from shared_hooks.head import listening
-from tests.shared_hooks.cutting import ALL, head, planned, some_cuts_of
+from tests.covering import ALL
+from tests.shared_hooks.cutting import head, planned, some_cuts_of
 from tests.zoo import CASES, Case
 from tests.zoo.compare import same
 

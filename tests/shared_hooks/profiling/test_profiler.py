@@ -16,8 +16,9 @@ from shared_hooks.models import load_spec
 from shared_hooks.profiling.profile import CutProfile, Profile
 from shared_hooks.profiling.profiler import ProfileOptions, _known, estimated_codec, profile_cloud, profile_edge
 from shared_hooks.profiling.timers import HeadTimer, Inputs, TimedCodec, TimedRun, WholeForwards
+from tests.covering import crossed
 from tests.shipped import IMAGES
-from tests.zoo import CASES, Case
+from tests.zoo import CASES
 
 ONCE = ProfileOptions(warmup=1, repetitions=1, seconds=600, pause=0.0)
 AWKWARD = """
@@ -29,9 +30,9 @@ BY_NAME = {case.name: case for case in CASES}
 MEASURE = {"edge": profile_edge, "cloud": profile_cloud}
 
 
-@pytest.mark.parametrize("side", ["edge", "cloud"])
-@pytest.mark.parametrize("case", [BY_NAME[name] for name in AWKWARD], ids=AWKWARD)
-def test_every_layer_and_every_cut(case: Case, side: str) -> None:
+@pytest.mark.parametrize(("name", "side"), crossed(AWKWARD, ["edge", "cloud"]))
+def test_every_layer_and_every_cut(name: str, side: str) -> None:
+    case = BY_NAME[name]
     args, kwargs = case.inputs()
     with case.setting(), WrappedModel(case.build()) as wrapped:
         found = MEASURE[side](wrapped, case.name, args, kwargs, ONCE)

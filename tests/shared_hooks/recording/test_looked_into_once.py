@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from shared_hooks import WrappedModel
 from shared_hooks.errors import CutRefused, IsthmusError
 from shared_hooks.recording import trace as looked
-from tests.shared_hooks.cutting import ALL
+from tests.covering import ALL
 from tests.zoo import CASES, Case
 
 

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves
 from shared_hooks import EarlyOutput, WrappedModel
 from shared_hooks.errors import IsthmusError
 from shared_hooks.forward.session import Placeholder
-from tests.shared_hooks.cutting import ALL, case_of, cuts_of, head, planned, some_cuts_of, tail
+from tests.covering import ALL
+from tests.shared_hooks.cutting import case_of, head, planned, some_cuts_of, tail
 from tests.zoo import CASES, Case
 
 Signature = tuple[str, tuple[tuple[int, ...], ...]]
@@ -126,7 +127,7 @@ def test_the_tail_runs_the_tails_operations_only(case: Case) -> None:
     names = {layer.layer_id: layer.name for layer in edge.layers}
     failures, references = [], dict[bool, Reference]()
     constants = _of_constants(case)
-    for cut in list(cuts_of(edge))[:: 1 if ALL or len(names) < 12 else 5 if len(names) < 50 else 15]:
+    for cut in some_cuts_of(edge, case, most=6):
         early = head(edge, case, cut, case.inputs())
         rehearsed, ops = Ops(), Ops()
         try:

@@ -17,6 +17,7 @@ from shared_hooks.errors import CutRefused, InputMismatch, UnknownLayer
 from shared_hooks.generation import SplitForward
 from shared_hooks.lifecycle import Event
 from studies.experiments.relay import Relay
+from tests.covering import crossed
 from tests.edge_client.generation.speaking import CUT, SPEC, inputs, whole
 from tests.shared_hooks.generation.small import cut_of, in_process, make, prompt
 
@@ -35,8 +36,7 @@ def generate(model: Any, **settings: Any) -> Any:
     return model.generate(**prompt(), **{"max_new_tokens": TOKENS, "do_sample": False, **settings})
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "hybrid", "experts", "t5"])
+@pytest.mark.parametrize(("name", "kind"), crossed(["llama", "gpt2", "sliding", "hybrid", "experts", "t5"], [*SOURCES]))
 def test_greedy_search_is_as_without_drafts_and_sampling_as_locally(name: str, kind: str) -> None:
     model = make(name)
     plain, source = generate(model), source_of(kind, name)
@@ -232,8 +232,9 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("kind", SOURCES)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "sliding", "hybrid", "experts", "t5", "bloom"])
+@pytest.mark.parametrize(
+    ("name", "kind"), crossed(["llama", "gpt2", "sliding", "hybrid", "experts", "t5", "bloom"], [*SOURCES])
+)
 def test_drafts_that_are_sent_ahead_leave_greedy_search_as_it_is(name: str, kind: str) -> None:
     model = make(name)
     plain = generate(model, max_new_tokens=20)
