@@ -1,8 +1,8 @@
-"""The head: run the model up to the cut, keep what crosses, leave.
+"""The head: run the model up to the cut, keep what crosses, and stop.
 
-Where every value that crosses is an input or the result of some module, and nothing before the cut depends on data in
-Python, the modules' shims see enough. Elsewhere a function mode counts the operations, checks them against the plan,
-and banks the values Python reads.
+If every value that crosses is an input or the result of some module, and no Python before the cut depends on data, the
+modules' shims see enough. Otherwise a function mode counts the operations, compares them with the plan, and records the
+values that Python reads.
 """
 
 from __future__ import annotations
@@ -55,19 +55,21 @@ from shared_hooks.tensors import (
 
 
 class Diverged(BaseException):
-    """The run left the plan's path; not an Exception, so that the model does not catch it."""
+    """The run left the plan's path. No Exception, so that the model cannot catch it."""
 
 
 class Listener(Protocol):
-    """Hears of what crosses a cut before its head has ended (`listening`). In the thread of the head."""
+    """Learns of what crosses a cut before its head has ended (`listening`), in the head's thread."""
 
     def begins(self, crossing: Crossing) -> bool:
-        """A head to this cut; one that was announced before has left its path. Whether what is final is to be
-        announced.
+        """A head to this cut begins; one that began before has left its path. Returns whether to announce what is
+        final.
         """
 
     def final(self, slot: int, pieces: tuple[torch.Tensor, ...]) -> None:
-        """The plan says that nothing writes there any more before the cut; whether that is so the head's result tells.
+        """According to the plan, nothing writes to this slot any more before the cut; the head's result tells whether
+        that is so.
+
         The memory may be the head's own.
         """
 
@@ -76,7 +78,7 @@ _listener: ContextVar[Listener | None] = ContextVar("listener", default=None)
 
 
 class listening:  # used as a function
-    """Heads that this thread runs in the block tell ``listener``, if there is one."""
+    """In the block, heads of this thread inform ``listener``, if given."""
 
     def __init__(self, listener: Listener | None) -> None:
         self._listener = listener
@@ -89,9 +91,10 @@ class listening:  # used as a function
 
 
 class Attempt:
-    """Around a head that may leave its path: a failed one is undone, so that another begins as this did.
+    """A context around a head that may leave its path: a failed one is undone, so that the next begins in the same
+    state.
 
-    ``failed``: it has left the path; the exception goes no further.
+    ``failed``: it has left the path; the exception is swallowed.
     """
 
     def __init__(self, trace: Trace, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -119,10 +122,10 @@ class Attempt:
 
 
 class Banking:
-    """What a session does that stops at a cut: a tensor on the storage of every slot is captured on the way.
+    """What a session does that stops at a cut: it captures a tensor on the storage of every slot on the way.
 
-    ``target`` is the cut, ``cutting`` what is captured for it; ``begins`` the seq from which on the session runs, 0
-    from the beginning. What is before it is given: ``found``, slot -> tensor, and ``read``, operation -> structure.
+    ``target``: the cut; ``cutting``: what is captured for it; ``begins``: the seq from which the session runs, 0: the
+    beginning. What lies before that is given: ``found``, slot -> tensor, and ``read``, operation -> structure.
     """
 
     banks = True
@@ -136,7 +139,7 @@ class Banking:
         begins: int = 0,
         read: dict[int, Structure] | None = None,
     ) -> None:
-        """To be called first."""
+        """Set the cut; must be called first."""
         self.plan = plan
         self.cutting = cutting
         self.target = target
@@ -165,12 +168,12 @@ class Banking:
         return not self.stopped and not self.in_opaque
 
     def want(self, slot: int, capture: Capture) -> None:
-        """A result on the way is this slot's."""
+        """Capture a result on the way for this slot."""
         if capture.kind != "nothing":
             self.wanted.setdefault(capture.where, []).append((slot, capture))
 
     def bank_module(self, frame: Frame, output: Any) -> None:
-        """A module, layer or not, has run."""
+        """Called after each module, layer or not."""
         if self.follower is not None:
             call = self.plan.calls.get((frame.info.path, frame.number))
             with torch._C.DisableTorchFunction():  # our own look at the tensors is no operation of the model's
@@ -188,7 +191,7 @@ class Banking:
     next_layer: int
 
     def bank_layer(self, number: int, path: str) -> None:
-        """A layer has run: at the cut the session leaves."""
+        """Called after each layer; ends the session at the cut."""
         paths = self.plan.paths
         if number >= len(paths) or paths[number] != path:
             raise Diverged
@@ -196,7 +199,7 @@ class Banking:
             self.reach_cut()
 
     def reach_cut(self) -> None:
-        """The cut is reached."""
+        """Called at the cut."""
         self.stopped = True
         self.versions = {slot: _version(tensor) for slot, tensor in self.found.items()}
         # here, because what leaves the forward may put generators back
@@ -211,7 +214,7 @@ class Banking:
         self.exit.__traceback__ = None
 
     def capture(self, wanted: list[tuple[int, Capture]], leaves: list[torch.Tensor]) -> None:
-        """Keep the tensors of one result that slots wait for."""
+        """Capture the tensors of one result for the slots that need them."""
         for slot, capture in wanted:
             if capture.leaf >= len(leaves):
                 raise Diverged
@@ -221,8 +224,8 @@ class Banking:
             self.found[slot] = leaf
 
     def early(self) -> EarlyOutput:
-        """Cut the pieces out of the captured storages, as they are now. Raises CutRefused where the code that the head
-        has left has written to them.
+        """The pieces of the captured storages. Raises CutRefused if the code that the head has left has written to
+        them.
         """
         if self.versions != {slot: _version(self.found[slot]) for slot in self.versions}:
             raise CutRefused(
@@ -252,7 +255,7 @@ class Banking:
         return EarlyOutput(crossing, tuple(pieces), values, self.states, tuple(starts) if any(starts) else ())
 
     def pieces(self, number: int, crossing: Crossing) -> tuple[int, tuple[torch.Tensor, ...]]:
-        """Where a slot's storage begins modulo `ALIGN`, and its pieces as they are now."""
+        """The start of a slot's storage modulo `ALIGN`, and its pieces."""
         slot, capture = crossing.slots[number], self.cutting.captures[number]
         whole, origin = _storage_of(slot, capture, self.found[number].detach())
         views = [whole.as_strided(piece.shape, piece.stride, origin + piece.offset) for piece in slot.pieces]
@@ -309,7 +312,7 @@ class HeadSession(Banking, Session):
         return output
 
     def tell(self, after: tuple[str, int] | None) -> None:
-        """What is final after this call; None: before any."""
+        """Announce what is final after this call; None: before any."""
         slots = [slot for slot in self.finals.get(after, ()) if slot in self.found]
         if slots and self.listener is not None:
             below = _disable_current_modes() if self.cutting.below else contextlib.nullcontext()
@@ -329,7 +332,7 @@ class HeadSession(Banking, Session):
 
 
 class WalkingHead(HeadSession):
-    """A head that saves no layers, and is shown to no observer: it compares the calls of modules with the plan's."""
+    """A head that saves no layers and has no observers: it compares the calls of modules with the plan's."""
 
     def __init__(
         self, modules: dict[nn.Module, ModuleInfo], measurement: Measurement | None, walk: Walk, *more: Any
@@ -369,7 +372,7 @@ class WalkingHead(HeadSession):
 
 
 def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The memory of a slot as one flat tensor, and the element at which it begins in its storage."""
+    """The memory of a slot as one flat tensor, and the element of its storage where it begins."""
     origin = int(tensor.storage_offset()) - capture.view.offset
     storage = tensor.untyped_storage()
     if origin < 0 or (origin + slot.elements) * slot.dtype.itemsize > storage.nbytes():
@@ -380,7 +383,7 @@ def _storage_of(slot: Slot, capture: Capture, tensor: torch.Tensor) -> tuple[tor
 
 
 class HeadMode(TorchFunctionMode):
-    """Counts the operations before a cut by the recorder's rule, and compares them with the plan."""
+    """Counts the operations before a cut as the recorder does, and compares them with the plan."""
 
     def __init__(self, session: Banking) -> None:
         super().__init__()
@@ -432,7 +435,7 @@ class HeadMode(TorchFunctionMode):
 
 
 class WatchBelow(TorchDispatchMode):
-    """Counts the kernels before a cut that no operation stands for, likewise."""
+    """Likewise counts the kernels before a cut that belong to no operation."""
 
     def __init__(self, session: Banking) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -461,7 +464,8 @@ class WatchBelow(TorchDispatchMode):
 
 @dataclass(frozen=True, eq=False)
 class Stub:
-    """What a head gives in place of something behind the cut: ``sources`` are a form or the number of an argument each.
+    """The head's replacement for something behind the cut: ``sources`` are forms or numbers of arguments.
+
     ``after``: how many operations there are up to its end; ``layers``, ``counts``: of the calls in it.
     """
 
@@ -472,7 +476,7 @@ class Stub:
     counts: tuple[tuple[str, int], ...] = ()
 
     def result(self, arguments: list[torch.Tensor], device: torch.device) -> Any:
-        """Raises `Diverged` where there are other arguments than in the plan."""
+        """The result. Raises `Diverged` for other arguments than in the plan."""
         tensors: list[torch.Tensor] = []
         for source in self.sources:
             if isinstance(source, TensorForm):
@@ -486,10 +490,10 @@ class Stub:
 
 @dataclass(frozen=True, eq=False)
 class Stubs:
-    """What the heads to one branch cut answer: calls by path and number, operations by ordinal.
+    """What the heads to one branch cut replace: calls by path and number, operations by ordinal.
 
-    ``views``: operations that only look at memory in another way, and run; ``forms``: those that need no data, and give
-    what hangs on none. ``bare``: calls that are needed wholly, and how many operations there are up to their end.
+    ``views``: operations that only view memory, and run; ``forms``: those that need no data, and whose result depends
+    on no input. ``bare``: calls that are needed completely, with the number of operations up to their end.
     """
 
     calls: Mapping[tuple[str, int], Stub]
@@ -500,7 +504,7 @@ class Stubs:
 
     @classmethod
     def of(cls, plan: Plan, cutting: Cutting) -> Stubs:
-        """Worked out once for a plan's cut."""
+        """The replacements of a plan's cut, computed once."""
         branch, trace = cutting.branch, plan.trace
         assert branch is not None
         begins = [op.seq for op in trace.ops]
@@ -544,8 +548,10 @@ def _stub(
     results: list[Value],
     end: int,
 ) -> Stub | None:
-    """None where a result is neither an argument nor made behind the cut, or hangs on no input, so that both sides make
-    it: then the code itself runs, as far as it goes.
+    """The replacement of one call or operation.
+
+    None if a result is neither an argument nor made behind the cut, or depends on no input, so that both sides compute
+    it: then the code itself runs, as far as it gets.
     """
     sources: list[int | TensorForm] = []
     for value in results:
@@ -561,8 +567,10 @@ def _stub(
 
 
 class BranchHead(HeadSession):
-    """Runs what a branch cut needs; the model's Python passes through all else on placeholders. ``stubs``: of this cut;
-    ``is_pure``: whether a module's Python leaves nothing behind but its result, so that it need not run.
+    """Runs what a branch cut needs; the model's Python passes through the rest on placeholders.
+
+    ``stubs``: of this cut; ``is_pure``: whether a module's Python has no effect but its result, so that it need not
+    run.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""One request: head, transport, answer; or everything here.
+"""One request: head, transport, answer; or everything on this side.
 
-requests   begun, finished, cancelled
-sending     one attempt: a place, the head, the frontier goes; of many several under way, answers in order
-edge_model  the model on this side: its heads, or all of it; with the weights of heads alone in memory
-ahead       what leaves of one before its head has ended; of frames that follow each other, what was sent
+requests    begun, finished, cancelled
+sending     one attempt: a place, the head, sending what crosses; several requests at a time, answers in order
+edge_model  the model on this side: its heads, or all of it; with only the heads' weights in memory
+ahead       what is sent before the head has ended; what was sent of frames that follow each other
 
 May import answer, witness, transport, call, modes.
 """

@@ -1,8 +1,8 @@
-"""Sections of a frontier that leave while the head is still running, and while later ones are still encoded.
+"""Sends sections of what crosses while the head is still running, and while later ones are still encoded.
 
-A skip connection is final long before the cut, and its bytes can be on their way meanwhile. The plan says when nothing
-writes there any more; that it was so in this run is found out at the cut, by comparing what is there with a digest of
-what has left. Where it was not, or the head took another path, the request that had begun is given up and sent whole.
+A skip connection is final long before the cut, and its bytes can be sent meanwhile. The plan says when nothing writes
+there any more; whether that held in this run is checked at the cut, by a digest of what was sent. If it did not, or the
+head took another path, the request that had begun is given up and sent as a whole.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from shared_hooks.crossing import ALIGN, Packing
 
 
 CUTS = 64
-"""Descriptions of cuts whose frames are remembered; a new size of inputs is a new one."""
+"""The number of cuts whose frames are remembered; a new size of inputs is a new cut."""
 MOST_ALONE = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One that was packed: its number, and the digest of its cut."""
+    """A packed frame: its number, and the digest of its cut."""
 
     number: int
     cut: str
 
 
 class SentFrames:
-    """Any thread may call."""
+    """What was sent of a client's frames. Thread-safe."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -51,11 +51,11 @@ class SentFrames:
         self._rings: OrderedDict[str, list[Ring]] = OrderedDict()
         self._answered: dict[str, int] = {}
         self._alone = 0
-        """Frames still to go without reference."""
+        """The number of next frames that are sent without references."""
         self._pause = 0
 
     def codecs(self, early: EarlyOutput) -> tuple[list[Codec], Frame]:
-        """To pack the next frame with, and the name by which `answered` and `lost` know it."""
+        """The codecs for the next frame, and its identity for `answered` and `lost`."""
         crossing = early.crossing
         with self._lock:
             rings = self._rings.setdefault(crossing.digest, [Ring() for _ in crossing.grains])
@@ -70,14 +70,14 @@ class SentFrames:
         return [codecs[Frames.name] for codecs in bound], frame
 
     def answered(self, frame: Frame) -> None:
-        """The other side has it."""
+        """Record that the other side has the frame."""
         with self._lock:
             if frame.cut in self._rings:
                 self._answered[frame.cut] = max(frame.number, self._answered.get(frame.cut, KEY))
             self._pause //= 2
 
     def lost(self, frame: Frame) -> None:
-        """The other side does not have what it refers to."""
+        """Record that the other side lacks what the frame refers to."""
         with self._lock:
             self._answered.pop(frame.cut, None)
             self._alone = self._pause
@@ -94,7 +94,7 @@ class SentFrames:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """`References` of one piece of one frame."""
+    """The `References` of one piece of one frame."""
 
     frames: SentFrames
     ring: Ring
@@ -112,22 +112,22 @@ class _Piece:
 
 
 LEAST: Final = 64 << 10
-"""Bytes of a section that is worth messages of its own."""
+"""The least bytes of a section that is sent separately."""
 STATE_BYTES: Final = 64 << 10
-"""Most for the state of a random number generator."""
+"""Most bytes of a random number generator's state."""
 HEADER_BYTES: Final = 60 << 10
-"""Most of a header that may follow its payload; one with more values goes first."""
+"""Most bytes of a header that may follow its payload; one with more values is sent first."""
 AHEAD_CUTS: Final = 1024
 Way = tuple[Crossing, Sequence[Codec]]
 """A cut with its books, and a codec for every piece."""
 
 
 class Ahead:
-    """Sends what one head has ready early; a `shared_hooks.head.Listener`.
+    """Sends early what one head has ready; a `shared_hooks.head.Listener`.
 
-    ``way``: how what crosses is packed, None where that is not known before it is there. ``begin`` announces a request
-    at this cut, of so many bytes at most; None where it would not leave before the others. ``in_vain``: digests of
-    cuts at which that came to nothing before, and is not tried again.
+    ``way``: how a cut's values are packed, None if that is unknown in advance. ``begin`` announces a request at this
+    cut, of at most so many bytes; returns None if it would not leave before the others. ``in_vain``: digests of cuts at
+    which that failed before, and is not tried again.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Ahead:
         in_vain: set[str],
     ) -> None:
         self.took_ns = 0
-        """Within the head's time."""
+        """Included in the head's time."""
         self.has_left = False
         """Whether anything was announced: then the server knows the request's id."""
         self._in_vain = in_vain
@@ -152,7 +152,7 @@ class Ahead:
 
     @property
     def opening(self) -> Opening | None:
-        """What is to be closed with the request; None where it goes whole."""
+        """What must be closed with the request; None if it is sent as a whole."""
         return self._opening
 
     def begins(self, crossing: Crossing) -> bool:
@@ -177,7 +177,7 @@ class Ahead:
         self.took_ns += now_ns() - began
 
     def parcel(self, early: EarlyOutput, codecs: Sequence[Codec]) -> Parcel | None:
-        """The frontier, whose sections have left, or leave one by one; None where it goes whole."""
+        """The frontier, whose sections have been sent or are sent one by one; None if it is sent as a whole."""
         if self._crossing is None or early.crossing is not self._crossing:
             self._was_in_vain()
             return None
@@ -204,14 +204,14 @@ class Ahead:
         return parcel
 
     def give_up(self) -> None:
-        """What was begun comes to nothing."""
+        """Give up what was begun."""
         opening, self._opening, self._crossing = self._opening, None, None
         self._packing = Packing()
         if opening is not None:
             opening.give_up()
 
     def _was_in_vain(self) -> None:
-        """This cut's sections cannot leave early: its head is not what the plan says, or what is read is not."""
+        """Record that this cut's sections cannot be sent early: its head does not follow the plan, or is read again."""
         if self._planned is not None and self._opening is not None:
             if len(self._in_vain) >= AHEAD_CUTS:
                 self._in_vain.clear()

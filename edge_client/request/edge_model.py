@@ -1,4 +1,4 @@
-"""The model on this side: loaded, wrapped, planned; heads run and packed here."""
+"""The model on this side: loads, wraps and plans it; runs heads and packs what crosses."""
 
 from __future__ import annotations
 
@@ -64,15 +64,15 @@ Cut = int | str | tuple[int | str, ...]
 Books = tuple[Book | None, ...]
 """Books of the pieces that cross one cut (`shared_hooks.crossing.books_of`)."""
 CUTS: Final = 64
-"""Descriptions with their books that are remembered; each form of inputs has its own."""
+"""The number of remembered descriptions with books; each form of inputs has its own."""
 NEAR: Final = 0.7
-"""How near to "auto" and the like a split is that means it: nearer than to any layer."""
+"""The similarity from which a split is taken for "auto" and the like rather than for a layer."""
 Records = tuple[list[LayerMetrics], ForwardMetrics | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head that has run: its frontier as bytes, where it was cut, and what makes its layers' records."""
+    """The result of a head: what crosses as bytes, its cut, and what its layers' records are made of."""
 
     outgoing: Outgoing
     split: str
@@ -87,7 +87,7 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """The model run here from end to end."""
+    """The result of the whole model run here."""
 
     output: Any
     layers: list[LayerMetrics]
@@ -104,7 +104,7 @@ class Learnt(Protocol):
         """By the name of a cut."""
 
     def check(self, weights_hash: str, structure_digest: str) -> None:
-        """Raises SpecError where it is of other weights."""
+        """Raises SpecError if it belongs to other weights."""
 
 
 class EdgeModel:
@@ -132,7 +132,7 @@ class EdgeModel:
         self._with_books: dict[str, Crossing] = {}
         self._looked_at: set[str] = set()
         self.failed: set[str] = set()
-        """Codecs of other packages that failed on the server: what they were for goes raw."""
+        """Other packages' codecs that failed on the server: what they were used for is sent raw."""
         self.device = device = choice.set_up()
         self.observers = named.check(observers)
         self._texts: Texts | None = None
@@ -168,10 +168,12 @@ class EdgeModel:
         self.find = classes_of(holder_modules(module))
         self._preprocess_digest: str | None = None
         self._agreed = Agreed(module) if self.only_head is None else None
-        """Else weights come from files as it runs."""
+        """None if weights are loaded from files as it runs."""
 
     def observe(self, names: Iterable[str]) -> None:
-        """Observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises SpecError."""
+        """Set the observers of every run from now on; of tokens with text, if the spec names a tokenizer. Raises
+        SpecError.
+        """
         names = named.check(names)
         if "tokens" in names and self._texts is None and self.spec is not None and self.spec.tokenizer is not None:
             self._texts = Texts(self.spec.load_tokenizer())
@@ -184,9 +186,9 @@ class EdgeModel:
         cloud: bytes | None = None,
         parts: Iterable[split_pb2.Part] = (),
     ) -> dict[str, Observations]:
-        """What the observers ``names`` of a request found, by side, tokens with their text; nothing without any.
+        """What the observers ``names`` of a request found, by side, tokens with their text; empty without observers.
 
-        ``cloud``: as it came; None where no server took part. ``parts``: of further servers of a chain, which have the
+        ``cloud``: as received; None if no server took part. ``parts``: of further servers of a chain, which have the
         server's name. Raises BadFrame.
         """
         if not names:
@@ -199,7 +201,7 @@ class EdgeModel:
         return sides
 
     def greeting(self, client_id: str) -> split_pb2.ClientFrame:
-        """Plan the example, hash the weights: what the server must agree on.
+        """The hello: plans the example and hashes the weights, on which the server must agree.
 
         Raises SpecError for a calibration, or a learned codec, of other weights.
         """
@@ -224,9 +226,8 @@ class EdgeModel:
         )
 
     def check_unchanged(self, call: Call | None = None, cut: Cut = "") -> None:
-        """Raises Disagreement where somebody has changed the model since it was wrapped, or its weights since the
-        greeting: the server has another one; and CutRefused where a module of a ``call`` that runs behind the ``cut``
-        has got a hook.
+        """Raises Disagreement if the model was changed since it was wrapped, or its weights since the hello, because
+        the server's differ; and CutRefused if a module of a ``call`` that runs behind the ``cut`` has got a hook.
         """
         if self._agreed is None or self._agreed.is_same:
             return
@@ -249,15 +250,15 @@ class EdgeModel:
                 )
 
     def manifest(self) -> bytes | None:
-        """What the greeting's digests are made of; None where that is too much for the wire."""
+        """The facts behind the hello's digests; None if they are too large for the wire."""
         return encode(self.wrapped.manifest(None if self.example is None else self._planned(Call(*self.example))))
 
     def plan_example(self) -> str:
-        """Plan the spec's example; the plan's digest, empty when there is none."""
+        """Plan the spec's example; returns the plan's digest, "" without an example."""
         return "" if self.example is None else self.plan(Call(*self.example))
 
     def check_cut(self, cut: Cut) -> None:
-        """Whether the example, where there is one, can be cut there. Raises UnknownLayer, CutRefused."""
+        """Check that the example, if there is one, can be cut there. Raises UnknownLayer, CutRefused."""
         if self.example is not None and cut not in WORDS:
             args, kwargs = self._placed(Call(*self.example))
             try:
@@ -266,7 +267,7 @@ class EdgeModel:
                 raise _with_words(error, cut) from None
 
     def check_cuts(self, cuts: Sequence[Cut]) -> None:
-        """As `check_cut`, of a chain: each cut, and that each comes behind the one before it."""
+        """As `check_cut` for a chain: each cut, and that each comes after the previous one."""
         for cut in cuts if self.only_head is None else cuts[:1]:  # others have the weights behind that
             self.check_cut(cut)
         if self.example is not None:
@@ -276,7 +277,7 @@ class EdgeModel:
                     raise CutRefused(f"a chain's cuts come one behind the other: {second} is not behind {first}")
 
     def name_of(self, cut: Cut) -> str:
-        """A layer's or block's name, as other machines know it. Raises UnknownLayer."""
+        """The name of a layer or block. Raises UnknownLayer."""
         if isinstance(cut, str):
             return cut
         self.plan_example()
@@ -284,7 +285,7 @@ class EdgeModel:
         return INPUT if found is None else found.name
 
     def plan(self, call: Call) -> str:
-        """Plan this call, or add the path that it takes; the plan's digest. Raises InputMismatch, ModelFailed."""
+        """Plan this call, or add its path; returns the plan's digest. Raises InputMismatch, ModelFailed."""
         return self._planned(call).digest
 
     def _planned(self, call: Call) -> Plan:
@@ -307,10 +308,10 @@ class EdgeModel:
     ) -> Head:
         """Run the model up to ``cut`` and pack what crosses; stamps `computed` and `packed`.
 
-        ``offered``: the server's codecs, ``codec``: one that was chosen with the cut, where they are chosen. ``ahead``
-        sends what is final before the rest.
+        ``offered``: the server's codecs, ``codec``: chosen with the cut, if codecs are chosen. ``ahead`` sends early
+        what is final.
 
-        Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with what the model raised for its cause.
+        Raises UnknownLayer, CutRefused, InputMismatch, and ModelFailed with the model's error as cause.
         """
         self.check_unchanged(call, cut)
         early: EarlyOutput
@@ -346,7 +347,7 @@ class EdgeModel:
         return Head(outgoing, name, number, records, observations, changed, frame, decoding_ns, most)
 
     def way(self, crossing: Crossing, codec: str = "") -> Way | None:
-        """How a frontier will be packed, as far as that is known before it is there. ``codec``: as of `head`."""
+        """How a cut's values will be packed, if that is known in advance. ``codec``: as for `head`."""
         if self.device.type != "cpu" or (self.chooser is None and self.codec == Frames.name):
             return None
         crossing = self._with_own(crossing)
@@ -358,7 +359,7 @@ class EdgeModel:
         return crossing, self._codecs(crossing, names)
 
     def _codecs(self, crossing: Crossing, names: Sequence[str]) -> list[Codec]:
-        """By name, those of the pieces, with what books say of them."""
+        """The codecs of the pieces by name, with their books."""
         bound: Sequence[Mapping[str, Codec]] = crossing.bound or [{}] * len(names)
         return [
             codecs.RAW if name in self.failed else own.get(name) or codecs.CODECS[name].at(crossing.name, number)
@@ -366,14 +367,14 @@ class EdgeModel:
         ]
 
     def codec_failed(self, names: Iterable[str], why: str) -> None:
-        """A codec of another package failed on the server: from now on what it was for goes raw."""
+        """Stop using another package's codec that failed on the server: what it was used for is sent raw."""
         found = {name for name in names if isinstance(codecs.CODECS.get(name), Guarded)} - self.failed
         self.failed |= found
         for name in sorted(found):
             log.warning("codec %s is not used any more, and the request is sent without it: %s", name, why)
 
     def _with_own(self, crossing: Crossing) -> Crossing:
-        """The cut with the books that this side has for it."""
+        """The cut with this side's books for it."""
         cut = crossing.name
         books = self.books.get(cut)
         if books is not None:
@@ -395,7 +396,7 @@ class EdgeModel:
         return None
 
     def _by_books(self, crossing: Crossing, books: Books) -> Crossing:
-        """The cut with its books, made once; as it is where other pieces cross than when these were learnt."""
+        """The cut with its books, cached; unchanged if other pieces cross than when these were learned."""
         known = self._with_books.get(crossing.digest)
         if known is None or known.books is not books:
             known = crossing.with_books(books) if len(books) == len(crossing.grains) else crossing
@@ -439,7 +440,7 @@ class EdgeModel:
         return Head(outgoing, CLOUD_FILE, -1)
 
     def read(self, path: Path) -> Call:
-        """An input file as the spec reads it. Raises SpecError without a spec, and what the spec raises."""
+        """Read an input file as the spec says. Raises SpecError without a spec, and what the spec raises."""
         if self.spec is None:
             raise SpecError("a client made with a module has no spec to say how input files are read")
         return Call(*self.spec.preprocess(InputItem(path)))
@@ -454,9 +455,8 @@ class EdgeModel:
     def _run(
         self, forward: Callable[..., Any], part: str, call: Call, stamps: Stamps
     ) -> tuple[Any, Observations, tuple[str, ...]]:
-        """The head or the whole, what was observed, and the modules that a Transform may have changed.
-
-        Its own time goes to ``stamps.head_ns``.
+        """Run the head or the whole model; returns the result, what was observed, and the modules that a Transform may
+        have changed. Its time goes to ``stamps.head_ns``.
         """
         args, kwargs = self._placed(call)
         observations: Observations = {}
@@ -480,7 +480,9 @@ class EdgeModel:
         return output, observations, names
 
     def _failed(self, error: Exception, what: str, args: Any, kwargs: Any) -> IsthmusError:
-        """What to raise where the model raised ``error``: InputMismatch if the inputs say why, else ModelFailed."""
+        """The error to raise if the model raised ``error``: InputMismatch if the inputs explain it, else
+        ModelFailed.
+        """
         model, inputs = self.wrapped.model, (args, kwargs)
         if (wrong := unfit(model, inputs, self.example, error)) is not None:
             return wrong
@@ -495,6 +497,6 @@ class EdgeModel:
 
 
 def _with_words(error: UnknownLayer, cut: Cut) -> UnknownLayer:
-    """With those words near to ``cut`` that are no layers, and that the engine does not know of."""
+    """The error with similar words that are no layers, which the engine does not know."""
     hint = near(cut, (*WORDS, "input"), NEAR) if isinstance(cut, str) else ""
     return UnknownLayer(f"{str(error).partition(' Did you mean')[0]}{hint}") if hint else error

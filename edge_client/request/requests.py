@@ -1,4 +1,4 @@
-"""One client's requests: the head runs, the frontier goes, the answer comes back; or the whole model runs here."""
+"""One client's requests: the head runs, what crosses is sent, the answer comes back; or the whole model runs here."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from shared_hooks.lifecycle import About, Stage
 
 
 class Steps:
-    """One client's generation steps. ``at_once``: requests between head and answer, at most. Any thread may call."""
+    """One client's generation steps. ``at_once``: the maximum number in progress after their heads. Thread-safe."""
 
     def __init__(self, edge_model: EdgeModel, reports: Reports, sender: Sender, at_once: int) -> None:
         self._edge_model = edge_model
@@ -35,7 +35,7 @@ class Steps:
         self._at_once = at_once
 
     def ask(self, pack: Callable[[], Outgoing], split: str, stamps: Stamps, until: float) -> Answer:
-        """One step, which ``pack`` makes bytes of: `Answer.output` is what was said (a dictionary) and the tensors."""
+        """Make one step, which ``pack`` encodes; `Answer.output` is the reply (a dictionary) and the tensors."""
         about = self._reports.about()
 
         def answer() -> Answer:
@@ -110,7 +110,7 @@ class Steps:
 
 @dataclass(frozen=True)
 class BegunStep:
-    """A step that was sent. ``result``: waits for its answer, once."""
+    """A step that was sent. ``result``: waits for its answer; call it once."""
 
     _connection: Connection
     _exchange: Exchange
@@ -118,16 +118,16 @@ class BegunStep:
 
     @property
     def bytes_up(self) -> int:
-        """Bytes of its header and payload."""
+        """The bytes of its header and payload."""
         return self._exchange.bytes_up
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` need not wait."""
+        """Whether `result` returns at once."""
         return self._exchange.settled
 
     def cancel(self, why: IsthmusError) -> None:
-        """Nobody wants it any more."""
+        """Cancel it."""
         self._connection.cancel(self._exchange, why)
         with suppress(IsthmusError):
             self.result()
@@ -137,7 +137,7 @@ class BegunStep:
 
 
 class Local:
-    """One model's answers without a server. ``postprocess``: output -> result."""
+    """Answers without a server. ``postprocess``: output -> result."""
 
     def __init__(self, edge_model: EdgeModel, reports: Reports, postprocess: Callable[[Any], Any] | None) -> None:
         self._edge_model = edge_model
@@ -145,7 +145,7 @@ class Local:
         self._postprocess = postprocess
 
     def answer(self, call: Call, stamps: Stamps, position: Position | None = None) -> Answer:
-        """To a request of its own."""
+        """Answer a request of its own."""
         about = self._reports.about(position)
 
         def answer() -> Answer:
@@ -155,7 +155,7 @@ class Local:
         return self._reports.ending(about, answer)
 
     def instead(self, work: Call | Path, stamps: Stamps, about: About, why: str) -> Answer:
-        """Though the request was to be split: ``why``."""
+        """Answer a request that was to be split; ``why``: the reason."""
         call = work if isinstance(work, Call) else self._edge_model.read(work)
         return replace(self._answer(call, stamps, about), fallback=why)
 
@@ -185,7 +185,7 @@ class Local:
 # `Receiver`: what came back becomes an answer.
 
 SENDING_SECONDS: Final = 0.001
-"""For the connection's threads, which need the interpreter to send a request; then its records are made."""
+"""How long the connection's threads, which need the interpreter, have to send a request before its records are made."""
 
 
 class Receiver:
@@ -344,10 +344,10 @@ class Requests:
         codec: str = "",
         route: Route = (),
     ) -> Running | Done:
-        """Wait for a place, run the head, submit; or, without a cut, run everything. A path is sent as it is.
+        """Wait for a place, run the head and submit; or, without a cut, run everything. A path is sent as it is.
 
-        ``position``: where in its run the input is; None for one by itself. ``codec``: chosen with the cut, where
-        codecs are chosen. ``route``: of a chain.
+        ``position``: of the input in its run; None for a single one. ``codec``: chosen with the cut, if codecs are
+        chosen. ``route``: of a chain.
         """
         exact = self._exact if exact is None else exact
         if cut == EDGE_ONLY:
@@ -366,8 +366,8 @@ class Requests:
         return Done(self._reports.ending(about, partial(self._local.instead, work, stamps, about, lost)))
 
     def finish(self, running: Running | Done) -> Answer:
-        """Wait for the answer. A path that the plan did not hold is added to it, and the input sent once more; so is a
-        frame that refers to one that is gone.
+        """Wait for the answer. A path that the plan did not contain is added and the input sent once more; so is a
+        frame that refers to a lost one.
         """
         if isinstance(running, Done):
             return running.answer
@@ -375,7 +375,7 @@ class Requests:
         return self._reports.ending(running.about, partial(self._answer, running))
 
     def cancel(self, running: Running | Done, why: str) -> None:
-        """Nobody wants it any more; another thread that waits for it gets Cancelled. No effect on what is answered."""
+        """Cancel it: a thread that waits for it gets Cancelled. No effect if it is answered."""
         if not isinstance(running, Running):
             return
         for one in (running, running.again):
@@ -386,7 +386,7 @@ class Requests:
             self._reports.over(running.about, running.exchange.error or Cancelled(why))
 
     def _lost(self) -> str | None:
-        """Why there is nobody to ask, where this side may answer itself."""
+        """Why no server can be asked, if this side may answer itself; else None."""
         connection = self._sender.connect() if self._fallback else None
         if connection is None or not connection.gone:
             return None

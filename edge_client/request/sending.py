@@ -1,6 +1,6 @@
-"""`Sender`: one attempt at a request. It waits for a place, the head runs, the frontier goes.
+"""`Sender`: one attempt at a request. It waits for a place, runs the head and sends what crosses.
 
-Of many inputs several are under way, and the answers come in order (`in_order`).
+Several of many inputs are in progress at a time, and the answers come in order (`in_order`).
 """
 
 from __future__ import annotations
@@ -52,11 +52,13 @@ from shared_hooks.showing import size, summary_of
 ENOUGH: Final = 1
 TOO_MANY: Final = 3
 RENEWED: Final = 4096
-"""Answers after which the fastest is measured again, with few under way: another path may be slower for good."""
+"""Answers after which the fastest is measured again with few requests in progress: the path may have become slower for
+good.
+"""
 
 
 class Window:
-    """From ``least`` to ``most``. One thread calls."""
+    """Adapts the number of requests in progress, between ``least`` and ``most``. Not thread-safe."""
 
     def __init__(self, least: int, most: int) -> None:
         self.size = self._least = least
@@ -69,11 +71,10 @@ class Window:
         self._has_met_end = False
 
     def answered(self, split: str, took_ns: int, under_way: int, waited: bool) -> None:
-        """A request, begun as the last of so many under way, has taken ``took_ns`` from its packed frontier to the
-        last byte of its answer.
+        """Record that a request, the last of ``under_way``, took ``took_ns`` from its packed frontier to its answer's
+        last byte.
 
-        ``split``: where it was cut; another cut is measured again. ``waited``: the answer was not there, with no place
-        left.
+        ``split``: its cut; another cut is measured again. ``waited``: the answer had to be awaited, with no place left.
         """
         if took_ns <= 0:  # nothing was sent
             return
@@ -100,7 +101,7 @@ class Window:
 
 
 class Started(Protocol):
-    """A request under way."""
+    """A request in progress."""
 
     @property
     def settled(self) -> bool:
@@ -110,26 +111,26 @@ class Started(Protocol):
 Request = TypeVar("Request", bound=Started)
 
 LOOK_SECONDS: Final = 0.005
-"""While a live source has no frame: how often it is looked whether an answer has come."""
+"""The interval of checks for answers while a live source has no frame."""
 
 
 @runtime_checkable
 class LiveInputs(Protocol):
-    """Inputs that come by themselves (`edge_client.sources`): the next is taken when there is a place for it, and until
-    it comes, answers are given out.
+    """Inputs that arrive by themselves (`edge_client.sources`): the next is taken when there is a place for it, and
+    answers are returned while it has not arrived.
     """
 
     @property
     def live(self) -> bool:
-        """Whether they do."""
+        """Whether inputs arrive by themselves."""
 
     def wait_for_input(self, seconds: float) -> bool:
-        """Whether the next input (or the end) is there, or comes within so long."""
+        """Wait up to ``seconds`` for the next input or the end; returns whether it is there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Which of a run's inputs it is, from 0, and of how many; None where the inputs have no length."""
+    """An input's number in its run, from 0, and the number of inputs; None if they have no length."""
 
     index: int
     total: int | None
@@ -147,12 +148,12 @@ def in_order(
     raise_failures: bool,
     lifecycle: Lifecycle,
 ) -> Iterator[Answer | Failure]:
-    """``finish(start(input))`` of each input, in order, with up to ``most`` started and not finished; up to ``more``
-    where these do not fill the pipe (`Window`).
+    """``finish(start(input))`` of each input, in order, with up to ``most`` in progress; up to ``more`` if these do not
+    use the link fully (`Window`).
 
-    A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. A server that says
-    when to ask again is there: only that request has failed. An error of ``inputs`` is raised after the answers to all
-    that came before it. Whatever is under way when the iteration ends is cancelled. Hooks hear of the run here.
+    A failure takes its place in the order: raised, or yielded as `Failure` unless it is ``fatal``. If a server says
+    when to retry, only that request has failed. An error of ``inputs`` is raised after the answers to all previous
+    inputs. What is in progress when the iteration ends is cancelled. The hooks for a run are called here.
     """
     window: deque[tuple[int, Any, Request | Exception, int]] = deque()
     allowed = Window(most, more or most)
@@ -214,13 +215,13 @@ def in_order(
 
 
 def closing_with(source: Any, answers: Iterator[Answer | Failure]) -> Iterator[Answer | Failure]:
-    """``source`` is closed at their end: nobody else has it."""
+    """Close ``source`` at the end of the answers."""
     with closing(source):
         yield from answers
 
 
 def _length(inputs: Iterable[Any]) -> int | None:
-    """None where nobody knows: a `DataLoader`, for one, may have a length that raises."""
+    """The number of inputs; None if unknown, such as for a `DataLoader` whose length raises."""
     try:
         return len(inputs) if isinstance(inputs, Sized) else None
     except (TypeError, NotImplementedError):
@@ -236,9 +237,9 @@ def _is_over(started: Started | Exception) -> bool:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Pending:
-    """Its head has run, and the rest is under way. Ask for the answer once, or give it up.
+    """A request whose head has run, made by `EdgeClient.submit`. Get its answer once, or cancel it.
 
-    Made by `EdgeClient.submit`. Any thread may cancel it while another waits for its answer.
+    Any thread may cancel it while another waits for its answer.
     """
 
     request: Any
@@ -252,11 +253,11 @@ class Pending:
         return started.settled
 
     def result(self) -> Answer:
-        """Waits for the answer. Raises as `EdgeClient.infer`, and Cancelled after `cancel`."""
+        """Wait for the answer. Raises as `EdgeClient.infer`, and Cancelled after `cancel`."""
         return self.finish(self.request)
 
     def cancel(self, why: str = "the caller wants it no more") -> None:
-        """Nobody wants it any more, and the server is informed; no effect on what is answered."""
+        """Cancel it and inform the server; no effect if it is answered."""
         self.leave(self.request, why)
 
     def __repr__(self) -> str:
@@ -270,16 +271,16 @@ NOT_SERVED: Final = (
     *(ServerUnavailable, Disagreement, UnknownModel, AccessRefused, QuotaExceeded),
     *(RemoteError, WorkerLost),
 )
-"""The server's fault, or its wish: the whole model on this side has an answer, where it may be asked for one."""
+"""Errors that are the server's fault or wish: the whole model on this side can answer, if that is allowed."""
 
 
 Route = tuple[split_pb2.Hop, ...]
-"""The parts of the model behind the first server's, and who computes them; empty: it computes to the end."""
+"""The parts of the model after the first server's, and their servers; empty: it computes to the end."""
 
 
 @dataclass(slots=True)
 class Running:
-    """A request on its way, with what is needed to finish it or to start it over."""
+    """A request in progress, with what is needed to finish or restart it."""
 
     connection: Connection
     exchange: Exchange
@@ -302,14 +303,14 @@ class Running:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was answered on this side."""
+    """An answer made on this side."""
 
     answer: Answer
     settled: bool = True
 
 
 def settle(exchange: Exchange, connection: Connection) -> None:
-    """Wait until it is answered, or has failed: its deadline, the last; and the connection is informed."""
+    """Wait until it is answered or has failed, at its deadline at the latest, and inform the connection."""
     try:
         if not exchange.wait():
             connection.cancel(exchange, _too_late(exchange, connection))
@@ -319,14 +320,14 @@ def settle(exchange: Exchange, connection: Connection) -> None:
 
 
 def restarted(old: Stamps) -> Stamps:
-    """For a request that starts over: what was done until now was in vain, but for what was put aside."""
+    """Stamps for a request that restarts: time spent so far is lost, except for what was kept aside."""
     stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
     stamps.retry_ns = now_ns() - (old.called if old.prepared is None else old.prepared) - old.aside_ns
     return stamps
 
 
 def work_of(item: object, cut: Cut) -> Path | None:
-    """The file to send as it is; None where the cut is another one."""
+    """The file to send as it is; None if the cut is another one."""
     if cut != CLOUD_FILE:
         return None
     path = getattr(item, "path", item)
@@ -348,7 +349,7 @@ def _too_late(exchange: Exchange, connection: Connection) -> IsthmusError:
 
 
 class Reports:
-    """Numbers the requests of one client, and calls its hooks. Any thread may call."""
+    """Numbers the requests of one client, and calls its hooks. Thread-safe."""
 
     def __init__(self, edge_model: EdgeModel, client_id: str) -> None:
         self.lifecycle = edge_model.lifecycle
@@ -358,16 +359,16 @@ class Reports:
         self._singles = itertools.count()
 
     def about(self, position: Position | None = None) -> About:
-        """A new request; ``position``: where in its run its input is, None for one by itself."""
+        """A new request; ``position``: of its input in its run, None for a single one."""
         position = position or Position(next(self._singles), None)
         return About(self.next_id(), position.index, position.total, self._edge_model.model_id, self._client_id)
 
     def next_id(self) -> int:
-        """No other request of this client has it."""
+        """A request id that is unique for this client."""
         return next(self._ids)
 
     def ending(self, about: About, answer: Callable[[], Answer]) -> Answer:
-        """``answer()``, with which the request is over: with what it gives, or with what it raises."""
+        """Call ``answer()``, whose result or error ends the request."""
         try:
             with self.lifecycle.request(about):
                 given = answer()
@@ -379,7 +380,7 @@ class Reports:
         return given
 
     def over(self, about: About, error: BaseException | None = None, answer: Answer | None = None) -> None:
-        """Hooks hear how it ended. Ctrl-C and what abandons a hedge are no errors."""
+        """Call the hooks for the end of a request. Ctrl-C, and what cancels a hedged request, are no errors."""
         if error is not None and not isinstance(error, Exception):
             error = Cancelled("the caller was interrupted")
         if error is not None and not isinstance(error, Cancelled):
@@ -390,14 +391,14 @@ class Reports:
 # `Places`: room for requests between head and answer, by number and by the bytes that they send.
 
 KINDS: Final = 256
-"""Cuts of which it is known what they send."""
+"""The number of cuts whose sizes are remembered."""
 
 
 class Places:
-    """Any thread may call. At most ``most_bytes`` lie between heads and answers, or one request that has more.
+    """Limits the requests between heads and answers to ``most_bytes``, or to a single larger one. Thread-safe.
 
-    What a head will make is not known before it has run: it is taken for as large as the last one of its cut, and the
-    first of a cut for as large as the largest.
+    A head's size is unknown before it has run: it is assumed to equal the last one at its cut, or, for a new cut, the
+    largest.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -413,7 +414,7 @@ class Places:
         return f"{self._taken} requests of {size(self._bytes)}"
 
     def take(self, cut: Hashable, most: int, until: float) -> Place | None:
-        """A place, once fewer than ``most`` are taken and there is room for a frontier of ``cut``; None where there is
+        """A place, once fewer than ``most`` are taken and there is room for what crosses at ``cut``; None if there is
         none before ``until`` (``time.monotonic()``).
         """
         with self._lock:
@@ -437,7 +438,7 @@ class Places:
         return self._sizes.get(cut) or max(self._sizes.values(), default=0)
 
     def weigh(self, place: Place, nbytes: int) -> None:
-        """What its head has made, in bytes."""
+        """Record the bytes that its head has made."""
         with self._lock:
             if len(self._sizes) >= KINDS:
                 self._sizes.clear()
@@ -449,7 +450,7 @@ class Places:
                 self._changed.notify_all()
 
     def leave(self, place: Place) -> None:
-        """Once; more often without effect."""
+        """Release the place. Idempotent."""
         with self._lock:
             if not place.is_left:
                 self._bytes -= place.nbytes
@@ -479,7 +480,7 @@ class Place:
 
 
 class Sender:
-    """Sends the requests of one client; ``connect`` gives the connection. Any thread may call."""
+    """Sends the requests of one client; ``connect`` returns the connection. Thread-safe."""
 
     def __init__(
         self,
@@ -515,8 +516,8 @@ class Sender:
         before: Running | None = None,
         route: Route = (),
     ) -> Running:
-        """``most``: requests under way, this one included. ``before``: the attempt that this one repeats. ``route``: of
-        a chain.
+        """Make one attempt. ``most``: the maximum number of requests in progress, including this one. ``before``: the
+        attempt that this one repeats. ``route``: of a chain.
         """
         connection = self.connect()
         place = self.place((cut, codec), most, until)
@@ -558,7 +559,7 @@ class Sender:
         )
 
     def place(self, cut: Hashable, most: int, until: float) -> Place:
-        """One among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
+        """A place among ``most`` requests of this client, when there is one. Raises DeadlineExceeded."""
         if (place := self.places.take(cut, most, until)) is None:
             raise DeadlineExceeded(
                 f"{self.places} are in flight and none was answered before the deadline (max_in_flight, "
@@ -577,8 +578,8 @@ class Sender:
         together: bool = False,
         most: int | None = None,
     ) -> Exchange:
-        """Which gives its place back when it is settled. ``together``: a row of a batch's will do. ``most``: bytes that
-        the model can answer with.
+        """Create the exchange, which releases its place when it is settled. ``together``: it may be computed in a
+        batch. ``most``: the largest answer in bytes.
         """
         limit = self._max_answer_bytes if most is None else min(most, self._max_answer_bytes)
         place.weigh(outgoing.nbytes)
@@ -606,7 +607,9 @@ class Sender:
         crossing: Crossing,
         most: int,
     ) -> Opening | None:
-        """A request whose head is running, of ``most`` bytes; None where it does not leave before it is whole."""
+        """Announce a request of ``most`` bytes whose head is running; None if it would not be sent before it is
+        complete.
+        """
         header = wire.open_header(
             about,
             crossing.digest,
@@ -625,7 +628,7 @@ class Sender:
         return self._metrics and self._edge_model.wrapped.metrics_enabled
 
     def _bytes_ahead(self) -> int:
-        """Bytes of requests that have still to be sent, and take the link first."""
+        """Bytes of earlier requests still to be sent."""
         self._sending = [one for one in self._sending if one.stamps.last_sent is None and not one.settled]
         return sum([one.bytes_up for one in self._sending]) if self._sending else 0
 

@@ -1,9 +1,9 @@
-"""One forward of a model, whatever it runs for.
+"""One forward of a model, for whatever purpose.
 
-session     layers numbered, timed, banked; values that nobody may read
+session     numbers, times and captures layers; values that must not be read
 context     settings that change kernels
 operations  what counts as an operation
-foresight   which operations need no data to know their result's form; the memory that kernels may take
+foresight   which operations need no data for the form of their result; the memory that kernels may take
 
 May import metrics, modules, tensors, errors.
 """

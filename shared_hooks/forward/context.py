@@ -20,12 +20,13 @@ _AUTOCAST_DEVICES = devices.AUTOCAST
 _NOTHING = contextlib.nullcontext()
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 KERNEL_SETTINGS = frozenset({"mkldnn", "cudnn", "attention_kernels"})
-"""Settings that choose among kernels of one precision. Their defaults change from one release of torch to the next, and
-so do the last bits of all kernels: they must be the same only where the release is."""
+"""Settings that choose among kernels of one precision. Their defaults change between releases of torch, as do the last
+bits of all kernels, so they must be equal only if the release is.
+"""
 
 
 def ambient() -> dict[str, Any]:
-    """Autocast as it is around the caller: ``{"autocast": [[device type, dtype], ...]}``."""
+    """The caller's autocast settings: ``{"autocast": [[device type, dtype], ...]}``."""
     found = [
         [device, dtype_name(torch.get_autocast_dtype(device))]
         for device in _AUTOCAST_DEVICES
@@ -35,7 +36,7 @@ def ambient() -> dict[str, Any]:
 
 
 def restored(context: dict[str, Any]) -> contextlib.AbstractContextManager[None]:
-    """Autocast as it was around the head, whatever is around the tail."""
+    """A context with the head's autocast settings, whatever those around the tail are."""
     if not context.get("autocast") and not torch._C._is_any_autocast_enabled():
         return _NOTHING
     return _restored(context)
@@ -74,16 +75,16 @@ _SETTINGS: tuple[Callable[[], Any], ...] = (
     torch._C._get_math_sdp_enabled,
     torch._C._get_cudnn_sdp_enabled,
 )
-"""What `torch.backends` asks, without the modules in between: every tail asks, and its caches are cold by then."""
+"""The functions behind `torch.backends`, called directly: every tail calls them, with cold caches."""
 
 
 def settings() -> tuple[Any, ...]:
-    """Process-wide settings that must be the same on both sides, as they are: quick to ask for and to compare."""
+    """The process-wide settings that must be equal on both sides; quick to get and compare."""
     return tuple([ask() for ask in _SETTINGS])
 
 
 def environment() -> dict[str, str]:
-    """The same in words."""
+    """These settings by name, as text."""
     dtype, precision, deterministic, mkldnn, cudnn, matmul_tf32, cudnn_tf32, *attention = settings()
     kinds = zip(("flash", "memory-efficient", "math", "cudnn"), attention, strict=True)
     return {
@@ -99,17 +100,17 @@ def environment() -> dict[str, str]:
 
 
 def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
-    """All that must hold around a tail as it did around its head: autocast, settings, which modules are in training;
-    and the release of torch that has them.
+    """What must be equal around a tail and its head: autocast, settings, modules in training mode, and torch's
+    release.
     """
     training = [info.path for module, info in modules.items() if module.training]
     return {**ambient(), "environment": environment(), "training": training, "torch": str(torch.__version__)}
 
 
 def excused(setting: str, mine: object, theirs: object) -> bool:
-    """Whether this setting may differ between two sides with these releases of torch; None where it is not known.
+    """Whether this setting may differ between two sides with these releases of torch (None: unknown).
 
-    For a CPU or for CUDA ("2.13.0+cpu", "2.13.0+cu130") it is the same release, with the same defaults.
+    Builds for CPU and CUDA ("2.13.0+cpu", "2.13.0+cu130") are the same release, with the same defaults.
     """
     return setting in KERNEL_SETTINGS and None not in (mine, theirs) and _release(mine) != _release(theirs)
 
@@ -119,9 +120,9 @@ def _release(version: object) -> str:
 
 
 def check(context: dict[str, Any], modules: Mapping[nn.Module, ModuleInfo], cache: dict[Any, Any]) -> None:
-    """Compare the head's context with this side's, autocast aside (it is restored).
+    """Compare the head's context with this side's, except for autocast, which is restored.
 
-    `Disagreement` names what differs. ``cache`` keeps what was found to agree, so that asking again costs little.
+    Raises Disagreement that names the differences. ``cache`` makes a repeated check cheap.
     """
     now = (settings(), [module.training for module in modules])
     if cache.get("agreed") == now:
@@ -143,10 +144,10 @@ def key_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """What a plan is valid for in this process; asked for at every request.
+    """What a plan is valid for in this process; computed for every request.
 
-    It covers what the `signature` does, and strides, devices and aliasing among inputs, which the other side may have
-    differently, and dtype and device of one ``weight`` of the model: it may be moved or converted between forwards.
+    It covers the `signature`, and strides, devices and aliasing of inputs, which may differ on the other side, and
+    dtype and device of one ``weight`` of the model, which may be moved or converted between forwards.
     """
     structure, tensors = flatten_inputs(args, kwargs)
     forms: list[Any] = []
@@ -172,7 +173,7 @@ def signature(
     """What a plan is valid for on either side: (digest to compare, context).
 
     It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags. Settings are
-    compared by `check`, each by itself.
+    compared separately by `check`.
     """
     structure, tensors = flatten_inputs(args, kwargs)
     context = context_of(modules)
@@ -181,6 +182,6 @@ def signature(
 
 
 def signature_digest(structure: Any, shapes: list[list[Any]], context: dict[str, Any]) -> str:
-    """``shapes``: shape and name of the dtype, for each tensor of the inputs."""
+    """``shapes``: the shape and the dtype's name for each tensor of the inputs."""
     around = [context.get("autocast"), context.get("training")]
     return hashlib.blake2b(json.dumps([structure, shapes, around]).encode(), digest_size=16).hexdigest()

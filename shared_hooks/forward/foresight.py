@@ -1,11 +1,11 @@
-"""Can the form of a kernel's results be worked out on the meta device? Asked of every kernel that a plan sees.
+"""Whether the form of a kernel's results can be computed on the meta device, for every kernel that a plan sees.
 
-Where the answer is no (there is no such kernel, it wants data, or it says something else than what came out), the
-tail's side is given the result's form (`crossing.Given`) instead of finding it. The answer is kept by the kernel, the
-forms of its tensors and its other arguments, so that a loop asks once.
+If not (there is no such kernel, it needs data, or it gives another form), the tail's side receives the result's form
+(`crossing.Given`) instead. The answer is cached by the kernel, the forms of its tensors and its other arguments, so
+that a loop computes it once.
 
-Where sizes depend on what nobody could foresee, `Allowance` bounds the memory that kernels take: each kernel's result
-is worked out on the meta device before the kernel runs, once for calls of the same form.
+If sizes depend on what nobody can foresee, `Allowance` limits the memory that kernels take: the form of each kernel's
+result is computed before it runs, once for calls of the same form.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _NUMBERS = frozenset({bool, int, float, str, torch.dtype})
 
 KEPT: Final = 8192
 LARGEST: Final = 256
-"""Parts of a call's key; a list of a million numbers is not kept."""
+"""The maximum number of parts of a call's key; a list of a million numbers is not cached."""
 
 
 class KernelForms:
-    """What torch's own kernels give, by the form of what they take: their results depend on nothing else, and torch
-    works a form out in Python. Bounded; what was not used for longest goes first. Any thread may call.
+    """The results of torch's own kernels on the meta device, by the form of their arguments, on which alone they
+    depend; torch computes them in Python. A bounded LRU cache. Thread-safe.
     """
 
     def __init__(self, most: int = KEPT) -> None:
@@ -50,8 +50,8 @@ class KernelForms:
         return len(self._kept)
 
     def get(self, func: Any, key: Any, work_out: Callable[[], Any]) -> Any:
-        """What ``work_out`` gives, or gave before for this ``func`` and ``key`` (of `call_key`). What it raises is not
-        remembered, nor what others' kernels give.
+        """The result of ``work_out``, cached by ``func`` and ``key`` (of `call_key`). Errors are not cached, nor
+        results of other libraries' kernels.
         """
         if func.namespace != "aten":
             return work_out()
@@ -77,7 +77,7 @@ def _parts(key: Any) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A tensor without data. ``shape`` is None for a nested one, ``stride`` for any that is not strided."""
+    """The form of a tensor. ``shape``: None for a nested one; ``stride``: None for one that is not strided."""
 
     shape: tuple[int, ...] | None
     dtype: torch.dtype
@@ -92,7 +92,7 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Same:
-    """A result that is one of the arguments: ``number`` counts the tensors of `arguments_of`."""
+    """A result that is one of the arguments: ``number`` in the tensors of `arguments_of`."""
 
     number: int
 
@@ -105,12 +105,12 @@ class Unforeseen:
 
 
 _results: Final = KernelForms()
-"""One model's cuts, and every step of a generation, see the same kernels on the same forms."""
+"""Shared, because a model's cuts and the steps of a generation see the same kernels on the same forms."""
 
 
 def foreseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a kernel gives, worked out on the meta device once for calls of the same form: a `Form` or `Same` in place
-    of every tensor, or `Unforeseen`.
+    """A kernel's result with a `Form` or `Same` in place of every tensor, or `Unforeseen`; computed once for calls of
+    the same form.
     """
     tensors = [id(tensor) for tensor in arguments_of(args, kwargs)]
     twice = tuple(map(tensors.index, tensors)) if len(set(tensors)) < len(tensors) else None
@@ -118,7 +118,7 @@ def foreseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def bytes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """Bytes that a kernel's results take; None where the meta device does not tell."""
+    """The bytes of a kernel's results; None if the meta device cannot tell."""
     forms = _forms_of(foreseen(func, args, kwargs), arguments_of(args, kwargs))
     if forms is None or any(form.shape is None for form in forms):
         return None
@@ -126,7 +126,7 @@ def bytes_of_results(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _forms_of(found: Any, tensors: list[torch.Tensor]) -> list[Form] | None:
-    """The forms of all tensors among results; None where they are not foreseen."""
+    """The forms of all tensors in results; None if they cannot be foreseen."""
     if isinstance(found, Form):
         return [found]
     if isinstance(found, Same):
@@ -151,7 +151,7 @@ def _worked_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensor
 
 @functools.cache
 def _makes(func: Any) -> bool:
-    """Whether a kernel takes a device, and so makes its result elsewhere where no argument names the meta device."""
+    """Whether a kernel has a device argument, and so creates its result there unless that names the meta device."""
     return any(one.name == "device" for one in func._schema.arguments)
 
 
@@ -164,10 +164,9 @@ def _formal(value: Any, numbers: dict[int, int]) -> Any:
 
 
 class Foresight:
-    """Remembers questions and answers for one recording.
+    """Caches questions and answers for one recording.
 
-    The meta device is asked when somebody wants to know: it works in Python, and the first question of a process has it
-    import what takes more than a second.
+    The meta device is used lazily: it works in Python, and the first use in a process imports what takes over a second.
     """
 
     def __init__(self) -> None:
@@ -177,7 +176,9 @@ class Foresight:
     def question(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], results: list[torch.Tensor]
     ) -> Callable[[], int]:
-        """What tells how much of ``results`` the meta device gives: `NOTHING`, `FORM` or `LAYOUT`. It keeps none."""
+        """Returns a function that says how much of ``results`` the meta device gives: `NOTHING`, `FORM` or `LAYOUT`. It
+        keeps no tensors alive.
+        """
         key = call_key(func, args, kwargs)
         if key not in self._questions:
             self._questions[key] = func, _forms_in(args, {}), _forms_in(kwargs, {})
@@ -211,7 +212,9 @@ class Foresight:
 
 @dataclass(eq=False, slots=True)
 class _Kept:
-    """A tensor among kept arguments; ``form`` is its shape, stride and dtype, None for what the meta device has not."""
+    """A tensor among kept arguments; ``form``: its shape, stride and dtype, None if the meta device does not
+    have it.
+    """
 
     form: tuple[Any, Any, Any] | None
 
@@ -229,7 +232,7 @@ def _forms_in(value: Any, known: dict[int, _Kept]) -> Any:
 
 
 def call_key(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What a kernel's call has in common with all calls that give results of the same forms."""
+    """A key that is equal for all calls of a kernel whose results have the same forms."""
     return func._op, forms_key(args, kwargs)
 
 
@@ -239,7 +242,7 @@ def forms_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def on_meta(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
-    """The same arguments on the meta device; one object stays one object. Raises `TypeError` for what it has not."""
+    """The arguments on the meta device; identity is preserved. Raises `TypeError` for what it does not have."""
     if isinstance(value, (torch.Tensor, _Kept)):
         if id(value) not in known:
             form = (value if isinstance(value, _Kept) else _forms_in(value, {})).form
@@ -260,7 +263,7 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 def _key(values: Iterable[Any]) -> tuple[Any, ...]:
-    """What tells arguments apart whose results may differ in form. In one pass: this is asked of every kernel."""
+    """A key of arguments; different if the results' forms may differ. A single pass, because every kernel needs it."""
     found: list[Any] = []
     for value in values:
         kind = type(value)
@@ -285,9 +288,9 @@ _start = threading.Thread.start
 
 
 def watch_threads() -> None:
-    """From now on ``thread_starts()`` of a session is called where the model starts a thread in it; what that raises,
-    the model's `start` raises. For others' threads it is one look at a context variable. (Python's auditing events
-    tell of threads from 3.12 on.)
+    """From now on the model's starting a thread calls ``thread_starts()`` of the session, and raises what that raises.
+
+    For other threads this costs one lookup of a context variable. (Python's audit events report threads from 3.12 on.)
     """
     if threading.Thread.start is _start:
         threading.Thread.start = _told  # type: ignore[method-assign]
@@ -308,20 +311,20 @@ def _told(self: threading.Thread) -> None:
 
 
 class Limit(Protocol):
-    """The time of one request in one thread."""
+    """The time limit of one request in one thread."""
 
     def interruptible(self, seconds: float) -> AbstractContextManager[None]:
-        """In this block an exception may come: when the time is over, or after ``seconds``."""
+        """In this block an exception may be raised: when the time is over, or after ``seconds``."""
 
     def uninterrupted(self) -> AbstractContextManager[None]:
-        """In this block none may, though it lies in an interruptible one."""
+        """In this block none is raised, even inside an interruptible one."""
 
 
 _limit: ContextVar[Limit | None] = ContextVar("isthmus_limit", default=None)
 
 
 class bounded:  # used as a function
-    """``limit`` holds for the block."""
+    """Apply ``limit`` in the block."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
@@ -334,15 +337,15 @@ class bounded:  # used as a function
 
 
 def interruptible(seconds: float = float("inf")) -> AbstractContextManager[None]:
-    """Round what may be ended at any line."""
+    """A context around code that may be interrupted at any line."""
     limit = _limit.get()
     return nullcontext() if limit is None else _ended_whole(limit, seconds)
 
 
 @contextmanager
 def _ended_whole(limit: Limit, seconds: float) -> Iterator[None]:
-    """An exception that comes between the last line of a ``with`` and its end keeps that from its end: torch functions
-    would stay switched off in this thread, for all that run in it later.
+    """Restore torch's thread state after the block: an exception between the last line of a ``with`` and its exit skips
+    the exit, and torch functions would stay disabled in this thread.
     """
     state = torch._C._get_torch_function_state()  # type: ignore[attr-defined, unused-ignore]
     try:
@@ -353,20 +356,20 @@ def _ended_whole(limit: Limit, seconds: float) -> Iterator[None]:
 
 
 def uninterrupted() -> AbstractContextManager[None]:
-    """Round what must be done wholly in the middle of that."""
+    """A context around code that must not be interrupted."""
     limit = _limit.get()
     return nullcontext() if limit is None else limit.uninterrupted()
 
 
 REMEMBERED = 4096
-"""Results that are remembered before those that are gone are dropped."""
+"""The number of remembered results at which freed ones are dropped."""
 
 
 class Allowance(TorchDispatchMode):
-    """Raises `TooLarge` before a kernel whose result is beyond ``most`` bytes together with the earlier ones.
+    """Raises `TooLarge` before a kernel whose result, with the earlier ones, exceeds ``most`` bytes. A context manager.
 
-    ``alive``: only with those of them whose memory is still in use, else with all. A kernel that was refused is refused
-    for good: `failure` says so, also where the model's own code caught the error. Use as a context manager.
+    ``alive``: only earlier results whose memory is still in use count. A refusal is final: `failure` keeps it even if
+    the model's own code caught the error.
     """
 
     def __init__(self, most: int, what: str, *, alive: bool = False) -> None:
@@ -377,12 +380,12 @@ class Allowance(TorchDispatchMode):
         self.spent = self.peak = 0
         self.failure: TooLarge | None = None
         self._held: dict[int, tuple[int, list[weakref.ref[torch.Tensor]]]] = {}
-        """By storage: its bytes, and the tensors that show it."""
+        """By storage: its bytes, and the tensors on it."""
         self._noted = 0
         self._prune_at = REMEMBERED
 
     def counts(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the kernel takes memory for its result."""
+        """Whether the kernel allocates memory for its result."""
         return _takes_memory(func)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -406,8 +409,8 @@ class Allowance(TorchDispatchMode):
         return found
 
     def _note(self, found: Any, *, is_new: bool) -> None:
-        """Whose memory a kernel's results are. References have no callback, and are to tensors: a storage's own has a
-        destructor in Python, in which an interruption would be lost.
+        """Record the memory of a kernel's results. References have no callbacks, and are to tensors: a storage has a
+        Python destructor, in which an interruption would be lost.
         """
         for tensor in arguments_of((found,), {}):
             if tensor.layout is torch.strided:
@@ -422,7 +425,7 @@ class Allowance(TorchDispatchMode):
             self._prune(0)
 
     def _prune(self, size: int) -> None:
-        """Forgets what is gone. ``size``: of the result that is about to be made."""
+        """Forget what was freed. ``size``: of the result about to be created."""
         if not self._alive:
             return
         held = {
@@ -445,7 +448,7 @@ class Allowance(TorchDispatchMode):
 
 @functools.lru_cache(maxsize=1 << 12)
 def _takes_memory(func: Any) -> bool:
-    """Whether a kernel gives tensors in memory that was not there."""
+    """Whether a kernel's results are in new memory."""
     if func._schema.name in _BY_VALUE:
         return True
     if func.namespace == "c10d":  # collectives of torch.distributed, in the memory of their arguments
@@ -473,4 +476,4 @@ _BY_VALUE: dict[str, Callable[..., int]] = {
     "aten::bincount": _counted,
     "aten::repeat_interleave": _repeated,
 }
-"""Kernels whose results are as large as their arguments' values say."""
+"""Kernels whose results' sizes depend on their arguments' values."""

@@ -1,7 +1,7 @@
-"""What counts as an operation at the level of torch functions, and what at the level below reads or writes data.
+"""What counts as an operation at the level of torch functions, and what reads or writes data at the level below.
 
-Recording, the head and the tail number operations by the same rule, so the rule lives here: it may depend only on the
-function's name, its arguments and its result.
+Recording, head and tail number operations by the same rule, which is defined here: it may depend only on the function's
+name, its arguments and its result.
 """
 
 from __future__ import annotations
@@ -73,29 +73,29 @@ FORM_OF_OTHERS = frozenset(
 
 
 NOTHING, FORM, LAYOUT = 0, 1, 2
-"""How much is foreseen: not even shape and type, these, or the strides, too."""
+"""How much can be foreseen: nothing, shape and dtype, or also strides."""
 
 # Comparisons that Python may call with the operands changed round.
 REFLECTED = {"lt": "gt", "gt": "lt", "le": "ge", "ge": "le"}
 
 
 def unreflected(name: str) -> str:
-    """One name for an operation and for what Python may call in its place."""
+    """A single name for an operation and its reflected form."""
     return min(name, REFLECTED.get(name, name))
 
 
 def is_foreign(func: Any) -> bool:
-    """Whether a kernel is somebody else's, of which the schema alone is known."""
+    """Whether a kernel is another library's, of which only the schema is known."""
     return func.namespace not in _OWN
 
 
 def shape_from_data(func: Any) -> bool:
-    """Whether the form of what one of torch's kernels gives depends on what it reads."""
+    """Whether the form of the result of one of torch's kernels depends on data."""
     return torch.Tag.dynamic_output_shape in func.tags or func._schema.name in _SHAPED_BY_DATA
 
 
 def by_truth(args: tuple[Any, ...]) -> bool:
-    """Whether ``aten::index``, tagged for its masks, is given one."""
+    """Whether ``aten::index`` has a mask among its indices."""
     return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
 
 
@@ -103,7 +103,7 @@ _PROPERTIES = frozenset({"__get__", "__set__"})
 
 
 class Kind(enum.Enum):
-    """How one call of a torch function is treated."""
+    """How a call of a torch function is treated."""
 
     FORM = "reads no data: shapes, dtypes, devices"
     TENSOR = "gives tensors"
@@ -112,7 +112,7 @@ class Kind(enum.Enum):
 
 
 def name_of(func: Callable[..., Any]) -> str:
-    """A name for a torch function, the same in every process; property getters get the property's name."""
+    """A name for a torch function that is the same in every process; property getters have the property's name."""
     name = getattr(func, "__name__", "") or type(func).__name__
     if name in _PROPERTIES:
         owner = getattr(func, "__self__", None)
@@ -152,7 +152,7 @@ def _gather(values: Iterable[Any], found: list[torch.Tensor]) -> None:
 
 
 def literals_of(value: Any) -> Any:
-    """The arguments that are no tensors, as JSON. Devices are left out, they may differ."""
+    """The arguments that are no tensors, as JSON, without devices, which may differ."""
     if value is None or type(value) in _LITERALS:
         return value
     if isinstance(value, torch.Tensor):
@@ -169,26 +169,26 @@ def literals_of(value: Any) -> Any:
 
 
 def is_dense(tensor: Any) -> bool:
-    """Whether this is a tensor of torch's own class, with strides."""
+    """Whether this is a strided tensor of torch's own class."""
     if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
         return False
     return tensor.layout == torch.strided and not tensor.is_nested
 
 
 def is_made_from_numbers(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a function copies what it is given outside torch's sight; ``as_tensor`` may take memory as it is."""
+    """Whether a function copies its argument outside torch's sight; ``as_tensor`` may share memory."""
     if name in ("as_tensor", "asarray"):
         return bool(args) and isinstance(args[0], (bool, int, float, complex, list, tuple))
     return name in ("tensor", "new_tensor")
 
 
 def is_mapped(tensors: list[torch.Tensor]) -> bool:
-    """Whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are looked through, to the kernels below."""
+    """Whether a tensor is a wrapper of ``torch.func`` (vmap): such calls are observed at the level of kernels."""
     return any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
-    """The treatment of a call with this result; ``has_tensors``: whether a tensor was among its arguments."""
+    """How a call with this result is treated; ``has_tensors``: a tensor was among its arguments."""
     if isinstance(result, torch.Tensor):
         return Kind.TENSOR
     if result is None:
@@ -206,12 +206,12 @@ def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
 
 
 def is_form(name: str) -> bool:
-    """Whether the name alone tells that no data is read."""
+    """Whether the name implies that no data is read."""
     return name.removesuffix(".__get__") in _FORM_NAMES
 
 
 def is_escape(name: str) -> bool:
-    """Whether the function hands a tensor's bytes to code that torch cannot see (NumPy, raw pointers)."""
+    """Whether the function passes a tensor's bytes to code that torch cannot see (NumPy, raw pointers)."""
     return name.removesuffix(".__get__") in _ESCAPES
 
 
@@ -235,11 +235,11 @@ def written_by(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list
 
 
 class MemoryKept(TorchDispatchMode):
-    """While this is active, writes to the storages of ``tensors`` are noted; `restore` takes them back."""
+    """Records writes to the storages of ``tensors`` while active; `restore` undoes them."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        """Tells torch that the method below needs no protection from its compiler, whose import takes over a second."""
         return False
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -266,12 +266,12 @@ class MemoryKept(TorchDispatchMode):
             self._before[key] = storage, storage.clone()
 
     def changed(self) -> set[int]:
-        """Where bytes are others than before, or a tensor is on other memory: addresses of the storages that were."""
+        """The storages whose bytes have changed, or whose tensor uses other memory now, by address."""
         found = {key for key, (now, before) in self._before.items() if not _same_bytes(now, before)}
         return found | {key for tensor, _, key in self._was if _key(tensor) != key}
 
     def restore(self) -> None:
-        """Bytes as they were, and every tensor on the memory that it had."""
+        """Restore the bytes, and the memory of every tensor."""
         with torch.no_grad():
             for storage, before in self._before.values():
                 if storage.nbytes() == before.nbytes():

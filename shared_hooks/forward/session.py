@@ -1,7 +1,7 @@
-"""A session: one forward of one wrapped model in one thread. It numbers the layers, times and banks them.
+"""A session: one forward of one wrapped model in one thread. It numbers, times and captures the layers.
 
-A layer is a module call inside which no other hooked module is called; layers are numbered in execution order. The
-head and the tail are sessions too, that stop early and start late.
+A layer is a module call inside which no other hooked module is called; layers are numbered in execution order. The head
+and the tail are sessions, too, that stop early and start late.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Dataless(torch.Tensor):
-    """A tensor without data. Its class says in `refuse` what reading it raises."""
+    """A tensor without data. `refuse` of its class raises the error for a read."""
 
     # plain tensor as far as the function level is concerned, so that no code path changes because of it
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -46,11 +46,11 @@ class Dataless(torch.Tensor):
         return made  # type: ignore[no-any-return]
 
     def refuse(self, what: str) -> NoReturn:
-        """``what`` reads it. Raises PlaceholderRead."""
+        """Raise PlaceholderRead because ``what`` reads it."""
         raise NotImplementedError
 
     def read_by(self, method: Any) -> Any:
-        """A method of torch's that reads it, which torch would refuse for a subclass in words of its own."""
+        """Call a method of torch's that reads it, with `refuse` in place of torch's own error for a subclass."""
         try:
             return method(self)  # a function mode sees this call and may answer it
         except (RuntimeError, TypeError):
@@ -80,7 +80,7 @@ class Dataless(torch.Tensor):
 
 
 class Placeholder(Dataless):
-    """Stands for a value that nobody may read."""
+    """Takes the place of a value that must not be read."""
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -119,7 +119,7 @@ class Placeholder(Dataless):
 
 
 def check_real(tensors: Iterable[torch.Tensor]) -> None:
-    """Raises `PlaceholderRead` if there is one among the tensors that a model gives."""
+    """Raises `PlaceholderRead` if a model's output contains one."""
     for tensor in tensors:
         if isinstance(tensor, Placeholder):
             tensor.refuse("the model's output")
@@ -137,7 +137,7 @@ def dataless_in(value: Any) -> Iterator[Any]:
 
 
 def swapped(value: Any, into: Callable[[Any], Any]) -> Any:
-    """Nested arguments with ``into`` of each tensor without data in its place."""
+    """Nested arguments with each tensor without data replaced by ``into`` of it."""
     if isinstance(value, Dataless):
         return into(value)
     if isinstance(value, (list, tuple)):
@@ -152,7 +152,7 @@ def _meta(value: torch.Tensor) -> torch.Tensor:
 
 
 def uninitialised(value: torch.Tensor) -> torch.Tensor:
-    """Memory of its form, for operations that look at the form alone."""
+    """Uninitialised memory of its form, for operations that use the form only."""
     return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
 
 
@@ -167,12 +167,12 @@ def _wrap(value: Any, device: torch.device) -> Any:
 class HookExitException(BaseException):
     """Raised at the cut to leave the model's forward; caught by the session that raised it.
 
-    Derived from BaseException so that a model's own ``except Exception`` does not swallow it.
+    A BaseException, so that a model's own ``except Exception`` does not catch it.
     """
 
 
 class Unseen:
-    """Runs modules as they are, for runs that are nobody's forward: no session, and nothing for observers."""
+    """Runs modules without a session and without observers."""
 
     is_bare = True
 
@@ -182,14 +182,14 @@ class Unseen:
         return forward(*args, **kwargs)
 
     def failed(self, error: BaseException) -> None:
-        """Whoever runs it sees what it raises."""
+        """Does nothing: the caller sees the exception."""
 
 
 UNSEEN = Unseen()
 
 
 def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The whole model in no session, under the conditions of one: without gradients and without the fast path."""
+    """Run the whole model without a session, under the same conditions: without gradients and without the fast path."""
     token = running.set(UNSEEN)
     try:
         with torch.no_grad(), fast_path_off():
@@ -199,7 +199,7 @@ def run_plain(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 class Frame:
-    """A module call that is running."""
+    """A module call in progress."""
 
     __slots__ = ("has_child", "info", "number")
 
@@ -210,11 +210,11 @@ class Frame:
 
 
 class Session:
-    """Runs a whole model: every layer is numbered, timed if wanted, banked if asked for."""
+    """Runs a whole model: layers are numbered, timed and captured as requested."""
 
     is_bare = False
     banks = False
-    """Whether `module_done` and `layer_done` have more to do than keep layers that are to be saved."""
+    """Whether `module_done` and `layer_done` do more than keep layers to be saved."""
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class Session:
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The shim's entry: one module is called."""
+        """Called by the shim of a module."""
         info = self.modules.get(module)
         if info is None:
             return forward(*args, **kwargs)
@@ -271,10 +271,10 @@ class Session:
         return output
 
     def module_done(self, frame: Frame, output: Any) -> None:
-        """A module, layer or not, has run."""
+        """Called after each module, layer or not."""
 
     def layer_done(self, frame: Frame, output: Any) -> None:
-        """A layer has run; its id is ``next_layer``."""
+        """Called after each layer; its id is ``next_layer``."""
         if self.save:
             number, name = self.next_layer, layer_name(frame)
             if number in self.save or name in self.save:
@@ -282,7 +282,7 @@ class Session:
                 self.banked[number] = self.banked[name] = snapshot(output)
 
     def release(self) -> None:
-        """Let go of tensors that only the run needed; what was measured and banked stays."""
+        """Free tensors that only the run needed; measurements and captured layers stay."""
 
     def metrics(self) -> list[LayerMetrics]:
         """The measured layers, in order."""
@@ -295,7 +295,7 @@ def layer_name(frame: Frame) -> str:
 
 
 def snapshot(value: Any) -> Any:
-    """A copy of a nested value in which every tensor is cloned, strides kept; other objects are shared."""
+    """A copy of a nested value with every tensor cloned, including strides; other objects are shared."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone(memory_format=torch.preserve_format)
     if not any(True for _ in tensors_in(value)):

@@ -1,9 +1,9 @@
-"""Steps that are sent while earlier ones are under way: calls of the model that will probably come next.
+"""Steps that are sent while earlier ones are in progress: calls of the model that will probably come next.
 
-A caller of the model (drafts: `edge_client.generation.drafting`) foresees a call. Its head runs while the answer to the
-call before is awaited, over the state as it will probably be then, and its step is sent. When the call comes, and is
-that call on that state, its answer is on its way already. Whatever differs, the server takes the steps back with the
-next one, and the call is made as any other: what was foreseen wrongly costs time, and never changes a result.
+A caller of the model (drafts: `edge_client.generation.drafting`) foresees a call. Its head runs while the previous
+call's answer is awaited, on the state as it will probably be then, and its step is sent. If the call comes, on that
+state, its answer is already under way. If anything differs, the server takes the steps back with the next one, and the
+call is made as usual: a wrong guess costs time, and never changes a result.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ from shared_hooks.generation.mirror import Forms, Mirror, Snapshot
 from shared_hooks.tensors import identical
 
 MOST_AHEAD = 4
-"""Steps that are under way beside the one that is called for."""
+"""The maximum number of steps in progress besides the current one."""
 ASKS = frozenset({"w", "rng", "new", "born", "still"})
-"""What no step says that is sent ahead: the answers before it may change it."""
+"""Parts of a header that no step sent ahead has, because the answers before it may change them."""
 
 
 @dataclass(frozen=True)
 class NextCall:
-    """What the model will be called with. ``tokens``: how many the call adds to the state."""
+    """The expected arguments of the model. ``tokens``: how many the call adds to the state."""
 
     kwargs: dict[str, Any]
     tokens: int
 
 
 class Foresight(Protocol):
-    """Says what ``model`` will probably be called with."""
+    """Predicts the next calls of ``model``."""
 
     @property
     def model(self) -> nn.Module: ...
 
     @property
     def tokens(self) -> int:
-        """How many the call under way adds to the state; 0 for a call that nothing follows."""
+        """How many tokens the call in progress adds to the state; 0 if no call follows it."""
         ...
 
     def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
-        """The call after the one under way and ``after`` more that were foreseen; None for none. What is done to the
-        state between the two is done now.
+        """The call after the one in progress and ``after`` more that were foreseen, or None. What is done to the state
+        between the two is done now.
 
-        ``saved_ns``: what a step that comes true saves: a head and the network. ``compute_ns``: for so long the server
-        computes a step, in vain if it does not.
+        ``saved_ns``: the time saved if the step comes true: a head and the network. ``compute_ns``: the server's time
+        for a step, wasted if it does not.
         """
         ...
 
 
 foresight: ContextVar[Foresight | None] = ContextVar("isthmus_foresight", default=None)
-"""What foresees the calls of this context."""
+"""Predicts the calls of this context."""
 
 
 @dataclass(frozen=True)
 class Foreseen:
-    """A call that was foreseen, and whose step is under way. ``kwargs``: copies, for the caller may write to what it
-    gave. ``expected``: the forms of the state before it, on which it depends; ``done``: what was done to the state
-    since. ``said``: what the session has said with it. ``after``: the state behind its head.
+    """A foreseen call whose step is in progress. ``kwargs``: copies, since the caller may write to its own.
+    ``expected``: the forms of the state that it depends on; ``done``: what was done to the state since. ``said``: what
+    the session has sent with it. ``after``: the state after its head.
     """
 
     kwargs: dict[str, Any]
@@ -86,7 +86,7 @@ class Foreseen:
 
 
 def unchanging(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Copies of inputs, but for a state."""
+    """Copies of inputs, except for a state."""
     return {
         name: value if is_state_class(type(value)) else tree_map_only(torch.Tensor, torch.clone, value)
         for name, value in kwargs.items()
@@ -94,7 +94,7 @@ def unchanging(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two inputs are the same; False where that is not certain."""
+    """Whether two inputs are equal; False if that is uncertain."""
     if is_state_class(type(one)):
         return one is other
     if type(one) is not type(other):
@@ -113,8 +113,8 @@ def _same(one: Any, other: Any) -> bool:
 
 @dataclass(frozen=True)
 class Growth:
-    """What one answer has changed. ``places``: of each value, by how much its sizes, or the number, grew.
-    ``nodes_changed``: of the mirror that it was seen on.
+    """What one answer has changed. ``places``: by how much the sizes, or the number, of each value grew.
+    ``nodes_changed``: of the mirror on which it was seen.
     """
 
     tokens: int
@@ -123,7 +123,7 @@ class Growth:
 
     @classmethod
     def seen(cls, mirror: Mirror, before: Snapshot, tokens: int) -> Growth | None:
-        """Since ``before``, with ``tokens`` more; None for what does not just grow."""
+        """The growth since ``before``, with ``tokens`` more; None if anything did not just grow."""
         places: list[tuple[Node, Any, tuple[int, ...]]] = []
         if tokens < 1 or mirror.nodes_changed != before.nodes_changed:
             return None
@@ -139,7 +139,9 @@ class Growth:
         return cls(tokens, mirror.nodes_changed, places)
 
     def apply(self, mirror: Mirror, tokens: int) -> bool:
-        """To the mirror, for another number of tokens. False, and nothing is changed, where that is not known."""
+        """Apply it to the mirror, for another number of tokens. Returns False, with nothing changed, if that is
+        unknown.
+        """
         if mirror.nodes_changed != self.nodes_changed:
             return False
         changes: list[tuple[Any, Node, Any]] = []
@@ -162,7 +164,7 @@ class Growth:
 
 
 def _grown(was: Any, form: Any) -> tuple[int, ...] | None:
-    """By how much; None for what is not more of the same."""
+    """By how much a value grew; None if it changed otherwise."""
     if was is None or isinstance(was, Node) or was[0] != form[0]:
         return None
     if form[0] == "m" and len(was[1]) == len(form[1]) and was[3] == form[3] and form[2] == _dense(form[1]):
@@ -175,7 +177,7 @@ def _grown(was: Any, form: Any) -> tuple[int, ...] | None:
 
 
 def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """The strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)

@@ -1,7 +1,7 @@
-"""Which answer each ``generate()`` of a split model asks for: never less than it needs.
+"""Which answer each ``generate()`` of a split model needs.
 
-``generate()`` prepares its processors by a method of the model; there it is seen what it will do. A call of the model
-in a ``generate()`` that has not come so far gets all logits.
+``generate()`` prepares its processors in a method of the model, where it becomes known what it will do. A call of the
+model before that gets all logits.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from shared_hooks.tensors import ClassFinder, dtype_named, flatten, unflatten
 
 MAX_CALLS = 100_000
 REMOTE_BYTES = 2048
-"""Memory that a tensor without data takes, and a call."""
+"""The memory of a tensor without data, and of a call."""
 
 
 @dataclass(frozen=True)
 class CallReport:
-    """One call: its result is rebuilt from ``structure`` and ``sources``, a remote tensor or the number of an argument
-    each. ``aliases``: whose memory each is in, that of an argument, by its number, or of an earlier one of these (-1 is
-    the first); None for its own.
+    """One call: its result is rebuilt from ``structure`` and ``sources`` (remote tensors, or numbers of arguments).
+
+    ``aliases``: whose memory each shares: an argument's, by its number, or an earlier source's (-1 is the first); None:
+    its own.
     """
 
     path: str
@@ -48,12 +49,12 @@ class CallReport:
 
     @functools.cached_property
     def alone(self) -> RemoteTensor | None:
-        """The result, where it is one tensor that is no argument."""
+        """The result, if it is a single tensor and no argument."""
         is_one = self.structure == ["t", 0] and len(self.sources) == 1 and self.aliases == (None,)
         return self.sources[0] if is_one and isinstance(self.sources[0], RemoteTensor) else None
 
     def result(self, given: list[torch.Tensor], find: ClassFinder) -> Any:
-        """As the module would give it. Raises BadFrame."""
+        """The result as the module would return it. Raises BadFrame."""
         leaves: list[torch.Tensor] = []
         try:
             for number, (source, alias) in enumerate(zip(self.sources, self.aliases, strict=True)):
@@ -78,7 +79,7 @@ class CallReport:
         return RemoteTensor(source.shape, source.stride(), source.dtype, source.device, self.origins[number])
 
     def completed(self, output: Any, find: ClassFinder) -> Any:
-        """What the module gave when run on remote tensors, with ours in their place, whose values can be had."""
+        """What the module returned on remote tensors, with tensors whose values are known in their place."""
         structure, leaves = flatten(output)
         if len(leaves) != len(self.sources) or not any(type(leaf) is RemoteTensor for leaf in leaves):
             return output
@@ -94,7 +95,7 @@ class CallReport:
 
 
 class CallReports:
-    """All calls of a step, by path and count."""
+    """All calls of a step by path and count."""
 
     def __init__(self, here: torch.device) -> None:
         self._here = here
@@ -103,7 +104,7 @@ class CallReports:
         self._sizes: dict[tuple[str, int], tuple[Any, int]] = {}
 
     def hear(self, reported: Any) -> None:
-        """What has changed since the step before. Raises BadFrame."""
+        """Process what has changed since the previous step. Raises BadFrame."""
         self._left = MAX_CALLS - len(self.calls)
         try:
             for one in reported:
@@ -115,15 +116,15 @@ class CallReports:
 
     @property
     def nbytes(self) -> int:
-        """About what it takes in memory."""
+        """The approximate bytes of memory that they take."""
         return sum([nbytes for _, nbytes in self._sizes.values()])
 
     def magnitude(self) -> Any:
-        """See `foresight.magnitude`."""
+        """See `remote_tensor.magnitude`."""
         return frozenset([(key, found) for key, (found, _) in self._sizes.items()])
 
     def copied(self) -> CallReports:
-        """For a step that may fail."""
+        """A copy for a step that may fail."""
         made = CallReports(self._here)
         made.calls, made._sizes = dict(self.calls), dict(self._sizes)
         return made
@@ -159,13 +160,13 @@ def _count(call: CallReport) -> int:
 _METHODS = ("generate", "_sample", "_assisted_decoding")
 _OTHER_DRAFTS = ("use_mtp", "speculation_type", "assistant_ensemble_weight")
 _COLDEST, _HOTTEST = 1e-3, 1e3
-"""Temperatures between which a division by them is exact but for its last bit."""
+"""The temperatures between which a division by them is exact but for its last bit."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """``answer``: the least that is enough, None for all, and then ``why``. ``processors``: those by which the tail may
-    sample in place of the edge; None where nothing is sampled, or for a reason, ``why_not``.
+    """``answer``: the least that is enough; None: all, with the reason ``why``. ``processors``: with which the tail may
+    sample instead of the edge; None if nothing is sampled, or for the reason ``why_not``.
     """
 
     answer: Answer
@@ -177,8 +178,8 @@ class Need:
 def needed(
     config: Any, processors: Iterable[Any], *, model: Any = None, assistant: Any = None, custom: Any = None
 ) -> Need:
-    """``config`` and ``processors``: as ``generate()`` has prepared them (``model._get_logits_processor``).
-    ``assistant``, ``custom``: what it was given as assistant_model and custom_generate.
+    """What a ``generate()`` needs. ``config`` and ``processors``: as prepared by it (``model._get_logits_processor``);
+    ``assistant``, ``custom``: its arguments assistant_model and custom_generate.
     """
     processors = list(processors)
     mode = str(getattr(config.get_generation_mode(assistant), "value", ""))
@@ -220,7 +221,7 @@ def _unknown(config: Any, mode: str, model: Any, custom: Any) -> str:
 
 
 def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
-    """The least answer, or None and why."""
+    """The least answer, or None and the reason."""
     banned = 0
     for one in processors:
         name = type(one).__name__
@@ -242,7 +243,7 @@ def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
 
 
 def _ban(name: str, processor: Any) -> int | None:
-    """How many words a processor may set to minus infinity, where it does nothing else."""
+    """How many tokens a processor may set to minus infinity, if it does nothing else; else None."""
     if name in ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"):
         return _asking_count(processor.eos_token_id)
     if name == "SuppressTokensLogitsProcessor":
@@ -260,11 +261,11 @@ LEAST = ("least",)
 SAMPLE = ("sample",)
 _HOOKED = ("generate", "_get_logits_processor", "_get_candidate_generator")
 _BATCHES = ("generate_batch", "init_continuous_batching")
-"""They write to states of their own making in place, which two sides cannot do."""
+"""Methods that write in place to states of their own, which two sides cannot do."""
 
 
 class _Call:
-    """One ``generate()`` under way."""
+    """One ``generate()`` in progress."""
 
     def __init__(self, asking: Asking, assistant: Any, custom: Any) -> None:
         self.asking = asking
@@ -277,7 +278,9 @@ _call: ContextVar[_Call | None] = ContextVar("isthmus_generate", default=None)
 
 
 class Asking:
-    """``asked``: None, ``("top", k)``, ``("token",)``, ``("sample",)`` or ``("least",)``, as `SplitForward` says."""
+    """Finds the answer of each call. ``asked``: None, ``("top", k)``, ``("token",)``, ``("sample",)`` or
+    ``("least",)``; see `SplitForward`.
+    """
 
     def __init__(self, asked: Answer) -> None:
         if asked is not None and not _is_answer(asked):
@@ -288,7 +291,7 @@ class Asking:
         self._take_off = _nothing
 
     def attach(self, model: nn.Module) -> None:
-        """From now on each ``generate()`` of the model says what it needs, and ``generate_batch()`` is refused."""
+        """Observe each ``generate()`` of the model from now on, and refuse ``generate_batch()``."""
         refused: dict[str, Any] = {name: partial(_refused, name) for name in _BATCHES if hasattr(model, name)}
         if self.asked is None or not all(hasattr(model, name) for name in _HOOKED):
             self._take_off = put_instead(model, refused)
@@ -323,12 +326,12 @@ class Asking:
         self._take_off = put_instead(model, {**dict(zip(_HOOKED, found, strict=True)), **refused})
 
     def detach(self) -> None:
-        """The model is as it was."""
+        """Restore the model."""
         self._take_off()
         self._take_off = _nothing
 
     def now(self) -> Answer:
-        """For the step that runs."""
+        """The answer for the current step."""
         call = _call.get()
         if call is not None and call.asking is self:
             return call.answer
@@ -359,7 +362,7 @@ def _refused(name: str, *_: Any, **__: Any) -> None:
 
 
 def _nothing() -> None:
-    """In place of taking off what is not there."""
+    """Does nothing: there is nothing to detach."""
 
 
 def _is_answer(asked: Any) -> bool:

@@ -1,7 +1,7 @@
-"""Values that Python reads from data before the cut: banked by the head, answered to the tail's replay.
+"""Values that Python reads from data before the cut: recorded by the head, and returned to the tail's replay.
 
-Only the code between modules is watched: what a module of the prefix reads stays within it. An entry is ``[where, name,
-value]``, or ``[where, name, shape, dtype]`` for a tensor whose shape depends on data (a mask's picks).
+Only the code between modules is watched: what a module of the prefix reads stays inside it. An entry is ``[where, name,
+value]``, or ``[where, name, shape, dtype]`` for a tensor whose shape depends on data (the result of a mask).
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ _SHAPED_BY_DATA = frozenset(
 _NEW = frozenset(f"{how}{what}" for what in ("empty", "zeros", "ones", "full") for how in ("", "new_")) | frozenset(
     f"{what}_like" for what in ("empty", "zeros", "ones", "full")
 )
-"""Functions and methods whose results share memory with nothing."""
+"""Functions and methods whose results share no memory."""
 Line = tuple[CodeType, int]
 _PLAIN = (bool, int, float, complex)
 
 
 class Diverged(Exception):
-    """Before the cut the tail does not do what the head did."""
+    """The tail does not do the same as the head before the cut."""
 
 
 class Watch(TorchFunctionMode):
-    """Around the head: notes what Python reads in the code around the cut. ``frames``: the calls that run, the last
-    one is the call whose code that is; None inside what is not watched.
+    """Records what Python reads in the code around the cut while the head runs.
+
+    ``frames``: the calls in progress, the last of which is the one whose code runs; None inside what is not watched.
     """
 
     def __init__(self, frames: list[str | None]) -> None:
@@ -62,15 +63,16 @@ class Watch(TorchFunctionMode):
 
 
 class Replay(TorchFunctionMode):
-    """Around the tail's replay of the prefix: reads of remote tensors are answered from the bank, others must agree
-    with it. No tensor that is here is given the memory of a remote tensor: there is none, and the process would end.
+    """Answers reads of remote tensors from the bank while the tail replays the prefix; other reads must agree with it.
+
+    No local tensor gets the memory of a remote one: there is none, and the process would crash.
     """
 
     def __init__(
         self, frames: list[str | None], entries: list[Entry], here: torch.device, written: Container[Line] = ()
     ) -> None:
-        """``written``: lines of the code around the cut that make tensors into which remote ones are written: these are
-        remote from the beginning.
+        """``written``: lines of the code around the cut that create tensors into which remote ones are written: these
+        are remote from the beginning.
         """
         super().__init__()
         self._frames = frames
@@ -78,25 +80,25 @@ class Replay(TorchFunctionMode):
         self._here = here
         self._written = written
         self.made: dict[int, Line] = {}
-        """By storage, where a new tensor was made in the code around the cut."""
+        """By storage, where a new tensor was created in the code around the cut."""
         self._taken = 0
         self._on = self._answers = False
         self.answered = False
         """Whether the bank was needed."""
 
     def on(self, answers: bool) -> None:
-        """``answers``: whether the head has banked anything."""
+        """Start. ``answers``: whether the head has recorded anything."""
         self._on, self._answers = True, answers
         self.__enter__()  # type: ignore[no-untyped-call]
 
     def off(self) -> None:
-        """Once; later calls do nothing."""
+        """Stop. Idempotent."""
         if self._on:
             self._on = False
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def finish(self) -> None:
-        """At the cut. Raises `Diverged` where the head read more."""
+        """Called at the cut. Raises `Diverged` if the head read more."""
         if self._taken != len(self._entries):
             raise Diverged("the head read more values than this side comes to")
 
@@ -160,7 +162,7 @@ class Replay(TorchFunctionMode):
 
 
 def _picks(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether the shape of what a function gives depends on data."""
+    """Whether the shape of a function's result depends on data."""
     name = getattr(func, "__name__", "")
     if name not in _SHAPED_BY_DATA:
         return False

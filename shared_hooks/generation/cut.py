@@ -1,4 +1,4 @@
-"""Where a model is cut for generation, the same module call in every step; and what is around a step."""
+"""Where a model is cut for generation, at the same module call in every step; and the settings around a step."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from shared_hooks.tensors import ClassFinder, classes_of
 
 @dataclass(frozen=True)
 class Cut:
-    """``name``: a module's path, with ``#n`` for its n-th call. ``above``: the modules around it, whose own code runs
-    on both sides.
+    """A cut. ``name``: a module's path, with ``#n`` for its n-th call. ``above``: the modules around it, whose own code
+    runs on both sides.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Cut:
 
     @classmethod
     def of(cls, model: nn.Module, name: str) -> Cut:
-        """Raises UnknownLayer and CutRefused."""
+        """The cut of this name. Raises UnknownLayer and CutRefused."""
         path, _, number = name.partition("#")
         if path == "" or (number and not (number.isdigit() and int(number) > 0)):
             raise UnknownLayer(f'no layer "{name}": name the module after which the model is cut')
@@ -54,7 +54,7 @@ class Cut:
 
 
 def check_order(first: Cut, second: Cut) -> None:
-    """Whether a part may run from one cut to the other. Raises CutRefused."""
+    """Check that a part may run from one cut to the other. Raises CutRefused."""
     if not first.above <= second.above or second.path in first.above:
         raise CutRefused(
             f"a part from {first.name} to {second.name}: the second cut must be after a module in the same list of "
@@ -65,7 +65,7 @@ def check_order(first: Cut, second: Cut) -> None:
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Where a model runs: the first accelerator that has any of its weights, else the CPU. Weights that one side lacks
+    """The device of a model: the first accelerator with any of its weights, else the CPU. Weights that one side lacks
     are on meta, or in files, which count as the CPU's.
     """
     there = (tensor.device for tensor in (*model.parameters(), *model.buffers()))
@@ -73,7 +73,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def finder_of(model: nn.Module) -> ClassFinder:
-    """Finds the classes of results that the model's modules may give."""
+    """Finds the classes of results that the model's modules may return."""
     return classes_of(tables.holder_modules(model))
 
 
@@ -90,7 +90,7 @@ SHOWN = 4
 
 
 def around(paths: Mapping[nn.Module, str], model: nn.Module, run: Collection[str]) -> dict[str, Any]:
-    """On the edge. ``run``: the calls that were made here, hooks and all."""
+    """The settings around a step on the edge. ``run``: the calls that were made here, with their hooks."""
     hooks = [
         [path, name]
         for module, path in paths.items()
@@ -106,14 +106,14 @@ def _is_within(path: str, run: Collection[str]) -> bool:
 
 
 def training(paths: Mapping[nn.Module, str], model: nn.Module) -> list[str]:
-    """Paths of the modules that are in training; ["*"] where all are."""
+    """The paths of the modules in training mode; ["*"] if all are."""
     modules = {model: "", **paths}
     found = [path for module, path in modules.items() if module.training]
     return ["*"] if found and len(found) == len(modules) else found
 
 
 def check_around(said: Any, paths: Mapping[nn.Module, str], model: nn.Module) -> None:
-    """On the tail's side. Raises CutRefused for what is otherwise on the edge, and BadFrame."""
+    """Check the edge's settings on the tail's side. Raises CutRefused for a difference, and BadFrame."""
     try:
         asked, hooks = list(said["training"]), [(str(path), str(name)) for path, name in said["hooks"]]
     except MALFORMED as error:

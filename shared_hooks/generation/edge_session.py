@@ -1,6 +1,4 @@
-"""The edge's part of one generation: what was said and heard, and the steps kept so that a lost session can be made
-again.
-"""
+"""The edge's part of one generation: what was sent and received, and the steps kept to rebuild a lost session."""
 
 from __future__ import annotations
 
@@ -39,9 +37,9 @@ from shared_hooks.tensors import tensors_in
 
 @dataclass(frozen=True)
 class StepReply:
-    """What came back. Bytes are those of headers and payloads, durations nanoseconds on the server's clock.
+    """An answer. Bytes of headers and payloads, durations in nanoseconds on the server's clock.
 
-    ``batch_size``: how many steps were computed together at the most, this one included; 1: it is as if computed alone.
+    ``batch_size``: the most steps that were computed together, including this one; 1: computed alone.
     """
 
     header: dict[str, Any]
@@ -53,7 +51,7 @@ class StepReply:
 
 
 class Link(Protocol):
-    """Sessions on the other side, by a number of the caller's choosing."""
+    """The sessions on the other side, by a number that the caller chooses."""
 
     def step(
         self,
@@ -63,12 +61,14 @@ class Link(Protocol):
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None,
     ) -> StepReply:
-        """The ``number``-th step of a session, from 0; the first one opens it. ``fork``: it continues from that session
-        after so many steps. Raises SessionLost where the other side does not have it any more.
+        """Make the ``number``-th step of a session, from 0; the first one opens it.
+
+        ``fork``: it continues from that session after that many steps. Raises SessionLost if the other side has lost
+        it.
         """
 
     def close(self, session: int) -> None:
-        """It is not needed any more. Never raises."""
+        """Release a session. Never raises."""
 
 
 class Pending(Protocol):
@@ -79,36 +79,37 @@ class Pending(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether `result` need not wait."""
+        """Whether `result` returns at once."""
         ...
 
     def result(self) -> StepReply:
-        """Its answer. Raises what `Link.step` raises."""
+        """Wait for its answer. Raises what `Link.step` raises."""
         ...
 
     def cancel(self, why: IsthmusError) -> None:
-        """Nobody wants it any more; the server may compute it all the same. Never raises."""
+        """Cancel it; the server may still compute it. Never raises."""
 
 
 class Beginning(Link, Protocol):
-    """A link on which a session may have several steps under way."""
+    """A link on which a session may have several steps in progress."""
 
     @property
     def begins(self) -> bool:
-        """Whether that is so."""
+        """Whether it supports that."""
         ...
 
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
     ) -> Pending:
-        """As `step`, without waiting for the answer. The server computes the steps of a session in their order.
-        ``branch``: how often steps were taken back before; of an earlier branch no step is computed any more.
+        """As `step`, without waiting for the answer. The server computes the steps of a session in order.
+
+        ``branch``: how often steps have been taken back; steps of an earlier branch are not computed any more.
         """
 
 
 class InProcess:
-    """A tail in this process. ``record``: a list that gets all bytes that cross, in both directions. ``opened``: makes
-    its sessions, where these are no plain ones (`middle`).
+    """A link to a tail in this process. ``record``: a list that gets all bytes in both directions. ``opened``: creates
+    special sessions (`middle`).
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class InProcess:
     def begin(
         self, session: int, number: int, header: dict[str, Any], tensors: list[torch.Tensor], branch: int
     ) -> Pending:
-        """As `Beginning` says; the step is computed at once."""
+        """As `Beginning.begin`; the step is computed at once."""
         try:
             if branch > self._branches.get(session, 0) and number <= self.steps.get(session, -1):
                 self._branches[session], self.steps[session] = branch, number
@@ -142,7 +143,7 @@ class InProcess:
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None,
     ) -> StepReply:
-        """As `Link` says; BadFrame for steps out of order."""
+        """As `Link.step`; BadFrame for steps out of order."""
         up = Parcel.of_tensors(header, tensors)
         meta, came = Parcel.tensors(up.header, self._through(up))
         if fork is not None and number == 0:
@@ -177,7 +178,7 @@ class InProcess:
         return data
 
     def close(self, session: int) -> None:
-        """As `Link` says."""
+        """As `Link.close`."""
         gone = self.sessions.pop(session, None)
         if gone is not None:
             gone.close()
@@ -186,7 +187,7 @@ class InProcess:
 
 @dataclass(frozen=True)
 class _Answered:
-    """A `Pending` that is over."""
+    """A `Pending` whose step is over."""
 
     reply: StepReply | None
     error: IsthmusError | None = None
@@ -204,19 +205,21 @@ class _Answered:
         return self.reply
 
     def cancel(self, why: IsthmusError) -> None:
-        """It is too late."""
+        """Does nothing: the step is over."""
 
 
 # The calls of a session: what the model was given, step by step, so that the head can compute the steps once more when
 # what it sent was too much to keep. Token ids are a few bytes each; hidden states are thousands.
 
 SMALL = 4096
-"""Elements; a larger tensor is not copied: the session can be made again as long as nobody has written to it."""
+"""The number of elements up to which tensors are copied; with larger ones the session can be rebuilt as long as nobody
+writes to them.
+"""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One. ``state``: the name under which the state is given, if it is. ``done``: what was done to it before."""
+    """One call. ``state``: the name of the argument with the state, if any. ``done``: what was done to it before."""
 
     values: dict[str, Any]
     versions: list[tuple[torch.Tensor, int]]
@@ -224,21 +227,21 @@ class Call:
     done: list[Any]
 
     def kwargs(self, state: Any) -> dict[str, Any]:
-        """What the model is called with. Raises SessionLost where somebody has written to it since."""
+        """The arguments of the model. Raises SessionLost if one was written to since."""
         if any(version_of(tensor) != version for tensor, version in self.versions):
             raise SessionLost("the session cannot be made again: the inputs of an earlier step were changed since")
         return self.values if self.state is None else {**self.values, self.state: state}
 
 
 class Calls:
-    """Those of one session, in order; ``opening``: the form of its state at the first one."""
+    """The calls of one session in order; ``opening``: the form of its state at the first one."""
 
     def __init__(self) -> None:
         self.opening: Any = None
         self.entries: list[Call] = []
 
     def add(self, kwargs: dict[str, Any], done: list[Any]) -> None:
-        """Keep one."""
+        """Record a call."""
         values, state, versions = {}, None, []
         for name, value in kwargs.items():
             if is_state_class(type(value)):
@@ -253,7 +256,7 @@ class Calls:
         self.entries.append(Call(values, versions, state, list(done)))
 
     def copied(self) -> Calls:
-        """For a session that continues from here on its own."""
+        """A copy for a session that continues from here independently."""
         made = Calls()
         made.opening, made.entries = self.opening, list(self.entries)
         return made
@@ -262,14 +265,14 @@ class Calls:
 _ids = itertools.count(1)
 _SAID = ("up", "down", "around", "coded", "crossing", "structure", "all_leaves", "quiet", "wanted", "random")
 SAID_UP = frozenset({"up", "around", "coded", "crossing", "inputs", "reports"})
-"""What a message up changes of all that was said and heard."""
+"""The fields that a message to the other side changes."""
 Step = tuple[dict[str, Any], list[torch.Tensor]]
 _ONCE = ("keep", "back")
-"""What a step says of steps that may be taken back: it is not said when a session is made again."""
+"""The parts of a header about steps that may be taken back, which are left out when a session is rebuilt."""
 
 
 class History:
-    """The steps of a session, for as long as they take no more than ``most`` bytes."""
+    """The steps of a session, as long as they take at most ``most`` bytes."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -278,11 +281,11 @@ class History:
 
     @property
     def nbytes(self) -> int:
-        """What they take."""
+        """The bytes that they take."""
         return 0 if self.steps is None else self._bytes
 
     def add(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        """Keep one. Whoever owns the tensors may go on writing to them."""
+        """Record a step, with copies of its tensors."""
         for tensor in tensors:
             self._bytes += tensor.nbytes
         if self.steps is None or self._bytes > self._most:
@@ -292,7 +295,7 @@ class History:
         self.steps.append((once, [tensor.clone() for tensor in tensors]))
 
     def copied(self) -> History:
-        """For a session that continues from here on its own."""
+        """A copy for a session that continues from here independently."""
         made = History(self._most)
         made._bytes, made.steps = self._bytes, None if self.steps is None else list(self.steps)
         return made
@@ -309,7 +312,7 @@ class EdgeSession:
         self.up: LastSaid = None
         self.down: LastSaid = None
         self.downs: list[LastSaid] = []
-        """What each server behind the next one has said, in a chain."""
+        """What each server behind the next one has reported, in a chain."""
         self.reports: dict[tuple[str, int], Any] = {}
         self.crossing: Any = None
         self.structure: Any = None
@@ -323,28 +326,30 @@ class EdgeSession:
         self.wanted: Any = None
         """The answer that the other side knows to be wanted."""
         self.random: str | None = None
-        """Digest of the state of its generator, where it draws."""
+        """The digest of its generator's state, if it draws."""
         self.history = History(history_bytes)
         self.calls = Calls()
         self.foreseen: deque[Any] = deque()
-        """Steps behind the one that is called for, which are under way (`ahead.Foreseen`)."""
+        """Steps after the current one that are in progress (`ahead.Foreseen`)."""
         self.bytes_in_vain = 0
-        """Sent for steps that were taken back, since the last step."""
+        """Bytes sent for steps that were taken back, since the last step."""
         self.branch = 0
-        """How often steps were taken back."""
+        """How often steps have been taken back."""
         self.takes_back = False
-        """Whether the next step has to say so."""
+        """Whether the next step must take steps back."""
         self.keeps = False
         """Whether the server has kept the state before the last step."""
         self.remade: Callable[[EdgeSession], None] | None = None
-        """Computes the steps again, where they are not kept: see `SplitForward`."""
+        """Computes the steps again if they are not kept; see `SplitForward`."""
         self._asked = False
-        """Whether the other side may have it."""
+        """Whether the other side may have the session."""
         self._fork: tuple[EdgeSession, int] | None = None
         self._copies: list[weakref.ref[EdgeSession]] = []
 
     def copied(self) -> EdgeSession:
-        """A session that continues from here on its own; it opens with its first step, or before the next one here."""
+        """A session that continues from here independently; it opens with its first step, or before the next
+        one here.
+        """
         self._decide()
         made = EdgeSession.__new__(EdgeSession)
         made.__dict__.update(self.__dict__)
@@ -362,12 +367,12 @@ class EdgeSession:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a copy continues from here that is not opened yet."""
+        """Whether a copy that continues from here is still to be opened."""
         copies = [one() for one in self._copies]
         return any(copy is not None and not copy.number for copy in copies)
 
     def marks(self) -> dict[str, Any]:
-        """What was said until now, to come `back` to when a step fails."""
+        """What has been sent and received, to restore with `back` if a step fails."""
         own = self.__dict__
         return {
             **dict(zip(_SAID, map(own.__getitem__, _SAID), strict=True)),
@@ -378,17 +383,18 @@ class EdgeSession:
         }
 
     def heard(self, mirror: Mirror, header: dict[str, Any]) -> None:
-        """What the other side, and the servers behind it in a chain, changed on the state."""
+        """Record what the other side, and the servers behind it in a chain, changed on the state."""
         self.down = mirror.put(self.down, header.get("d", []))
         put_more(mirror, self.downs, header)
 
     def back(self, marks: dict[str, Any]) -> None:
-        """The other side has not taken what was said since."""
+        """Restore what was sent and received before a step that failed."""
         self.__dict__.update(marks)
 
     def begin(self, header: dict[str, Any], tensors: list[torch.Tensor], after: int = 0) -> Pending:
-        """Sends a step, which `send` waits for. ``after``: how many steps under way come before it. The session must be
-        open, and its link be `Beginning`.
+        """Send a step, whose answer `send` waits for. ``after``: the number of steps in progress before it.
+
+        The session must be open, and its link a `Beginning`.
         """
         if not after:
             self._hold_copies()
@@ -398,8 +404,8 @@ class EdgeSession:
         return pending
 
     def send(self, header: dict[str, Any], tensors: list[torch.Tensor], pending: Pending | None = None) -> StepReply:
-        """One step; ``pending``: which is under way. A session that was lost is made again from the steps kept. Raises
-        SessionLost where it cannot.
+        """Make one step; ``pending``: it is in progress. A lost session is rebuilt from the steps kept, or SessionLost
+        is raised.
         """
         try:
             if pending is not None:
@@ -428,7 +434,7 @@ class EdgeSession:
         self._copies = []
 
     def _decide(self) -> None:
-        """Nothing can be taken back any more, so that the session can be copied."""
+        """Confirm all steps, so that none can be taken back and the session can be copied."""
         drop(self)
         if self.takes_back or self.keeps:
             with suppress(IsthmusError):  # then the copy is made from its steps
@@ -444,14 +450,14 @@ class EdgeSession:
         return self.link.step(self.id, self.number, header, tensors, fork)
 
     def done(self, header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-        """The step just sent was made."""
+        """Record that the step just sent was made."""
         self.number += 1
         self._fork = None
         self.keeps = "keep" in header
         self.history.add(header, tensors)
 
     def _hold(self) -> None:
-        """The session is opened while the one that it continues from is still there."""
+        """Open the session while the one that it continues from still exists."""
         if self.number == 0 and self._fork is not None:
             try:
                 self._send({"still": 1}, [])
@@ -461,7 +467,7 @@ class EdgeSession:
             self.number, self._fork = 1, None
 
     def _again(self, lost: IsthmusError) -> None:
-        """All steps once more, in a new session. What they give is known. After an error the session is still lost."""
+        """Repeat all steps in a new session. Their results are known. After an error the session is still lost."""
         for one in self.foreseen:
             one.pending.cancel(lost)
         self.foreseen.clear()
@@ -486,22 +492,23 @@ class EdgeSession:
         self.branch, self.takes_back, self.keeps = 0, False, False
 
     def close(self) -> None:
-        """The other side may forget it."""
+        """Release the session on the other side."""
         drop(self)
         if self._asked:
             self.link.close(self.id)
 
 
 def _say_layouts(header: dict[str, Any], tensors: list[torch.Tensor]) -> None:
-    """Strides of tensors that are packed for the message and lie otherwise here: kernels round by how they lie."""
+    """Add the strides of tensors that are packed for the message but not here: kernels round depending on strides."""
     header.pop("l", None)
     if found := [[number, list(one.stride())] for number, one in enumerate(tensors) if has_gaps(one)]:
         header["l"] = found
 
 
 def drop(session: EdgeSession, *, always: bool = False) -> None:
-    """What was foreseen does not come: the server takes it back with the next step. ``always``: one is taken back that
-    is not among the foreseen any more.
+    """Drop the foreseen steps; the server takes them back with the next step.
+
+    ``always``: a step that is no longer among the foreseen is taken back, too.
     """
     if not (session.foreseen or always):
         return

@@ -1,8 +1,8 @@
-"""Gates: where calls of one model that run in lock-step meet, and go through a module as one.
+"""Gates: where calls of one model that run in lockstep meet and pass through a module as one.
 
-Two kinds, and each is proven by running it before it is used. A `RowGate` stands for a module that is row-wise. A
-`BlockGate` stands for a block of a decoder that keeps what it has read in a `DynamicCache` of transformers: rows of
-several texts go through it with one ragged cache, filled up on the left to the longest.
+There are two kinds, and each is verified by running it before it is used. A `RowGate` is for a row-wise module. A
+`BlockGate` is for a decoder block that keeps what it has read in a `DynamicCache` of transformers: rows of several
+texts pass through it with one ragged cache, padded on the left to the longest.
 
 May import purity, state, modules, forward.
 """
@@ -43,8 +43,9 @@ __all__ = ["BlockGate", "Entry", "Form", "Gate", "Request", "RowGate", "is_row_w
 # And rows alone, together and in another order must agree.
 
 ROUNDINGS = 8
-"""How far results may differ, by root mean square, in units of the dtype's rounding: a matrix product of one row and
-one of several rows add up in different orders."""
+"""The tolerated difference of results, as root mean square in units of the dtype's rounding: matrix products of one row
+and of several rows add up in different orders.
+"""
 
 _DECIDES = {
     torch.Tag.data_dependent_output,
@@ -54,18 +55,18 @@ _DECIDES = {
 
 
 class _Decides(Exception):
-    """A kernel whose work depends on values, not on shapes alone, or that writes to what it was not given to write."""
+    """A kernel whose work depends on values, not only on shapes, or that writes to other memory than it is given."""
 
 
 class _Kernels(TorchDispatchMode):
-    """Looks at all kernels of a call, before they run. Raises `_Decides`."""
+    """Checks all kernels of a call before they run. Raises `_Decides`."""
 
     def __init__(self, *, may_draw: bool = False) -> None:
-        """``may_draw``: who looks sees for itself whether a generator was used; attention's kernels only could."""
+        """``may_draw``: the caller checks itself whether a generator was used; attention's kernels only might."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._refused = _DECIDES - {torch.Tag.nondeterministic_seeded} if may_draw else _DECIDES
         self._made: dict[int, torch.Tensor] = {}
-        """What the call has made, by storage."""
+        """By storage, what the call has created."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = list(tensors_in((args, kwargs or {})))
@@ -84,16 +85,17 @@ class _Kernels(TorchDispatchMode):
 
 
 def _looks_up(func: Any, args: Any) -> bool:
-    """Whether a kernel takes elements by their numbers, so that its result has as many whatever these are."""
+    """Whether a kernel looks up elements by index, so that its result's size does not depend on values."""
     if func is not torch.ops.aten.index.Tensor:
         return False
     return all(one is None or one.dtype in (torch.int32, torch.int64) for one in args[1])
 
 
 def is_row_wise(forward: Callable[[torch.Tensor], Any], like: torch.Tensor) -> bool:
-    """Whether ``forward`` is, for floating-point tensors of the rank, last dimension, dtype and device of ``like``.
+    """Whether ``forward`` is row-wise for floating-point tensors of the rank, last dimension, dtype and device of
+    ``like``.
 
-    It runs about ten times on up to six rows of random numbers; ``like`` is not read. What it raises means no.
+    It runs about ten times on up to six rows of random numbers; ``like`` is not read. An exception means no.
     """
     if not like.dtype.is_floating_point or like.dim() < 2:
         return False
@@ -145,29 +147,29 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 Form = tuple[Any, ...]
-"""What calls have in common that may go through a gate as one."""
+"""What calls must have in common to pass through a gate as one."""
 
 LOOKS = 8
-"""How often a gate is looked at that was not quiet: a model may build something in its first steps."""
+"""How often a gate that was not quiet is verified: a model may build something in its first steps."""
 
 _copied_parts: Any = torch.split_with_sizes_copy  # annotated for its other variant, with out=
 
 
 class Traveller(Protocol):
-    """One of the calls in lock-step."""
+    """One of the calls in lockstep."""
 
     def arrive(self, gate: Gate, form: Form, request: Request) -> Any:
-        """What the module gives."""
+        """The module's result for a request, possibly together with others."""
 
     @property
     def may_meet(self) -> bool:
-        """Whether others are under way, and nothing is set for the thread that would hold for them, too."""
+        """Whether other calls are in progress, and no thread-wide setting would affect them."""
         ...
 
     @property
     def is_quiet(self) -> bool:
-        """Whether the model's Python state is as it was before all calls: what this one has written there would be
-        overwritten by the others while it waits.
+        """Whether the model's Python state is as before all calls: otherwise the others would overwrite what this one
+        has written there while it waits.
         """
         ...
 
@@ -177,7 +179,7 @@ travelling: ContextVar[Traveller | None] = ContextVar("isthmus_travelling", defa
 
 @contextmanager
 def nobodys() -> Iterator[None]:
-    """What runs in the block is of no session and in no lock-step: several calls' rows, or none's."""
+    """In the block nothing belongs to a session or lockstep: it runs rows of several calls, or of none."""
     tokens = travelling.set(None), running.set(UNSEEN)
     try:
         yield
@@ -187,20 +189,20 @@ def nobodys() -> Iterator[None]:
 
 
 def _sees_inside() -> bool:
-    """Whether who runs this call looks at the modules inside: it counts their calls, or leaves at one of them."""
+    """Whether the runner of this call observes the modules inside: it counts their calls, or ends at one of them."""
     runner = running.get()
     return runner is not None and not runner.is_bare and getattr(runner, "sees_inside", True)
 
 
 class Request(Protocol):
-    """A call that has come to a gate."""
+    """A call that has reached a gate."""
 
     def alone(self) -> Any:
-        """Runs the module for this call only, and returns its output."""
+        """Run the module for this call alone."""
 
 
 class Entry:
-    """What stands below a module's shim: its own forward, or its gate, which copies of the module share."""
+    """What a module's shim calls: its own forward, or its gate, which copies of the module share."""
 
     __slots__ = ("forward", "gate")
 
@@ -216,10 +218,10 @@ class Entry:
 
 
 class Gate(ABC):
-    """Where calls of one module meet, and of its copies over the same weights."""
+    """Where calls of one module, and of its copies with the same weights, meet."""
 
     def __init__(self, module: nn.Module, number: int, copies: Sequence[nn.Module] = ()) -> None:
-        """``number``: of the module in its model, as it lists them."""
+        """``number``: the module's index in its model."""
         self.module = module
         self.number = number
         self.users = 0
@@ -229,16 +231,18 @@ class Gate(ABC):
 
     @abstractmethod
     def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What ``forward`` gives for these, in lock-step with others where that is proven."""
+        """What ``forward`` returns for these arguments, in lockstep with others if that is verified."""
 
     @abstractmethod
     def through(self, several: Sequence[Any]) -> list[Any] | None:
-        """What the module gives each of these requests, of one form, in memory of its own; None where they must go
-        alone. Raises what the module raises; then nothing has changed.
+        """The module's results for these requests, which have one form, each in its own memory; None if they must run
+        alone.
+
+        Raises what the module raises; then nothing has changed.
         """
 
     def look_again(self) -> None:
-        """The model's Python state has changed: whoever comes next is looked at again."""
+        """The model's Python state has changed: verify the next call again."""
         self._quiet = False
 
     def _is_quiet(self, traveller: Traveller) -> bool:
@@ -249,7 +253,7 @@ class Gate(ABC):
 
     @property
     def _is_watched(self) -> bool:
-        """Whether somebody looks at calls inside, and must not be shown the rows of others."""
+        """Whether hooks observe calls inside, which must not see others' rows."""
         for module in self._inside:
             shim = module.__dict__.get("forward")
             if module._forward_hooks or module._forward_pre_hooks or (isinstance(shim, Shim) and shim.watching):
@@ -267,7 +271,7 @@ class _Rows:
 
 
 class RowGate(Gate):
-    """For a module that writes no state and is row-wise."""
+    """A gate for a row-wise module that writes no state."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module] = ()
@@ -316,41 +320,41 @@ class RowGate(Gate):
 # together calls are never longer than what was tried.
 
 TRIALS = 3
-"""How often a form is tried before calls of it go through together."""
+"""How often a form is tried before its calls pass through together."""
 LONGER, MOST_LONGER = 4, 4096
-"""After the first, trials fill rows up to `LONGER` times their length, by at most `MOST_LONGER` tokens. Calls go
+"""After the first trial, rows are padded to `LONGER` times their length, by at most `MOST_LONGER` tokens. Calls pass
 through together up to the longest length that was tried.
 """
 MOST_APART = 0.05 / ROUNDINGS
-"""A block is a chain of some eight products: eight times the roundings of one, in short dtypes up to a twentieth."""
+"""A block is a chain of about eight products: eight times the roundings of one, in short dtypes up to a twentieth."""
 MOST_FORMS = 16
-"""Forms of calls that a gate tries; any others run alone."""
+"""The number of forms that a gate tries; others run alone."""
 MOST_FILLED = 4
-"""Calls run alone where filling up would take more than this many times the tokens that they hold."""
+"""Calls run alone if padding would take more than this many times the tokens that they hold."""
 _CACHE = ("transformers.cache_utils", "DynamicCache")
 _LAYERS = ("transformers.cache_utils", "DynamicLayer"), ("transformers.cache_utils", "DynamicSlidingWindowLayer")
 
 
 class _GoAlone(Exception):
-    """This call cannot go through with others."""
+    """This call cannot pass through with others."""
 
 
 class BlockGate(Gate):
-    """For a block of a decoder that updates one layer of a `DynamicCache`."""
+    """A gate for a decoder block that updates one layer of a `DynamicCache`."""
 
     def __init__(
         self, module: nn.Module, forward: Callable[..., Any], number: int, copies: Sequence[nn.Module], layer: int
     ) -> None:
-        """``layer``: of the cache, which the block and nothing else updates."""
+        """``layer``: of the cache, updated by this block only."""
         super().__init__(module, number, copies)
         self._forward = forward
         self._layer = layer
         names = list(_parameters(forward))
         self._mask_at = names.index(_MASK) if _MASK in names else None
         self._tried: dict[Form, list[int]] = {}
-        """The lengths at which a form was tried and held; empty where it did not once."""
+        """The lengths at which a form was tried successfully; empty after a failure."""
         self._weights: dict[Form, list[bool]] = {}
-        """Which tensors of a form's output have an element for each token, as the weights of attention."""
+        """Which tensors of a form's result have an element for each token, like attention weights."""
 
     def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if not _sees_inside():
@@ -390,7 +394,7 @@ class BlockGate(Gate):
     def _together(
         self, several: Sequence[_BlockCall], width: int, *, is_try: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        """Filled up to ``width``: what the block gives each call, and the layers of their caches as they will be."""
+        """With padding to ``width``: the block's result for each call, and the updated layers of their caches."""
         caches = _Caches([(call.layer, call.rows) for call in several], self._layer, width, noise=is_try)
         args, kwargs = _side_by_side(several, caches, width, self._mask_at)
         with _Kernels(may_draw=True) if is_try else nullcontext():
@@ -404,7 +408,7 @@ class BlockGate(Gate):
         return _parted(output, [(call.rows, call.length) for call in several], iter(weights)), caches.layers
 
     def _holds(self, several: Sequence[_BlockCall], width: int) -> bool:
-        """Whether each gets together, filled up to ``width``, what it gets alone."""
+        """Whether each call gets together, padded to ``width``, what it gets alone."""
         before, dice = PythonState(self.module, settings=False), Dice()
         held = False
         try:
@@ -445,7 +449,7 @@ def _parameters(forward: Callable[..., Any]) -> list[str]:
 
 
 class _BlockCall:
-    """A call of a block with one token a row and a state; a `Request`."""
+    """A call of a block with one token per row and a state; a `Request`."""
 
     def __init__(
         self,
@@ -455,7 +459,7 @@ class _BlockCall:
         layer: int,
         mask_at: int | None,
     ) -> None:
-        """Raises `_GoAlone` for any other."""
+        """Raises `_GoAlone` for any other call."""
         self.forward = forward
         self.args = args
         self.kwargs = kwargs
@@ -495,14 +499,14 @@ class _BlockCall:
         raise _GoAlone  # a list or a dictionary may be written to
 
     def is_mask(self, value: torch.Tensor) -> bool:
-        """Whether a tensor says something of each token that has been read, and of the row's own."""
+        """Whether a tensor is a mask: it has a value for each token that has been read."""
         return value.dim() == 4 and value.shape[-1] == self.length
 
     def alone(self) -> Any:
         return self.forward(*self.args, **self.kwargs)
 
     def like_this(self, generator: torch.Generator) -> _BlockCall:
-        """A call of this form and length with another state, where rows, keys and values are drawn."""
+        """A call of this form and length with another state, whose rows, keys and values are random."""
 
         def drawn(like: torch.Tensor) -> torch.Tensor:
             return torch.randn(like.shape, generator=generator).to(like.device, like.dtype)
@@ -521,8 +525,8 @@ class _BlockCall:
         return _BlockCall(self.forward, args, kwargs, self.at, self._mask_at)
 
     def on_a_copy(self, forward: Callable[..., Any]) -> tuple[Any, Any]:
-        """What it gives alone and its layer of the state afterwards, of a copy. Raises `_GoAlone` where other layers
-        change.
+        """Its result alone, and its layer of the state afterwards, on a copy. Raises `_GoAlone` if other
+        layers change.
         """
         state = copy.copy(self.state)
         state.layers = [copy.copy(layer) for layer in self.state.layers]
@@ -536,12 +540,12 @@ class _BlockCall:
 
 
 class _Caches:
-    """Stands for the states of several calls; it can be updated once, and nothing else."""
+    """Takes the place of several calls' states; it can be updated once, and nothing else."""
 
     __slots__ = ("_given", "_layer", "_noise", "_width", "layers", "refused")
 
     def __init__(self, given: Sequence[tuple[Any, int]], layer: int, width: int, noise: bool) -> None:
-        """``given``: the layer of each state, and its rows."""
+        """``given``: the layer of each state, and its number of rows."""
         self.layers: list[Any] = []
         """Copies, with what was added."""
         self.refused = False
@@ -575,7 +579,7 @@ class _Caches:
 
 
 def _filled_up(tensor: torch.Tensor, width: int, dimension: int, value: Any, noise: bool = False) -> torch.Tensor:
-    """With ``value`` before its first elements; ``noise``: with numbers of its own."""
+    """Padded with ``value`` before its first elements; ``noise``: with random numbers."""
     missing = width - tensor.shape[dimension]
     if missing <= 0:
         return tensor
@@ -629,7 +633,7 @@ def _side_by_side(
 
 
 def _hidden(dtype: torch.dtype) -> Any:
-    """What says in a mask that a token does not count."""
+    """The value that masks a token."""
     if dtype is torch.bool:
         return False
     if not dtype.is_floating_point:
@@ -638,8 +642,9 @@ def _hidden(dtype: torch.dtype) -> Any:
 
 
 def _parted(output: Any, sizes: Sequence[tuple[int, int]], weights: Iterator[bool]) -> list[Any]:
-    """Each call's part of it, in memory of its own; ``sizes``: its rows, and its tokens where a tensor has an element
-    for each. Raises `_GoAlone`.
+    """Each call's part of a result, in its own memory. Raises `_GoAlone`.
+
+    ``sizes``: its rows, and its tokens where a tensor has an element for each.
     """
     if type(output) is torch.Tensor and output.dim() and output.shape[0] == sum(rows for rows, _ in sizes):
         parts: list[torch.Tensor] = list(_copied_parts(output, [rows for rows, _ in sizes]))

@@ -1,7 +1,7 @@
-"""The head of one step: the model runs up to the cut, and what the outermost modules of the prefix gave is kept.
+"""The head of one step: the model runs up to the cut, and the results of the outermost modules of the prefix are kept.
 
-A module is *outermost* where it is called from the code around the cut. The tail does not run it again; it is given the
-form of what it gave. Inside it only modules with hooks are looked at: what they gave is reported, too.
+A module is *outermost* if it is called by the code around the cut. The tail does not run it again; it receives the form
+of its result. Inside it only modules with hooks are observed, and their results are reported, too.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shared_hooks.modules.attach import Needed
 from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, flatten
 
 MOST_VALUES = 1_000_000
-"""That one call is given, nested ones too."""
+"""The maximum number of values that one call is given, including nested ones."""
 
 
 class Call:
-    """A call before the cut. ``tensors``: those that it is given; ``inner``: calls in it that have hooks, in order."""
+    """A call before the cut. ``tensors``: its arguments; ``inner``: calls inside it that have hooks, in order."""
 
     __slots__ = ("count", "inner", "output", "path", "tensors")
 
@@ -40,8 +40,10 @@ class Call:
 
 
 class Head:
-    """Runs one forward up to the cut (a `Runner`). ``seek``: the forward is given no state; it may make one.
-    ``modules``: those of the `WrappedModel` whose observers look at it. ``look``: at what its calls change.
+    """Runs one forward up to the cut (a `Runner`).
+
+    ``seek``: the forward is given no state, but may create one. ``modules``: those of the `WrappedModel` whose
+    observers see it. ``look``: observes what its calls change.
     """
 
     is_bare = False
@@ -74,33 +76,33 @@ class Head:
         self.watch = Watch(self._frames)
         self.calls: list[Call] = []
         self.born: Mirror | None = None
-        """The mirror of a state that the forward has made, as it was when the prefix was first given it."""
+        """The mirror of a state that the forward created, as it was when the prefix first received it."""
         self.leaves: list[torch.Tensor] = []
         """The tensors of the cut's result."""
         self.structure: Any = None
         self.passed: list[int] = []
         """For each of them: which tensor among the cut module's arguments it is, or -1."""
         self.is_shared = False
-        """Whether one of them is in memory of what is known before the cut."""
+        """Whether one of them shares memory with what is known before the cut."""
         self.failure: BaseException | None = None
 
     def share(self, frames: list[str | None], counts: dict[str, int]) -> None:
-        """It begins where another runner is: in these frames, after so many calls."""
+        """Start where another runner is: in these frames, after so many calls."""
         self._frames, self._counts, self.watch = frames, counts, Watch(frames)
 
     def failed(self, error: BaseException) -> None:
-        """As the `Runner` says."""
+        """As `Runner.failed`."""
         self.failure = self.failure or error
 
     @property
     def sees_inside(self) -> bool:
-        """Whether the module that is called is one around the cut, whose modules it must see."""
+        """Whether the module being called is around the cut, so that its modules must be seen."""
         return self._frames[-1] is not None
 
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """As the `Runner` says."""
+        """As `Runner.call`."""
         path = self._paths.get(module)
         if path is None:
             return forward(*args, **kwargs)
@@ -193,7 +195,7 @@ class Head:
         raise self.exit
 
     def _given_before(self) -> list[torch.Tensor]:
-        """What calls before the cut's gave."""
+        """The results of calls before the cut's."""
         found: list[torch.Tensor] = []
         for call in self.calls[:-1]:
             if isinstance(call.output, torch.Tensor):
@@ -205,13 +207,14 @@ class Head:
     # What is reported of it
 
     def given_by_calls(self) -> list[torch.Tensor]:
-        """The tensors of what calls gave, in order."""
+        """The tensors in the results of all calls, in order."""
         return [leaf for call in self.calls for leaf in _leaves(call.output)]
 
     def reports(self) -> list[Any]:
-        """The forms of what was given: [path, count, structure, sources, inner] of each call. A source is a form, with
-        what it shares memory with (`CallReport`), or the number of the argument that it is. Of the cut's own call only
-        what hooks in it have seen counts.
+        """The forms of the results: [path, count, structure, sources, inner] of each call.
+
+        A source is a form with what it shares memory with (`CallReport`), or the number of the argument that it is. Of
+        the cut's own call only what its inner hooks have seen counts.
         """
         calls = self.calls if self.calls[-1].inner else self.calls[:-1]
         found = []
@@ -222,7 +225,7 @@ class Head:
         return found
 
     def value(self, origin: Origin) -> torch.Tensor | None:
-        """A tensor that a call before the cut gave; None if there is none."""
+        """A tensor that a call before the cut returned, or None."""
         for call in self._all(self.calls):
             if (call.path, call.count) == (origin.path, origin.count):
                 leaves = flatten(call.output)[1]
@@ -243,7 +246,7 @@ def _leaves(value: Any) -> list[torch.Tensor]:
 
 
 def born(args: tuple[Any, ...], kwargs: dict[str, Any], here: torch.device) -> Mirror | None:
-    """The mirror of the state among a module's arguments."""
+    """The mirror of the state among a module's arguments, or None."""
     return next((Mirror(value, here) for value in (*args, *kwargs.values()) if is_state(value)), None)
 
 
@@ -279,7 +282,7 @@ def _report(call: Call, arguments: list[torch.Tensor]) -> Any:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors of this side may have elements in common: what crossed in one message is in one memory."""
+    """Whether two tensors of this side may share elements; what crossed in one message is in one memory."""
     if type(one) is RemoteTensor or type(other) is RemoteTensor:
         return False
     if one.untyped_storage()._cdata != other.untyped_storage()._cdata or not one.numel() or not other.numel():
@@ -289,19 +292,19 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """In bytes of its storage: the first, and the one behind the last."""
+    """The first byte of its storage that it covers, and the one after the last."""
     steps = sum([(size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)])
     begin = int(tensor.storage_offset()) * tensor.itemsize
     return begin, begin + (int(steps) + 1) * tensor.itemsize
 
 
 def _changed(path: str, what: str) -> CutRefused:
-    """What a tail could not repeat."""
+    """The error for a change that a tail could not repeat."""
     return CutRefused(f"{path}, before the cut, {what}: the other side would not see that")
 
 
 def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The tensors that a module is given, nested ones too; not those in states."""
+    """The tensors among a module's arguments, including nested ones, but not those in states."""
     found: list[torch.Tensor] = []
     waiting = [*args, *kwargs.values()]
     waiting.reverse()
@@ -319,7 +322,7 @@ def arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tenso
 
 
 def _contents(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """What is in lists and dictionaries that a module is given, by identity."""
+    """The contents of lists and dictionaries among a module's arguments, by identity."""
     found: list[Any] = []
     for value in (*args, *kwargs.values()):
         if isinstance(value, (dict, list)) and not is_state_class(type(value)):

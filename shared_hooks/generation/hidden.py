@@ -104,7 +104,7 @@ def is_part(cls: type) -> bool:
 
 
 def part_class(name: str) -> type:
-    """The class of that name. Raises BadFrame for a class that is not here, or no part of states."""
+    """The class with that name. Raises BadFrame for an unknown class, or one that is no part of states."""
     module, _, path = name.partition(":")
     found: Any = sys.modules.get(module)
     for step in path.split("."):
@@ -120,19 +120,20 @@ MAX_ELEMENTS: Final = 1 << 28
 _FLOATS: Final = (torch.float32, torch.float16, torch.bfloat16)
 _SIZE: Final = 2
 _PER_ELEMENT: Final = 8
-"""Bytes of memory that decoding takes for an element."""
+"""The memory that decoding takes per element, in bytes."""
 
 
 def check(codec: str | None) -> str | None:
-    """Raises SpecError for a codec that there is not."""
+    """Raises SpecError for an unknown codec."""
     if codec is not None and codec not in CODECS:
         raise SpecError(f"no codec {codec!r} for hidden states: there are {', '.join(CODECS)}")
     return codec
 
 
 def encoded(tensor: torch.Tensor, codec: str) -> torch.Tensor | None:
-    """One uint8 tensor on the CPU; None for what is sent as it is: other dtypes, few numbers, NaN and infinities, and
-    what would not be smaller.
+    """The encoded hidden state as one uint8 tensor on the CPU.
+
+    None for what is sent as it is: other dtypes, few numbers, NaN and infinities, and what would not be smaller.
     """
     if tensor.dtype not in _FLOATS or not 0 < tensor.dim() <= MAX_DIMENSIONS or not tensor.numel():
         return None
@@ -148,7 +149,9 @@ def encoded(tensor: torch.Tensor, codec: str) -> torch.Tensor | None:
 
 
 def decoded(data: torch.Tensor, most_bytes: int) -> torch.Tensor:
-    """The tensor, in its own dtype, on the CPU. Raises BadFrame, and TooLarge before memory beyond ``most_bytes``."""
+    """The decoded tensor in its own dtype, on the CPU. Raises BadFrame, and TooLarge before memory beyond
+    ``most_bytes`` is taken.
+    """
     if data.dtype is not torch.uint8 or data.dim() != 1:
         raise BadFrame(f"malformed hidden state: {data.dtype} of shape {list(data.shape)}, not bytes")
     raw = memoryview(data.detach().cpu().contiguous().numpy())  # type: ignore[arg-type]
@@ -194,18 +197,18 @@ HOOKS = "hooks of a module"
 
 
 class Settled:
-    """What one model's states look like after a step; shared by all sessions. Any thread may call."""
+    """What one model's states are like after a step; shared by all sessions. Thread-safe."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self.state: PythonState | None = None
         self.rewritten: set[str] = set()
-        """Names of what calls write before they read it: each step may."""
+        """Names of what calls write before they read it, so that each step may."""
         self._changed: set[str] = set()
         self._lock = threading.Lock()
 
     def check(self) -> None:
-        """After a step. Raises CutRefused where the model has changed what it had changed before."""
+        """Called after a step. Raises CutRefused if the model has changed something that it had changed before."""
         with self._lock:
             if self.state is not None and self.state.is_same:
                 return
@@ -218,36 +221,40 @@ class Settled:
 
 
 def _changed(state: PythonState) -> set[str]:
-    """Names, as `entries` gives them, of what has changed since."""
+    """The names, as in `entries`, of what has changed since."""
     return {portable(lasting_name(change, state.places)) for change in state.changes()}
 
 
 def check_cached(state: PythonState) -> None:
-    """Raises CutRefused where a function with `functools.lru_cache` has kept what it does not give any more."""
+    """Raises CutRefused if a function with `functools.lru_cache` has kept a result that it would not return
+    any more.
+    """
     if name := state.unrepeatable_result():
         raise refusal(f"what functools.lru_cache has of {name}()")
 
 
 LOOKS: Final = 2
-"""Steps at a session's beginning in which `InsideCalls` looks, and of the later ones every so many."""
+"""`InsideCalls` observes this many steps of a session at its beginning, and then every so many."""
 EVERY: Final = 64
 
 MOST_KEPT: Final = 4096
-"""Values that a model keeps and its code may change."""
+"""The maximum number of values that a model keeps and its code may change."""
 MOST_KEYS: Final = 256
-"""Keys of a table that functions hold which are looked at one by one."""
+"""The maximum number of keys of a table held by functions that are checked one by one."""
 KEPT: Final = "kept"
-"""What a server asks: how what the other side's model keeps compares with what this one's does (`Kept.compared`)."""
+"""A server's request to compare what the other side's model keeps with what this one's does (`Kept.compared`)."""
 MOST_UNREAD: Final = 64
-"""Ways of leaving things out that are remembered of a session's steps; beyond them all are tried again."""
+"""How many ways of leaving things out are remembered of a session's steps; beyond that all are tried again."""
 MOST_COMPARED: Final = 8
-"""Times that it may ask in one step: more would be guesses at values that do not cross."""
+"""How often it may request a comparison in one step: more would be guesses at values that do not cross."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """What a model keeps at a cut that its code may change and read. The other side hears names, and values that hold
-    no numbers: what is computed of an input stays here. Of the others it says its own, which are compared here.
+    """What a model keeps at a cut that its code may change and read.
+
+    The other side receives names, and values without numbers: what is computed from an input stays here. For the others
+    it sends its own values, which are compared here.
     """
 
     summaries: dict[str, Any]
@@ -257,7 +264,7 @@ class Kept:
 
     @staticmethod
     def of(state: PythonState) -> Kept:
-        """Raises CutRefused where that is too much."""
+        """What the model keeps. Raises CutRefused if that is too much."""
         read, changed = state.reach.names_read(), state.reach.names_set()
         kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
         large = Counter(name.rpartition("[")[0] for name in kept if held_by_code(name))
@@ -276,15 +283,15 @@ class Kept:
         return Kept({name: _summary(one.value) for name, one in kept.items()}, clear)
 
     def with_left(self, behind: dict[str, tuple[Any, Any]]) -> Kept:
-        """What one model would keep that runs on both sides: this, and `left_behind` where that has not changed here
-        since. What has is unknown.
+        """What one model would keep that runs on both sides: this, with `left_behind` where it has not changed here
+        since. What has changed is unknown.
         """
         here = self.summaries
         there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
         return Kept(here | there, self.clear - there.keys())
 
     def without(self, names: set[str]) -> Kept:
-        """This, with unknown values of ``names``."""
+        """This, with unknown values for ``names``."""
         return Kept(self.summaries | dict.fromkeys(names), self.clear - names)
 
     def said(self) -> list[list[Any]]:
@@ -292,9 +299,10 @@ class Kept:
         return [[name, one] if name in self.clear else [name] for name, one in self.summaries.items()]
 
     def compared(self, there: Any) -> list[list[Any]]:
-        """What the other side says, and how it compares: names, summaries at the cut as they came, whether this side's
-        is that one, and whether it is as the step leaves it there. ``there``: names, summaries at the cut, and at the
-        step's end; of one name once. Raises BadFrame.
+        """How the other side's values compare: [name, its summary at the cut, whether this side's equals that, and
+        whether it equals what the step leaves there].
+
+        ``there``: names with summaries at the cut and at the step's end, each name once. Raises BadFrame.
         """
 
         def is_here(name: str, summary: Any) -> int:
@@ -308,8 +316,8 @@ class Kept:
 
 
 def heard(said: Any, asked: dict[str, Any]) -> tuple[set[str], set[str], set[str]]:
-    """What the edge says (`Kept.compared`) of what it was ``asked``: names of what it does not have at the cut, of what
-    it has as the step leaves it, and of what it does not say for these values. Raises BadFrame.
+    """Process the edge's comparison (`Kept.compared`) of what it was ``asked``: the names of what it does not have at
+    the cut, of what it has as the step leaves it, and of what it does not report for these values. Raises BadFrame.
     """
     other, as_left, rest = set(), set(), set(asked)
     try:
@@ -338,9 +346,9 @@ def _is_clear(value: Any, depth: int = 4) -> bool:
 
 
 def differing(said: Any, state: PythonState) -> tuple[set[str], dict[str, Any]]:
-    """What the edge's model keeps at the cut (`Kept.said`) beside this side's, in ``state``, when the same step is
-    there, of what code here may read: names of what differs, and this side's summaries of what only the edge can
-    compare. Raises BadFrame.
+    """Compare what the edge's model keeps at the cut (`Kept.said`) with this side's ``state`` at the same point, as far
+    as code here may read it: the names of differences, and this side's summaries of what only the edge can compare.
+    Raises BadFrame.
     """
     here = entries(state)
     found: set[str] = set()
@@ -369,8 +377,8 @@ def changed_since(state: PythonState) -> dict[str, Any]:
 
 
 def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """Finds what the other side's calls have left on its model (`Unchanged.said`) and this side's does not have: both
-    summaries by name. Raises BadFrame.
+    """What the other side's calls have left on its model (`Unchanged.said`) and this side's lacks: both summaries by
+    name. Raises BadFrame.
     """
     mine = entries(PythonState(model, settings=False))
     try:
@@ -381,7 +389,7 @@ def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
 
 
 def _summary(value: Any, depth: int = 4) -> Any:
-    """Enough of a value to tell another one, as JSON; numbers of tensors differ in their last bits between machines."""
+    """A JSON value by which values are compared; numbers in tensors differ in their last bits between machines."""
     if type(value) is RemoteTensor:
         return "on the other side"
     if isinstance(value, torch.Tensor):
@@ -406,7 +414,7 @@ def _summary(value: Any, depth: int = 4) -> Any:
 
 
 def _is_remote(value: Any, depth: int = 4) -> bool:
-    """Whether a value holds one of the other side, which a replayed call before the cut has left."""
+    """Whether a value contains a remote tensor, left by a replayed call before the cut."""
     if isinstance(value, (list, tuple, set, frozenset, deque, dict)) and depth:
         held = value.values() if isinstance(value, dict) else value
         return any(_is_remote(one, depth - 1) for one in held)
@@ -419,7 +427,7 @@ def _is_all_plain(value: Any) -> bool:
 
 
 NEAR: Final = {"float16": 2e-3, "bfloat16": 1e-2}
-"""Difference of numbers that are one value's on two machines, as a share of the largest one; of others 1e-5."""
+"""The tolerated difference of numbers between two machines, relative to the largest one; for others 1e-5."""
 
 
 def _near(one: Any, other: Any, tolerance: float = 1e-5) -> bool:
@@ -444,30 +452,30 @@ def _close(one: list[float], other: list[float], tolerance: float) -> bool:
 
 
 class InsideCalls:
-    """What calls before the cut change beside tensors: the other side does not make them, and code behind the cut may
-    read it.
+    """Detects what calls before the cut change besides tensors: the other side does not make these calls, and code
+    behind the cut may read it.
     """
 
     def __init__(self, model: nn.Module, state: PythonState | None = None) -> None:
-        """``state``: the model's as it was lately; making one takes 10 to 20 ms."""
+        """``state``: the model's recent one; making one takes 10 to 20 ms."""
         self._model = model
         if state is None or not state.looks_same:
             state = PythonState(model, settings=False)
         self._before = state
         self._threads = [vars(one) for one in state.of_threads()]
         self.outside: set[str] = set()
-        """What belongs to no object of the model."""
+        """Changes to what belongs to no object of the model."""
         self.given: set[str] = set()
-        """Calls that change what they are given: objects, sets, iterators, what a function closes over."""
+        """Calls that change their arguments: objects, sets, iterators, what a function closes over."""
 
     @staticmethod
     def wanted(step: int) -> bool:
-        """Whether to look in a session's ``step``."""
+        """Whether to observe a session's ``step``."""
         return step < LOOKS or step % EVERY == 0
 
     @contextmanager
     def around(self, path: str, given: tuple[Any, ...]) -> Iterator[None]:
-        """Around one call."""
+        """A context around one call."""
         kept: dict[int, Any] = {}
         before, environment, held = _seen_in(given, kept), dict(os.environ), dict[int, Any]()
         own = _seen_in(self._threads, held)
@@ -480,24 +488,25 @@ class InsideCalls:
             self.outside.add("a threading.local")
 
     def changed(self) -> set[str]:
-        """Names, as `entries` gives them, of what has changed on the model since this was made. Raises CutRefused for
-        what `functools.lru_cache` keeps that is no result.
+        """The names, as in `entries`, of what has changed on the model since this was created.
+
+        Raises CutRefused if `functools.lru_cache` keeps something that is no result.
         """
         check_cached(self.state())
         return set() if self._before.looks_same else _changed(self._before)
 
     def state(self) -> PythonState:
-        """The model's, as it is now."""
+        """The model's current state."""
         return self._before if self._before.looks_same else PythonState(self._model, settings=False)
 
     def refuse(self) -> None:
-        """Raises CutRefused for what no other run of the calls can be judged by."""
+        """Raises CutRefused for changes that no other run of the calls can confirm."""
         if self.outside:
             raise refusal(min(self.outside))
         self.refuse_given()
 
     def refuse_given(self) -> None:
-        """As `refuse`, of what calls are given."""
+        """As `refuse`, for what calls are given."""
         if self.given:
             raise CutRefused(
                 f"{min(self.given)}, before the cut, changes an object that it is given, which is part of no state: "
@@ -506,14 +515,14 @@ class InsideCalls:
 
 
 MOST_SEEN: Final = 10_000
-"""Values that are looked at within a call's arguments."""
+"""The maximum number of values examined within a call's arguments."""
 _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, range, slice, type)
 
 
 def _seen_in(value: Any, kept: dict[int, Any]) -> list[Any]:
-    """What can be seen of a value, to be compared with what is seen later; ``kept`` keeps what its numbers are of.
+    """What can be seen of a value, for a later comparison; ``kept`` keeps the identified objects alive.
 
-    Tensors, modules and states are others' to look at. An iterator cannot be seen without being used, and equals
+    Tensors, modules and states are checked elsewhere. An iterator cannot be seen without being consumed, and equals
     nothing.
     """
     found: list[Any] = []
@@ -577,26 +586,28 @@ def _is_set(slot: Any, one: Any) -> bool:
 
 @dataclass(frozen=True)
 class Unchanged:
-    """What the steps of one session have left on the server's model, which all sessions share: it is put back.
+    """What the steps of one session have left on the server's model, which all sessions share, so that it is restored.
 
-    That is the same as if it had stayed only where steps write it before they read it; or where the step, made once
-    more from what it left, gives the same and changes nothing, and later steps leave the same: as with a table that is
-    built on first use, and now in each step.
+    That equals keeping it only if steps write it before they read it; or if the step, repeated from what it left,
+    returns the same and changes nothing, and later steps leave the same: a table that is built on first use, and now in
+    each step.
     """
 
     same: Mapping[str, Any] = field(default_factory=dict)
-    """What the first step has left by a name, and later ones do, too."""
+    """What the first step has left by name, as later ones do."""
     rewritten: frozenset[str] = frozenset()
     """Names of what steps write before they read it."""
     unread: frozenset[frozenset[str]] = frozenset()
-    """What some steps have left out of all that others have left, and did not read."""
+    """What some steps did not leave and did not read, of what others have left."""
 
     def check(
         self, before: PythonState, turns: Turns, again: Callable[[], bool] | None
     ) -> tuple[Unchanged, dict[str, Change], set[str]]:
-        """After a forward that began with the state ``before``: this with what it left, that by name, and which of it
-        no step may read before it writes it. ``again`` makes it once more from there, and says whether it gave the
-        same; None where others run between its lines. Raises CutRefused.
+        """After a forward that began with the state ``before``: this with what it left; that by name; and which of it
+        no step may read before writing it.
+
+        ``again`` repeats the step from there, and returns whether it gave the same; None if other code runs in between.
+        Raises CutRefused.
         """
         check_cached(before)
         if before.looks_same:
@@ -619,27 +630,27 @@ class Unchanged:
         return replace(self, same={**self.same, **{name: found[name] for name in tables - moved}}), changes, unproven
 
     def _missing(self, found: Iterable[str]) -> set[str]:
-        """What steps have left and this one, which has ``found`` that, has not: had it stayed, it might be read."""
+        """What earlier steps have left and this one (``found``) has not: had it been kept, it might be read."""
         names = frozenset((self.same.keys() | self.rewritten).difference(found))
         return set() if names in self.unread else set(names)
 
     def proven(self, unproven: set[str], changes: dict[str, Change]) -> Unchanged:
-        """This, now that a step has not read ``unproven`` before it wrote it (`check`)."""
+        """This, after a step has been shown not to read ``unproven`` before writing it (`check`)."""
         missing = frozenset(unproven - changes.keys())
         same = {name: one for name, one in self.same.items() if name not in unproven or name in missing}
         unread = self.unread if len(self.unread) < MOST_UNREAD else frozenset()
         return Unchanged(same, self.rewritten | (unproven & changes.keys()), unread | {missing})
 
     def said(self, changes: dict[str, Change]) -> list[Any]:
-        """For the answer to a step: names and `_summary` of what it left behind the cut; of what is written again each
-        time, none.
+        """For the answer to a step: names and summaries of what it left behind the cut; no summaries for what is
+        written each time.
         """
         names = [name for name in changes if name != HOOKS][:MOST_KEPT]
         return [[name, None if name in self.rewritten else _summary(changes[name].now)] for name in names]
 
 
 def _sizes(first: Mapping[str, Any], now: dict[str, Any], names: set[str]) -> set[str]:
-    """Those of ``names`` that are whole numbers, each how long a table of the same object is."""
+    """Those of ``names`` that are integers equal to the length of a table of the same object."""
     tables: dict[str, set[tuple[int, int]]] = {}
     for name in first.keys() & now.keys():
         one, other = first[name], now[name]
@@ -650,7 +661,7 @@ def _sizes(first: Mapping[str, Any], now: dict[str, Any], names: set[str]) -> se
 
 
 def _alike(first: Any, now: Any) -> bool:
-    """Whether two tables are of one kind, of which the longer has more."""
+    """Whether two tables are of one kind, the longer with more entries."""
     if isinstance(first, torch.Tensor) and isinstance(now, torch.Tensor) and first.dim() == now.dim():
         both = tuple(slice(min(sizes)) for sizes in zip(first.shape, now.shape, strict=True))
         first, now = first[both].contiguous(), now[both].contiguous()

@@ -52,7 +52,7 @@ MAX_ELEMENTS = 1 << 32
 MAX_NUMBER = 1 << 40
 MAX_DEPTH = 16
 OWN = "_isthmus"
-"""What a session keeps on a state; no part of its form."""
+"""The attribute in which a session keeps its own data on a state; no part of its form."""
 
 OWN_TENSOR = "M"
 INTEGERS = (torch.int64, torch.int32, torch.bool)
@@ -63,9 +63,9 @@ Path = tuple[Any, ...]
 
 
 class Node:
-    """One object ("o"), list ("l") or dictionary ("d") of a state, and the form of what it holds, by key.
+    """One object ("o"), list ("l") or dictionary ("d") of a state, and the form of its contents by key.
 
-    ``holder`` is the live one. ``seen``: its values and their versions when the form was last known to be right.
+    ``holder``: the live one. ``seen``: its values and their versions when the form was last known to be right.
     """
 
     __slots__ = ("cls", "forms", "holder", "kind", "seen")
@@ -78,7 +78,7 @@ class Node:
         self.seen: dict[Any, tuple[Any, int]] = {}
 
     def items(self) -> Iterator[tuple[Any, Any]]:
-        """What it holds now, by key."""
+        """Its contents by key."""
         holder = self.holder
         if self.kind == "l":
             return enumerate(holder)
@@ -87,7 +87,7 @@ class Node:
         return iter(self.attributes().items())
 
     def attributes(self) -> dict[str, Any]:
-        """Those of an object, but for what a session has left there."""
+        """The attributes of an object, without those of a session."""
         own: dict[str, Any] = vars(self.holder)
         if OWN in own:
             hidden = own[OWN].hidden
@@ -95,7 +95,7 @@ class Node:
         return own
 
     def fill(self, values: dict[Any, Any]) -> None:
-        """Put these there, and nothing else."""
+        """Replace the contents."""
         if self.kind == "l":
             self.holder[:] = list(values.values())
         elif self.kind == "d":
@@ -108,7 +108,7 @@ class Node:
             own.update(values)
 
     def write(self, key: Any, value: Any) -> None:
-        """Put a value where the holder keeps it."""
+        """Set a value in the holder."""
         if self.kind == "o":
             vars(self.holder)[key] = value
         elif self.kind == "l" and key == len(self.holder):
@@ -117,13 +117,13 @@ class Node:
             self.holder[key] = value
 
     def note(self, key: Any, value: Any, form: Form) -> None:
-        """``value`` is there, and has that form."""
+        """Record that ``value`` is there, with that form."""
         self.forms[key] = form
         self.seen[key] = value, version_of(value)
 
 
 class Loose(Node):
-    """A node that does not keep its holder alive: that of a state whose own attributes lead here."""
+    """A node with a weak reference to its holder: that of a state whose own attributes lead here."""
 
     __slots__ = ("_holder",)
 
@@ -137,8 +137,8 @@ class Loose(Node):
 
 
 def version_of(value: Any) -> int:
-    """Counts writes in place to a tensor; -1 for other values. Writes to tensors of `torch.inference_mode` are not
-    counted by torch.
+    """The number of in-place writes to a tensor; -1 for other values. torch does not count writes to inference
+    tensors.
     """
     if not isinstance(value, torch.Tensor):
         return -1
@@ -146,7 +146,7 @@ def version_of(value: Any) -> int:
 
 
 def form_of(value: Any, here: torch.device, depth: int = 0) -> Form:
-    """The form of a state or of a part of one. Raises `UnknownHolder` for an object of an unknown kind."""
+    """The form of a state or a part of one. Raises `UnknownHolder` for an object of an unknown kind."""
     kind = type(value)
     if kind in LITERALS:
         return "v", value
@@ -187,7 +187,7 @@ def _same_device(one: torch.device, other: torch.device) -> bool:
 
 
 def same(one: Form, other: Form) -> bool:
-    """Whether two forms say the same."""
+    """Whether two forms are equal."""
     if isinstance(one, Node) and isinstance(other, Node):
         return (
             (one.kind, one.cls) == (other.kind, other.cls)
@@ -198,7 +198,7 @@ def same(one: Form, other: Form) -> bool:
 
 
 def plain(form: Form, value: Any) -> Any:
-    """For JSON. ``value``: what has that form; tensors in it that are on this side are said to be."""
+    """A form for JSON. ``value``: has that form; its tensors on this side are marked."""
     if isinstance(form, Node):
         return [form.kind, form.cls, [[key, plain(item, form.seen[key][0])] for key, item in form.forms.items()]]
     if form[0] == "t":
@@ -207,10 +207,10 @@ def plain(form: Form, value: Any) -> Any:
 
 
 def build(form: Any, here: torch.device, old: Form = None, kept: Any = None, depth: int = 0) -> tuple[Any, Form]:
-    """The value that has a form from the wire, and its form. Raises BadFrame, TooLarge.
+    """The value with a form from the wire, and its form. Raises BadFrame, TooLarge.
 
-    ``old`` and ``kept``: the form and value that were there. What has its form left as it is stays the same object: it
-    may be this side's own tensor.
+    ``old`` and ``kept``: the previous form and value. What has kept its form stays the same object, since it may be
+    this side's own tensor.
     """
     try:
         kind = form[0]
@@ -255,7 +255,7 @@ def _node(form: Any, here: torch.device, old: Form, kept: Any, depth: int) -> tu
 
 def check_key(kind: str, key: Any, holder: Any) -> None:
     """Raises BadFrame for a key that a holder of that kind does not have, or must not be given: an attribute must not
-    hide a method of its class, or whoever calls that would call what the sender put there.
+    hide a method of its class.
     """
     fits = type(key) is (int if kind == "l" else str) or (kind == "d" and type(key) is int)
     if not fits or (kind == "o" and (key == OWN or key.startswith("__"))):
@@ -271,7 +271,7 @@ def _is_method(place: tuple[Hashable, str]) -> bool:
 
 
 def _leaf_form(form: Any) -> Form:
-    """From JSON, checked."""
+    """A leaf's form from JSON, checked."""
     kind = form[0]
     if kind == "m" or kind == OWN_TENSOR:
         return tensor_form(tuple(form[1]), tuple(form[2]), form[3])
@@ -285,7 +285,7 @@ def _leaf_form(form: Any) -> Form:
 
 
 def tensor_form(shape: tuple[Any, ...], stride: tuple[Any, ...], dtype: Any) -> Form:
-    """That of a tensor, from JSON. Raises as `check_sizes`."""
+    """A tensor's form from JSON. Raises as `check_sizes`."""
     # anything else than numbers ends in `check_sizes`, also what is equal to one
     if {*map(type, shape), *map(type, stride)} <= {int}:
         _known_sizes(shape, stride)
@@ -295,7 +295,7 @@ def tensor_form(shape: tuple[Any, ...], stride: tuple[Any, ...], dtype: Any) -> 
 
 
 def check_sizes(shape: tuple[Any, ...], stride: tuple[Any, ...]) -> None:
-    """Raises BadFrame, and TooLarge for more elements than anybody has."""
+    """Raises BadFrame, and TooLarge for an implausible number of elements."""
     sizes = (*shape, *stride)
     if len(shape) != len(stride) or not {*map(type, sizes)} <= {int} or min(sizes, default=0) < 0:
         raise BadFrame("malformed form: sizes and strides")
@@ -336,12 +336,12 @@ _SHARED = re.compile(r"mask|position|grid|sizes|lengths|token_type|_idx$|cache")
 
 @functools.lru_cache(4096)
 def is_private(name: str) -> bool:
-    """Whether an input of that name never leaves this side, if nobody says otherwise."""
+    """Whether an input of that name never leaves this side, by default."""
     return _PRIVATE.search(name) is not None and _SHARED.search(name) is None
 
 
 class Said:
-    """The edge's side: what has been said of the inputs."""
+    """The edge's side: what has been sent of the inputs."""
 
     def __init__(self, private: frozenset[str] | None = None) -> None:
         self._private = private
@@ -382,7 +382,7 @@ class Said:
         self._forms = forms
 
     def shared(self, kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors among a step's inputs that the other side gets."""
+        """The tensors among a step's inputs that the other side receives."""
         found: list[torch.Tensor] = []
         for name, value in kwargs.items():
             if type(value) in LITERALS or is_state_class(type(value)) or self._is_private(name):
@@ -418,7 +418,7 @@ class Said:
             self._last[number] = leaf, version_of(leaf), content
 
     def copied(self) -> Said:
-        """For a session that continues from here on its own."""
+        """A copy for a session that continues from here independently."""
         made = Said(self._private)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         made.leaves = self.leaves
@@ -431,14 +431,14 @@ def _same(old: torch.Tensor, new: torch.Tensor) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of numbers: two zeros are equal as numbers, and NaN is not."""
+    """The bits of numbers: as numbers, two zeros are equal and NaN equals nothing."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     return tensor.view(_INTEGER_OF[tensor.itemsize]) if tensor.is_floating_point() else tensor
 
 
 def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
-    """The columns that ``new`` has beyond ``old``; None where it is something else."""
+    """The columns of ``new`` beyond ``old``; None if it differs otherwise."""
     if new.is_floating_point() or new.dim() < 1 or new.dim() != old.dim() or new.dtype != old.dtype:
         return None
     more = new.shape[-1] - old.shape[-1]
@@ -448,7 +448,7 @@ def _grown(old: torch.Tensor, new: torch.Tensor) -> Any:
 
 
 def with_own_containers(value: Any) -> Any:
-    """An input with lists and dictionaries of its own: the model may change them, and a step may be run once more."""
+    """An input with copies of its lists and dictionaries: the model may change them, and a step may be repeated."""
     kind = type(value)
     if kind is list or kind is tuple:
         return kind(map(with_own_containers, value))
@@ -458,7 +458,7 @@ def with_own_containers(value: Any) -> Any:
 
 
 def has_same_content(one: Any, other: Any) -> bool:
-    """Whether the first still is what `with_own_containers` made of the other."""
+    """Whether the first still equals what `with_own_containers` made of the other."""
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(map(has_same_content, one, other))
     if isinstance(one, dict):
@@ -467,7 +467,7 @@ def has_same_content(one: Any, other: Any) -> bool:
 
 
 class Heard:
-    """The cloud's side: the inputs of the step before, and this one's."""
+    """The cloud's side: the inputs of the previous step, and of this one."""
 
     def __init__(self, here: torch.device, find: ClassFinder) -> None:
         self._here = here
@@ -480,7 +480,7 @@ class Heard:
         self.leaves: list[torch.Tensor] = []
 
     def hear(self, header: dict[str, Any], tensors: list[torch.Tensor], state: Any) -> tuple[dict[str, Any], int]:
-        """The inputs of a step, and how many of the tensors are theirs. Raises BadFrame, TooLarge."""
+        """The inputs of a step, and how many of the tensors belong to them. Raises BadFrame, TooLarge."""
         self._structure = header.get("in", self._structure)
         self._forms = header.get("f", self._forms)
         if self._structure is None or self._forms is None:
@@ -513,7 +513,7 @@ class Heard:
         return kwargs, used
 
     def magnitude(self) -> Any:
-        """See `foresight.magnitude`: of what was reported, and of the tensors' sizes."""
+        """See `remote_tensor.magnitude`: of what was reported, and of the tensors' sizes."""
         if self._told[0] is not self._structure or self._told[1] is not self._forms:
             self._told = self._structure, self._forms
             self._magnitudes = magnitude(self._structure), magnitude(self._forms)
@@ -523,12 +523,12 @@ class Heard:
         return self._magnitudes, sizes
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those that are kept for the next step."""
+        """The tensors kept for the next step."""
         return list(self._last.values())
 
     @property
     def nbytes(self) -> int:
-        """About what the rest takes in memory."""
+        """The approximate bytes of the rest."""
         return 2 * weight(self._structure) + weight(self._forms)
 
     def _leaf(self, number: int, form: Any, tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -547,7 +547,7 @@ class Heard:
         return found
 
     def copied(self) -> Heard:
-        """For a fork."""
+        """A copy for a fork."""
         made = Heard(self._here, self._find)
         made._structure, made._forms, made._last = self._structure, self._forms, dict(self._last)
         made._told, made._magnitudes = self._told, self._magnitudes

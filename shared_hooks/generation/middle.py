@@ -1,9 +1,9 @@
 """A middle part of a generation, in a chain of servers: a step runs from one cut to a later one, and the next server
-is asked for the rest of it, as an edge asks.
+computes the rest of it, asked as an edge asks.
 
-To the server before it the session is a tail's, to the next one it is an edge's (`EdgeSession`). What the edge said of
-inputs, state and calls is passed on as it came. What this part did is added: its calls to what is reported, its changes
-of the state in "more", what crosses the second cut in place of what crossed the first. The answer goes back so, too.
+For the server before it the session is a tail's, for the next one an edge's (`EdgeSession`). What the edge sent about
+inputs, state and calls is passed on unchanged. This part adds its calls to the reports, its changes of the state to
+"more", and replaces what crossed the first cut by what crosses the second. The answer goes back likewise.
 """
 
 from __future__ import annotations
@@ -41,13 +41,14 @@ from shared_hooks.modules import running
 from shared_hooks.state import PythonState
 
 _PASSED_ON = ("in", "f", "new", "do", "c", "w", "rng", "born", "d")
-"""What the next server hears of a step's header as it came."""
+"""The parts of a step's header that are passed on unchanged."""
 
 
 @dataclass
 class _Left(StepAnswer):
-    """At the second cut. ``inputs``: the tensors of the step that are the model's inputs; ``kept``: what the
-    model keeps there; ``left``: what calls have changed on it, as it is said to the one before; ``changed``: all names.
+    """The state at the second cut. ``inputs``: the tensors of the step that are the model's inputs; ``kept``: what the
+    model keeps there; ``left``: what calls have changed on it, as reported to the server before; ``changed``: all
+    names.
     """
 
     runner: Middle
@@ -59,8 +60,10 @@ class _Left(StepAnswer):
 
 
 class MiddleSession(DecodingSession):
-    """A session of ``tail`` that leaves at ``second``, a later call's path, and asks the server behind ``link`` for the
-    rest. Raises UnknownLayer, and CutRefused where the second cut cannot follow the first.
+    """A session of ``tail`` that ends at ``second``, a later call's path, and asks the server behind ``link`` for the
+    rest.
+
+    Raises UnknownLayer, and CutRefused if the second cut cannot follow the first.
     """
 
     takes_back = False
@@ -74,14 +77,14 @@ class MiddleSession(DecodingSession):
         self._up: LastSaid = None
 
     def fork(self) -> DecodingSession:
-        """A copy: both continue from here, each by itself."""
+        """A copy, which continues independently."""
         made = MiddleSession(self._tail, self._second.name, self._link, self._onward.copied())
         made._known, made._spoilt, made._up = self._known.copied(), self._spoilt, self._up
         made._mirror = None if self._mirror is None else self._mirror.copied()
         return made
 
     def close(self) -> None:
-        """The next server may forget it."""
+        """Release the session on the next server."""
         self._onward.close()
 
     def _stepped(self, known: Known, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
@@ -89,7 +92,7 @@ class MiddleSession(DecodingSession):
 
     @property
     def nbytes(self) -> int:
-        """Memory of what is kept for it, with the steps that the next server may have to be given again."""
+        """The bytes that it keeps, including steps that may be repeated for the next server."""
         return super().nbytes + self._onward.history.nbytes
 
     def _completed(
@@ -100,7 +103,7 @@ class MiddleSession(DecodingSession):
 
     @torch.no_grad()
     def _continued(self, known: Known, answer: _Left, undone: Callable[[BaseException], Said]) -> Said:
-        """The step at the next server, and the answer to it."""
+        """Make the step at the next server, and return the answer."""
         onward = self._onward
         marks = onward.marks()
         try:
@@ -152,7 +155,7 @@ class MiddleSession(DecodingSession):
             tensors += [self._extra(answer, one, "it needs it again") for one in onward.extras]
 
     def _extra(self, answer: _Left, need: Any, why: object) -> torch.Tensor:
-        """What the next server needs of a call before its cut. Raises NeededBehind where the edge has it."""
+        """What the next server needs of a call before its cut. Raises NeededBehind if only the edge has it."""
         try:
             origin = Origin("call", str(need[0]), int(need[1]), int(need[2]))
         except MALFORMED as error:
@@ -186,7 +189,7 @@ class MiddleSession(DecodingSession):
         raise CutRefused(f"the tail after {self._second.name} cannot be run: {reply.header.get('why')!s:.300}")
 
     def _answered(self, known: Known, answer: _Left, header: Header, tensors: list[torch.Tensor]) -> StepAnswer:
-        """The next server's answer, for the one before: what this part did is added, what it alone has is put in."""
+        """The next server's answer for the one before, with what this part did and what only it has."""
         tensors, head = list(tensors), answer.runner.head
         leaves = []
         try:
@@ -213,7 +216,7 @@ class MiddleSession(DecodingSession):
 
 
 def _compared(kept: Kept, there: Any, said: list[Any], why: object) -> list[Any]:
-    """As `Kept.compared`; of what this part does not know, the edge has ``said`` it. Raises NeededBehind where it has
+    """As `Kept.compared`; for what this part does not know, the edge has ``said`` it. Raises NeededBehind if it has
     not, and BadFrame.
     """
     try:
@@ -234,7 +237,7 @@ class _MiddleStep(Step):
         self._second = second
         self.needed = self._tail.needed_up_to(second)
         self._kept: Kept | None = None
-        """What the model keeps at the second cut, where the edge says what its does at the first."""
+        """What the model keeps at the second cut, if the edge reports what its own keeps at the first."""
         if "new" in self._header or "born" in self._header or self._mirror is None:
             self._look = InsideCalls(self._tail.model, self._tail.turns.before)
 

@@ -1,6 +1,7 @@
-"""A mirror: what the other side knows of one state. Each side keeps one and tells the other what changed.
+"""A mirror: what the other side knows of one state. Each side keeps one and reports its changes to the other.
 
-A look costs a comparison of identities: only what is another object, or was written in place, is looked at closely.
+Checking for changes costs a comparison of identities: only what is another object, or was written in place, is
+examined.
 """
 
 from __future__ import annotations
@@ -40,27 +41,27 @@ from shared_hooks.tensors import DTYPE_NAMES, UnknownHolder, tensors_in
 
 NUMBERS = (int, float)
 NODE_BYTES, ENTRY_BYTES = 1024, 2560
-"""Memory of a holder and its form, and of one entry, a tensor without data being the largest."""
+"""The memory of a holder and its form, and of one entry, of which a tensor without data is the largest."""
 PLACE_BYTES = 512
-"""Memory of the place of a tensor that grows in each step, and of the path that it was found by."""
+"""The memory of the place of a tensor that grows in each step, and of its path."""
 
 Change = tuple[Path, Form, Form, Any]
-"""Where, the form of what is there now and of what was (None for nothing), and what is there."""
+"""(path, the new form, the form before or None, the new value)."""
 Forms = list[tuple[Node, dict[Any, Form]]]
 WorkOut = Callable[[RemoteTensor], torch.Tensor]
-"""The value of a tensor of the other side that this side's code has put into a state. Raises CutRefused, RemoteRead."""
+"""Computes the value of a remote tensor that this side's code has put into a state. Raises CutRefused, RemoteRead."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A state as it was: of each container what it held. See `Mirror.snapshot`."""
+    """The contents of all containers of a state at one time. See `Mirror.snapshot`."""
 
     root: Node
     nodes_changed: int
     contents: list[tuple[Node, dict[Any, Form], dict[Any, tuple[Any, int]]]]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Those of this side that it holds."""
+        """The tensors of this side in it."""
         return [tensor for _, _, seen in self.contents for value, _ in seen.values() for tensor in _real(value)]
 
     @property
@@ -70,7 +71,7 @@ class Snapshot:
 
     @property
     def is_whole(self) -> bool:
-        """Whether everything can be put back: no tensor was written in place since, but for the few integers."""
+        """Whether everything can be restored: no tensor was written in place since, except for the few integers."""
         for _, forms, seen in self.contents:
             for key, (value, version) in seen.items():
                 if version >= 0 and type(value) is not RemoteTensor and version != version_of(value):
@@ -80,8 +81,10 @@ class Snapshot:
         return True
 
     def restore(self, gone: list[torch.Tensor]) -> bool:
-        """Put everything back; ``gone`` gets the tensors of this side that were in the state instead. False where a
-        tensor was written in place since: its old content is lost, but for the few integers whose form has it.
+        """Restore everything; ``gone`` gets the tensors of this side that replaced others.
+
+        Returns False if a tensor was written in place since: its old content is lost, unless it is one of the few
+        integers whose form contains it.
         """
         for _, forms, seen in self.contents:
             for key, (value, version) in seen.items():
@@ -117,7 +120,9 @@ class Snapshot:
 
 
 class Mirror:
-    """The form of ``state`` as both sides know it. ``here``: the device of this side's part. Raises `UnknownHolder`."""
+    """The form of ``state`` as known to both sides. ``here``: the device of this side's part. Raises
+    `UnknownHolder`.
+    """
 
     def __init__(self, state: Any, here: torch.device) -> None:
         self._begin(here)
@@ -141,26 +146,27 @@ class Mirror:
     def _begin(self, here: torch.device) -> None:
         self.here = here
         self.moved: list[Path] = []
-        """Places where the last look has found another shadow than before."""
+        """Places where the last check found another shadow than before."""
         self.nodes_changed = 0
-        """Another number whenever a node came or went."""
+        """Changes whenever a node is added or removed."""
         self._places: dict[int, _Places] = {}
 
     @property
     def state(self) -> Any:
-        """The live one."""
+        """The state itself."""
         return self.root.holder
 
     def loosen(self) -> None:
-        """From now on the mirror does not keep the state alive: it is kept by the state itself."""
+        """Stop keeping the state alive; the state keeps the mirror alive from now on."""
         loose = Loose(self.root.kind, self.root.cls, self.root.holder)
         loose.forms, loose.seen = self.root.forms, self.root.seen
         self.root = loose
         self._renumber()
 
     def look(self, work_out: WorkOut | None = None) -> list[Change]:
-        """What has changed here since the last look or `put`; from now on both sides know it. ``work_out``: gives what
-        is put in the place of another side's tensor that is where it was not before; without it `moved` has the place.
+        """Find what has changed here since the last `look` or `put`; both sides know it from now on.
+
+        ``work_out``: returns what replaces a remote tensor at a new place; without it the place is added to `moved`.
         """
         found: list[Change] = []
         self.moved = []
@@ -175,7 +181,7 @@ class Mirror:
         self.nodes_changed = next(_numbers)
 
     def _check_single(self) -> None:
-        """Raises UnknownHolder: the other side would make two of one."""
+        """Raises UnknownHolder if a container occurs twice, which the other side would make two."""
         known: set[int] = set()
         for node in self._nodes(self.root):
             if id(node.holder) in known:
@@ -183,7 +189,9 @@ class Mirror:
             known.add(id(node.holder))
 
     def _look(self, found: list[Change], work_out: WorkOut | None) -> bool:
-        """Whether nodes came or went. No call for what is as it was: each step looks at a state of many layers."""
+        """Collect changes; returns whether nodes came or went. Unchanged parts cost no calls, because each step checks
+        a state of many layers.
+        """
         waiting: list[tuple[Node, Path, list[Change]]] = [(self.root, (), found)]
         has_new_nodes = False
         while waiting:
@@ -245,9 +253,7 @@ class Mirror:
         return has_new_nodes
 
     def _placed(self, value: Any, before: Any, path: Path, work_out: WorkOut | None) -> Any:
-        """What is to be at a place in place of ``value``, where ``before`` was: no tensor of the other side that was
-        not there before.
-        """
+        """What replaces ``value`` at a place that held ``before``: remote tensors that are new there are not kept."""
         if type(value) is tuple:
             old = before if type(before) is tuple and len(before) == len(value) else (None,) * len(value)
             found = tuple([self._placed(one, was, path, work_out) for one, was in zip(value, old, strict=True)])
@@ -260,7 +266,7 @@ class Mirror:
         return value
 
     def _settle(self, node: Node, before: Form, path: Path, work_out: WorkOut | None) -> None:
-        """As `_placed`, for all that a new part of a state holds."""
+        """As `_placed`, for everything in a new part of a state."""
         for key, (value, _) in list(node.seen.items()):
             old = before.seen.get(key, (None, 0))[0] if isinstance(before, Node) else None
             form = node.forms[key]
@@ -273,8 +279,9 @@ class Mirror:
                 node.note(key, placed, form_of(placed, self.here))
 
     def put(self, known: LastSaid, reported: Any) -> LastSaid:
-        """What the other side says that it changed, applied here; tensors whose form is left as it is stay. ``known``:
-        what it said before. Gives what is to be known at the next call. Raises BadFrame.
+        """Apply the other side's changes; tensors whose form stays the same are kept.
+
+        ``known``: what it reported before. Returns what must be known for the next call. Raises BadFrame.
         """
         again = type(reported) is int and reported == AGAIN
         if again and known is None:
@@ -292,7 +299,7 @@ class Mirror:
         return said
 
     def _put_new(self, said: LastSaid, again: bool) -> None:
-        """Changes whose places are not known. Those of differences that are said again are remembered."""
+        """Apply changes whose places are not known yet. Those that are repeated are remembered."""
         places: list[tuple[Any, list[tuple[Node, Any]]]] = []
         for form, paths in said:
             found = []
@@ -326,7 +333,7 @@ class Mirror:
             self._renumber()
 
     def grow(self, difference: Any, places: list[tuple[Node, Any]]) -> None:
-        """Tensors whose sizes and strides differ by so much from what they were; numbers that do."""
+        """Change the sizes and strides of tensors, and numbers, by a difference."""
         if difference[0] != "+m":
             for node, key in places:
                 self._put_one(node, key, _sum(node.forms.get(key), difference))
@@ -357,7 +364,7 @@ class Mirror:
         return node
 
     def renew(self) -> None:
-        """Both sides have called the same method of the state: whatever it changed is known to both."""
+        """Both sides have called the same method of the state, so both know its changes."""
         self.look()
         for node in self._nodes(self.root):
             for key, (value, _) in list(node.seen.items()):
@@ -369,17 +376,17 @@ class Mirror:
                     node.note(key, fresh, node.forms[key])
 
     def snapshot(self) -> Snapshot:
-        """To come back to when a step fails; cheap, no tensor is copied."""
+        """The current contents, to restore if a step fails; cheap, because no tensor is copied."""
         contents = [(node, dict(node.forms), dict(node.seen)) for node in self._nodes(self.root)]
         return Snapshot(self.root, self.nodes_changed, contents)
 
     def back_to(self, snapshot: Snapshot, gone: list[torch.Tensor] | None = None) -> bool:
-        """The state is as it was, and so is what is known of it. False where that cannot be done. See `Snapshot`."""
+        """Restore the state and what is known of it. Returns False if that is impossible; see `Snapshot`."""
         self.root, self.nodes_changed = snapshot.root, snapshot.nodes_changed
         return snapshot.restore([] if gone is None else gone)
 
     def _nodes(self, node: Node) -> list[Node]:
-        """It and those in it, at any depth."""
+        """The node and those inside it, at any depth."""
         found = [node]
         for one in found:  # which grows
             for form in one.forms.values():
@@ -388,11 +395,11 @@ class Mirror:
         return found
 
     def forms(self) -> Forms:
-        """What both sides know of the state now, to be compared."""
+        """What both sides know of the state now, for comparisons."""
         return [(node, dict(node.forms)) for node in self._nodes(self.root)]
 
     def real(self) -> list[torch.Tensor]:
-        """The tensors of the state that are here."""
+        """The tensors of the state on this side."""
         found: list[torch.Tensor] = []
         for node in self._nodes(self.root):
             for value, _ in node.seen.values():
@@ -403,18 +410,18 @@ class Mirror:
 
     @property
     def has_shadows(self) -> bool:
-        """Whether some of its tensors are elsewhere."""
+        """Whether some of its tensors are on the other side."""
         return any(type(value) is RemoteTensor for node in self._nodes(self.root) for value, _ in node.seen.values())
 
     @property
     def told_bytes(self) -> int:
-        """About what the form takes in memory, beside the tensors that are here."""
+        """The approximate memory of the form, without the tensors of this side."""
         nodes = sum([NODE_BYTES + ENTRY_BYTES * len(node.forms) for node in self._nodes(self.root)])
         places = [found for one in self._places.values() for _, found in one.all]
         return nodes + PLACE_BYTES * sum(map(len, places))
 
     def magnitude(self) -> Any:
-        """See `foresight.magnitude`: of every size and number in the state."""
+        """See `remote_tensor.magnitude`: of every size and number in the state."""
         found: list[Any] = []
         for node in self._nodes(self.root):
             found.append(node.cls)
@@ -430,7 +437,7 @@ class Mirror:
         return tuple(found)
 
     def _twins(self) -> dict[int, torch.Tensor]:
-        """Copies of the tensors that are here, by id; what was one memory is one."""
+        """Copies of the tensors of this side by id, sharing memory as the originals do."""
         real = self.real()
         memory = Counter(one.untyped_storage()._cdata for one in {id(one): one for one in real}.values())
         twins: dict[int, torch.Tensor] = {}
@@ -442,7 +449,7 @@ class Mirror:
         return twins
 
     def copied(self) -> Mirror:
-        """A mirror of a copy of the state that shares no real tensor with it."""
+        """A mirror of a copy of the state, which shares no tensors of this side with it."""
         made = Mirror.__new__(Mirror)
         made._begin(self.here)
         made.root = _copied(self.root, self._twins())
@@ -489,12 +496,12 @@ AGAIN = 1
 DIFFERENCES = ("+m", "+v", "+i")
 MOST_MORE = 16
 LastSaid = Any
-"""What one side of a session said last; the other keeps it, too. None before the first step."""
+"""What one side of a session reported last; the other keeps it, too. None before the first step."""
 
 
 @dataclass(frozen=True)
 class _Places:
-    """Where the values are of which one `LastSaid` says how much they grow."""
+    """The places of the values whose growth one `LastSaid` describes."""
 
     said: LastSaid
     nodes_changed: int
@@ -502,7 +509,7 @@ class _Places:
 
 
 def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
-    """For JSON, and what is known of it after that. ``known``: what was said before."""
+    """Changes for JSON, and what is known after they were sent. ``known``: what was sent before."""
     groups: dict[Any, tuple[Any, list[Any]]] = {}
     for path, form, before, value in changes:
         if type(form) is tuple and type(before) is tuple and form[0] == before[0] == "m" and form[3] == before[3]:
@@ -520,7 +527,7 @@ def differences(changes: list[Change], known: LastSaid) -> tuple[Any, LastSaid]:
 
 
 def put_more(mirror: Mirror, known: list[LastSaid], header: dict[str, Any]) -> None:
-    """What further machines of a chain changed, in their order. ``known``: of each, what it said before. Raises
+    """Apply what further machines of a chain changed, in order. ``known``: what each reported before. Raises
     BadFrame.
     """
     more = header.get("more", [])
@@ -585,8 +592,8 @@ def written(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def apply(mirror: Mirror, calls: Any, most: int) -> None:
-    """Call them here; together they may make ``most`` bytes. Raises TooLarge beyond that, and BadFrame for what is no
-    such method, and for an index that is out of range.
+    """Call methods of the state; together they may create ``most`` bytes. Raises TooLarge beyond that, and BadFrame for
+    an unknown method, or an index out of range.
     """
     name: Any = ""
     allowance = StepAllowance(most)
@@ -625,7 +632,9 @@ def _read(argument: Any, here: torch.device) -> Any:
 
 
 class Handle:
-    """On one state. ``session``: of the edge; a handle without a mirror is that of a copy not used yet."""
+    """What a session keeps on one state. ``session``: the edge's; a handle without a mirror belongs to a copy not used
+    yet.
+    """
 
     def __init__(self, session: Any) -> None:
         self.session = session
@@ -633,21 +642,23 @@ class Handle:
         self.done: list[Any] = []
         """What was done to the state since the last step, for the wire."""
         self.busy = False
-        """Whether a step runs: what the model itself does to the state is no call from outside."""
+        """Whether a step is in progress: what the model itself does to the state is no call from outside."""
         self.hidden = frozenset({OWN, *MUTATORS})
         self.spoilt = False
-        """Whether a step that failed has left its traces in the state's tensors."""
+        """Whether a failed step has written to the state's tensors."""
         self.fork: Any = None
         """For a copy: what its session continues from."""
         self.growth: Any = None
-        """How the state grows with each answer (`ahead.Growth`); None where that is not known."""
+        """How the state grows with each answer (`ahead.Growth`); None if unknown."""
         self.last: Any = None
         """The record of the last step that was not sent ahead."""
         self.misjudged = 0
         """How often the state was foreseen wrongly."""
 
     def put_on(self, state: Any, here: torch.device) -> None:
-        """Leave the handle there. Raises CutRefused for a state that is partly elsewhere and belongs to no session."""
+        """Attach the handle to a state. Raises CutRefused for a state that is partly elsewhere and belongs to no
+        session.
+        """
         own = vars(state)
         own[OWN] = self
         for name in MUTATORS:
@@ -657,13 +668,13 @@ class Handle:
         self.mirror.loosen()
 
     def opening(self) -> Any:
-        """For the wire: the form of the state, where a step is the first of a session; else None."""
+        """For the wire: the form of the state in the first step of a session; else None."""
         if self.mirror is None or self.session.number or self.fork is not None:
             return None
         return plain(self.mirror.root, self.mirror.state)
 
     def take_off(self) -> None:
-        """The state is as it was without."""
+        """Detach the handle from the state."""
         if self.mirror is not None and self.mirror.state is not None:
             own = vars(self.mirror.state)
             for name in self.hidden:
@@ -671,7 +682,7 @@ class Handle:
                     own.pop(name, None)
 
     def note(self) -> None:
-        """What the caller changed by hand goes into `done`. Raises CutRefused for what the other side cannot follow."""
+        """Add the caller's own changes to `done`. Raises CutRefused for what the other side cannot repeat."""
         assert self.mirror is not None
         changes = self.mirror.look()
         if self.mirror.moved:
@@ -684,7 +695,7 @@ class Handle:
             self.done.append(["=", differences(changes, None)[0]])
 
     def repeat(self, done: list[Any]) -> None:
-        """Do to the state what was done to another one."""
+        """Apply to the state what was done to another one."""
         for name, arguments in done:
             assert self.mirror is not None
             if name == "=":
@@ -703,7 +714,7 @@ class Handle:
 
 
 class Called:
-    """A method of a state: called here, and noted for the other side."""
+    """A method of a state that is called here, and recorded for the other side."""
 
     def __init__(self, handle: Handle, state: Any, name: str) -> None:
         self._handle = handle
@@ -733,6 +744,6 @@ class Called:
 
 
 def handle_of(state: Any) -> Handle | None:
-    """The handle on a state."""
+    """The handle on a state, or None."""
     found = vars(state).get(OWN)
     return found if isinstance(found, Handle) else None

@@ -1,8 +1,8 @@
 """A remote tensor: a tensor without data that *propagates*. Shape, strides, dtype and device are right, and an
-operation on remote tensors gives remote tensors, worked out on the meta device.
+operation on remote tensors gives remote tensors, whose form is computed on the meta device.
 
-It knows where its value is (its *origin*). After the cut an operation that needs the value has it worked out from what
-was sent; where something is missing, `RemoteRead` names it. Nothing is ever computed from a remote tensor in silence.
+It knows where its value is (its *origin*). After the cut, an operation that needs the value has it computed from what
+was sent; if something is missing, `RemoteRead` names it. Nothing is ever computed silently from a remote tensor.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shared_hooks.tensors import DTYPES, dtype_named
 
 
 class RemoteRead(PlaceholderRead):
-    """A value that is on the other side is needed. ``need``: which, if it could be sent."""
+    """A value on the other side is needed. ``need``: which, if it can be sent."""
 
     def __init__(self, message: str, need: Origin | None = None) -> None:
         super().__init__(message)
@@ -47,8 +47,8 @@ class RemoteRead(PlaceholderRead):
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a value is: a private input ("input"), the other side's part of a state ("state"), or a tensor among what
-    a call before the cut gave ("call": ``count``-th call of the module at ``path``, ``number``-th tensor).
+    """Where a value is: a private input ("input"), the other side's part of a state ("state"), or a tensor in the
+    result of a call before the cut ("call": ``count``-th call of the module at ``path``, ``number``-th tensor).
     """
 
     kind: str
@@ -64,49 +64,49 @@ class Origin:
 
 @dataclass
 class Derived:
-    """An operation between modules, done once its value is asked for."""
+    """An operation between modules, computed once its value is needed."""
 
     func: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     made: Any = None
     read: list[tuple[Memory, int]] = field(default_factory=list)
-    """What it reads on the other side, and how often that was written to before."""
+    """What it reads on the other side, and the number of writes to that before."""
     here: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     """What it reads on this side, and the versions."""
 
 
 @dataclass
 class Part:
-    """One of the results of such an operation; ``number`` is None where it gives one tensor."""
+    """One of the results of such an operation; ``number`` is None if it has only one."""
 
     of: Derived
     number: int | None
 
 
 class Memory:
-    """What a remote tensor and its views share. ``writes``: how often one of them was written to."""
+    """What a remote tensor and its views share. ``writes``: the number of writes to any of them."""
 
     writes = 0
 
 
 class Supply(Protocol):
-    """What a running tail says of remote tensors."""
+    """What a running tail knows of remote tensors."""
 
     resumed: bool
-    """Whether the cut is reached: from then on remote tensors that are read are worked out."""
+    """Whether the cut has been reached: remote tensors that are read from then on are computed."""
     sent: dict[Origin, torch.Tensor]
     views: list[tuple[torch.Tensor, int]]
-    """Views of what was sent, and their versions: they do not count together here."""
+    """Views of what was sent, and their versions, which are not shared here."""
 
 
 class RemoteTensor(Dataless):
-    """See the module. Never changed: a write to one makes its value unknown."""
+    """See the module. Immutable: a write to one makes its value unknown."""
 
     origin: Origin | Part | None
     memory: Memory
     writes = 0
-    """How often its memory was written to when it was made."""
+    """The number of writes to its memory when it was created."""
 
     @staticmethod
     def __new__(
@@ -189,11 +189,11 @@ def _version(tensor: torch.Tensor) -> int:
 
 
 def _nothing(_: torch.Tensor) -> None:
-    """Where no tail runs, nothing is learnt."""
+    """Does nothing: the default without a running tail."""
 
 
 def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
-    """The value of a remote tensor, sent or worked out. Raises `RemoteRead`, which names what is missing."""
+    """The value of a remote tensor, sent or computed. Raises `RemoteRead`, which names what is missing."""
     origin = remote.origin
     if isinstance(origin, Part):
         of = origin.of
@@ -219,14 +219,16 @@ def value_of(remote: RemoteTensor, what: str = "the result") -> torch.Tensor:
 
 
 def kept_here(remote: RemoteTensor) -> torch.Tensor:
-    """What code behind the cut keeps in a state of a value from before it: worked out, for in the next step its place
-    says another one. Raises `RemoteRead`.
+    """A copy of a remote value that code behind the cut keeps in a state: in the next step its origin names another
+    value.
+
+    Raises `RemoteRead`.
     """
     return value_of(remote, "a state that code behind the cut writes to").clone()
 
 
 def _place(remote: RemoteTensor) -> str:
-    """Where the value is that a remote tensor was made of."""
+    """The origin of a remote tensor's value, for messages."""
     while isinstance(remote.origin, Part):
         of = remote.origin.of
         remote = next(dataless_in((of.args, of.kwargs)))
@@ -243,7 +245,7 @@ _never_pointed_to: Any = torch._C._set_throw_on_mutable_data_ptr
 
 
 def shadow(shape: tuple[int, ...], stride: tuple[int, ...], dtype: str, device: torch.device) -> RemoteTensor:
-    """A tensor of a state that is on the other side. Every place has its own: one that turns up elsewhere was moved."""
+    """A tensor of a state on the other side. Each place has its own, so that one found elsewhere was moved."""
     named = DTYPES.get(dtype) or dtype_named(dtype)
     made: RemoteTensor = _make(RemoteTensor, shape, strides=stride, dtype=named, device=device)
     _never_pointed_to(made)
@@ -285,12 +287,12 @@ def _wrapped(
 
 STEP_BYTES = 4 << 30
 GROWTH = 16
-"""What a product of four sizes grows by where each is doubled: rows, heads, and two lengths."""
+"""The growth of a product of four sizes if each is doubled: rows, heads, and two lengths."""
 MAX_SEEN = 4096
 
 
 class StepAllowance(Allowance):
-    """Placeholders take no memory, but for what is made in their form."""
+    """A memory limit for a step in which placeholders count as empty, except for what is created in their form."""
 
     def __init__(self, most: int) -> None:
         super().__init__(most, "with inputs and a state of these sizes a step takes", alive=True)
@@ -301,7 +303,7 @@ class StepAllowance(Allowance):
 
 
 class Seen:
-    """The steps of one tail that were looked at, and took little enough for all that are alike. Any thread may call."""
+    """The steps of one tail that were measured, and took little enough for all similar ones. Thread-safe."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, None] = OrderedDict()  # digests: what they are of may be as long as a header
@@ -324,7 +326,7 @@ class Seen:
 
 
 class Extents:
-    """Bounds one step: it is looked at where nothing like it was. ``most``: bytes that it may take."""
+    """The memory limit of one step, which is measured unless a similar one was. ``most``: in bytes."""
 
     def __init__(self, most: int, seen: Seen) -> None:
         self._most = most
@@ -333,11 +335,11 @@ class Extents:
         self._allowance: StepAllowance | None = None
 
     def begin(self) -> None:
-        """A forward begins."""
+        """Called when a forward begins."""
         self._keys, self._allowance = [], None
 
     def around(self, *reported: Any) -> AbstractContextManager[Any]:
-        """For the rest of the forward, of which the edge has reported this: a look, if it is new."""
+        """A context for the rest of the forward, of which the edge has reported this: it is measured if that is new."""
         key = (*(self._keys[-1] if self._keys else ()), *reported)
         self._keys.append(key)
         if self._allowance is not None or self._seen.has(key):
@@ -346,22 +348,22 @@ class Extents:
         return self._allowance
 
     def passed(self) -> None:
-        """The step was made."""
+        """Record that the step was made."""
         if self._allowance is not None and self._allowance.peak * GROWTH <= self._most:
             for key in self._keys:
                 self._seen.add(key)
 
 
 def _digest(key: Any) -> bytes:
-    """A digest of tuples of numbers, text and sets of such. Equal keys may have several, where a set is ordered
+    """A digest of tuples of numbers, text and sets of such. Equal keys may have several if a set is ordered
     differently.
     """
     return hashlib.blake2b(repr(key).encode(), digest_size=16).digest()
 
 
 def magnitude(value: Any) -> tuple[Any, ...]:
-    """What is the same for values of one structure whose numbers are of the same sign and less than twice as large:
-    the leaves in one row, and where each list or dictionary begins.
+    """A key that is equal for values of one structure whose numbers have the same sign and are less than twice as
+    large: the leaves in one row, and where each list or dictionary begins.
     """
     found: list[Any] = []
     waiting = [value]
@@ -387,7 +389,7 @@ def magnitude(value: Any) -> tuple[Any, ...]:
 
 
 def weight(value: Any) -> int:
-    """About how many bytes of memory a value from JSON takes."""
+    """The approximate bytes of memory of a value from JSON."""
     found, waiting = 0, [value]
     while waiting:
         one = waiting.pop()

@@ -1,7 +1,7 @@
-"""What a model gives, on the wire. A state in it is named, not sent; a tensor that the edge has is named, too.
+"""A model's result on the wire. A state in it is named, not sent; so is a tensor that the edge has.
 
-["s", number]  the tensor of that number in the message        ["in", number]  an input
-["call", path, count, number]  what a call before the cut gave      ["top" ...], ["token" ...], ["drawn" ...]  `wanted`
+["s", number] the tensor of that number in the message ["in", number] an input ["call", path, count, number] the result
+of a call before the cut ["top" ...], ["token" ...], ["drawn" ...]
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _NOTHING = float("-inf")
 
 
 def shortened(wanted: Any, draw: Draw) -> Short:
-    """For `results.said`. ``draw`` samples by processors, from the float32 scores of (rows, words). Raises BadFrame."""
+    """For `results.said`. ``draw`` samples with processors, from float32 scores of shape (rows, words). Raises
+    BadFrame.
+    """
     if wanted is None:
         return lambda name, tensor: None
     kind, *details = wanted if isinstance(wanted, list) and wanted else [None]
@@ -64,8 +66,8 @@ def shortened(wanted: Any, draw: Draw) -> Short:
 
 
 def _top(logits: torch.Tensor, most: int) -> Any:
-    """Ties with the k-th are sent, too, and what a division by a temperature may make one of them. Where that is much,
-    all is sent.
+    """The k likeliest, ties with the k-th, and what a division by a temperature may make a tie. If that is much, all is
+    sent.
     """
     words = logits.shape[-1]
     if 2 * most >= words:
@@ -94,8 +96,9 @@ def _drawn(logits: torch.Tensor, draw: Draw, processors: Any) -> Any:
 
 
 def widened(said: Any, tensors: list[torch.Tensor], most_words: int) -> torch.Tensor:
-    """The logits on the edge: what was sent, and minus infinity. ``most_words``: that the model may tell apart. Raises
-    BadFrame, before memory is taken for an answer that is not this model's.
+    """The logits on the edge: what was sent, and minus infinity elsewhere. ``most_words``: the model's vocabulary.
+
+    Raises BadFrame, before memory is taken for an answer that is not this model's.
     """
     kind, shape, dtype, first = said
     try:
@@ -132,12 +135,12 @@ PROCESSORS: dict[str, tuple[str, ...]] = {
     "TopPLogitsWarper": ("top_p", "min_tokens_to_keep"),
     "MinPLogitsWarper": ("min_p", "min_tokens_to_keep"),
 }
-"""Classes of transformers that look at the scores alone, and the numbers that they are made of."""
+"""transformers' processors that look only at the scores, and the numbers that they are made of."""
 MOST_PROCESSORS = 16
 
 
 def described(processors: Any) -> Processors | None:
-    """Processors as their classes' names and numbers; None where one is of another kind."""
+    """Processors as their classes' names and numbers; None if one is of another kind."""
     found = []
     for one in processors:
         cls = type(one)
@@ -154,7 +157,7 @@ _LOWEST = float("-inf")
 
 
 def is_own(cls: type) -> bool:
-    """Whether it is one of transformers' processors and no class of that name or kind from elsewhere."""
+    """Whether a class is one of transformers' own processors."""
     return cls.__module__ == "transformers.generation.logits_process"
 
 
@@ -168,20 +171,20 @@ def digest(state: bytes) -> str:
 
 
 def written(state: bytes) -> str:
-    """For JSON."""
+    """A generator's state for JSON."""
     return base64.b64encode(state).decode()
 
 
 class Sampler:
-    """The tail's side: draws by the generator whose state the edge sent, and keeps the state after it."""
+    """The tail's side of sampling: draws with the generator whose state the edge sent, and keeps the state after it."""
 
     def __init__(self, state: bytes | None = None) -> None:
         self.state = state
         self.drawn = False
-        """Whether a step just done has drawn."""
+        """Whether the last step has drawn."""
 
     def take(self, reported: Any) -> None:
-        """The edge's state. Raises BadFrame."""
+        """Take the edge's generator state. Raises BadFrame."""
         try:
             self.state = base64.b64decode(reported, validate=True)
             torch_generator(self.state)
@@ -189,7 +192,7 @@ class Sampler:
             raise BadFrame(f"no state of a generator: {error!s:.120}") from error
 
     def draw(self, processors: Any, scores: torch.Tensor) -> torch.Tensor:
-        """A word for each row of scores (rows, words). Raises BadFrame, CutRefused without transformers here."""
+        """A token for each row of scores (rows, words). Raises BadFrame, CutRefused without transformers."""
         if self.state is None:
             raise BadFrame("a word is to be drawn, and no state of a generator was sent")
         for one in _made(processors):
@@ -200,7 +203,7 @@ class Sampler:
         return found.squeeze(1)
 
     def copied(self) -> Sampler:
-        """For a step that may fail."""
+        """A copy for a step that may fail."""
         return Sampler(self.state)
 
 
@@ -228,11 +231,11 @@ STATE = 0
 
 
 _DICTIONARIES = frozenset(map(class_name, (dict, OrderedDict, defaultdict)))
-"""Classes of results that come as plain dictionaries."""
+"""Classes of results that are sent as plain dictionaries."""
 
 
 def _parts(output: Any) -> tuple[Any, list[tuple[Any, Any]]]:
-    """What holds the parts (a class's name, or a kind), and the parts by key."""
+    """The container of a result (a class's name, or a kind), and its parts by key."""
     if isinstance(output, dict):
         return class_name(type(output)), list(output.items())
     if type(output) in (tuple, list):
@@ -243,8 +246,10 @@ def _parts(output: Any) -> tuple[Any, list[tuple[Any, Any]]]:
 def said(
     output: Any, inputs: list[torch.Tensor], short: Callable[[str, torch.Tensor], Any]
 ) -> tuple[Any, list[Any], list[torch.Tensor]]:
-    """(structure, leaves, tensors). ``short`` gives, for a tensor and the name it has, what is said instead: a leaf and
-    tensors, or None. Raises `RemoteRead` for what is not here and cannot be named.
+    """(structure, leaves, tensors) of a result.
+
+    ``short`` returns, for a tensor and its name, what is sent instead: a leaf and tensors, or None. Raises `RemoteRead`
+    for a remote tensor that cannot be named.
     """
     holder, parts = _parts(output)
     given = {id(tensor): number for number, tensor in enumerate(inputs)}
@@ -290,7 +295,7 @@ def _leaf(
 
 
 def heard(structure: Any, leaves: Any, find: ClassFinder, leaf: Callable[[Any], torch.Tensor], state: Any) -> Any:
-    """The output on the edge. ``leaf`` finds the tensor of one leaf. Raises BadFrame."""
+    """The result on the edge. ``leaf`` finds the tensor of one leaf. Raises BadFrame."""
     try:
         holder, parts = structure
         values = iter([leaf(one) for one in leaves])
@@ -330,13 +335,13 @@ class Template:
 
     def __init__(self) -> None:
         self.kinds: dict[tuple[str, int], Kind] = {}
-        """By path and count, of the calls that were tried."""
+        """By path and count, for the calls that were tried."""
         self.written: set[Line] = set()
-        """Lines of the code around the cut that make tensors into which values of the other side are written."""
+        """Lines of the code around the cut that create tensors into which remote values are written."""
         self._lock = Lock()
 
     def learn(self, path: str, count: int, kind: Kind) -> None:
-        """What is skipped once is skipped always: the edge tells what it gives."""
+        """Record how a call is replayed. What is skipped once is always skipped: the edge reports its result."""
         with self._lock:
             if self.kinds.get((path, count)) is not Kind.SKIPPED:
                 self.kinds[path, count] = kind

@@ -71,7 +71,9 @@ from shared_hooks.tensors import identical, tensors_in, unflatten
 
 
 class Draws(TorchDispatchMode):
-    """Looks at the generator before and after each kernel that may use it: what other threads draw does not count."""
+    """Compares the generator before and after each kernel that may use it, so that draws of other threads do
+    not count.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,7 +90,7 @@ class Draws(TorchDispatchMode):
 
 
 class Look:
-    """At one forward. A first one is quick; where it says that generators were used, a second one says by whom."""
+    """Observes one forward. The first is cheap; if it reports that generators were used, a second finds out by what."""
 
     def __init__(self) -> None:
         self._dice = Dice()
@@ -96,7 +98,7 @@ class Look:
         self.draws: Draws | None = None
 
     def again(self) -> bool:
-        """After a forward: whether there is to be a second one, closely looked at."""
+        """Whether a second forward, observed closely, is needed. Called after a forward."""
         if self.draws is not None:
             self._others = self._dice.others
             return False
@@ -124,9 +126,9 @@ LEAVES, CALLS = "leaves", "calls"
 class DecodingTail:
     """The tail of a model for generation, cut after ``cut`` (a module's path). Serves any number of sessions.
 
-    ``step_bytes``: what one step may take in memory. ``modules``: those of the `WrappedModel` whose observers look at
-    its steps. ``turns``: of the same model, where others run it, too. Raises UnknownLayer and CutRefused. `close` takes
-    away what was attached.
+    ``step_bytes``: the memory limit of one step. ``modules``: those of the `WrappedModel` whose observers see its
+    steps. ``turns``: of the same model, if others run it, too. Raises UnknownLayer and CutRefused. `close` removes what
+    was attached.
     """
 
     def __init__(
@@ -147,14 +149,14 @@ class DecodingTail:
         self.template = Template()
         self.turns = turns or Turns(model)
         self.leaves = False
-        """Whether any step has left anything on the model, which was put back."""
+        """Whether any step has left anything on the model, which was restored."""
         self.seen = Seen()
         self.paths = {module: path for path, module in model.named_modules()}
         self._needed: dict[str, attach.Needed] = {}
         self.needed_up_to(None)
 
     def needed_up_to(self, second: Cut | None) -> attach.Needed:
-        """The modules that steps have to see which leave at ``second``; None: that run to the end."""
+        """The modules that steps ending at ``second`` must see; None: steps that run to the model's end."""
         path, above = ("", frozenset[str]()) if second is None else (second.path, second.above)
         with attach.lock:
             found = self._needed.get(path)
@@ -164,18 +166,18 @@ class DecodingTail:
             return found
 
     def open(self) -> DecodingSession:
-        """A new session, whose first step brings the form of its state."""
+        """A new session, whose first step has the form of its state."""
         return DecodingSession(self)
 
     def close(self) -> None:
-        """No session is used afterwards."""
+        """Detach from the model. No session may be used afterwards."""
         for needed in self._needed.values():
             needed.detach()
 
 
 @dataclass
 class Known:
-    """What a session has heard and said; a step works on a copy, and leaves it where it succeeds."""
+    """What a session has received and sent. A step works on a copy, which replaces it if the step succeeds."""
 
     inputs: Heard
     reports: CallReports
@@ -189,13 +191,13 @@ class Known:
     wanted: Any = None
     unchanged: Unchanged = field(default_factory=Unchanged)
     ups: list[LastSaid] = field(default_factory=list)
-    """What each server before this one has said, in a chain."""
+    """What each server before this one has reported, in a chain."""
     behind: frozenset[str] = frozenset()
-    """Names of what servers behind this one have left on their model: the next step here may not read it."""
+    """Names of what servers behind this one left on their model: the next step here must not read it."""
     unread: frozenset[str] = frozenset()
-    """... which a step has not read."""
+    """Those of them that a step has not read."""
     left: Any = None
-    """What steps were last said to leave on this side's model."""
+    """What steps last reported to leave on this side's model."""
 
     def copied(self) -> Known:
         return replace(
@@ -207,7 +209,7 @@ class Known:
         )
 
     def nbytes(self, mirror: Mirror | None, *kept: Snapshot) -> int:
-        """Memory of all that is kept for the session: tensors, each once, and what was reported. ``kept``: states."""
+        """The bytes of everything kept for the session: tensors, each once, and reports. ``kept``: states."""
         tensors = [*self.inputs.tensors(), *(() if mirror is None else mirror.real())]
         tensors += tensors_in(list(self.unchanged.same.values()))
         for one in kept:
@@ -234,7 +236,7 @@ class Known:
 
 
 MOST_KEPT = 16
-"""Steps of a session that may be taken back at one time."""
+"""The maximum number of a session's steps that may be taken back."""
 
 
 @dataclass(frozen=True)
@@ -248,7 +250,7 @@ class _Before:
 
 
 class DecodingSession:
-    """See the module. After any error a session is as it was before the step."""
+    """The tail's part of one generation; see the module. After an error a session is as before the step."""
 
     takes_back = True
     """Whether steps may be taken back."""
@@ -264,13 +266,13 @@ class DecodingSession:
 
     @property
     def nbytes(self) -> int:
-        """Memory of what is kept for it."""
+        """The bytes of what it keeps."""
         states = [one.state for one in self._kept if one.state is not None]
         held = self._known.nbytes(self._mirror, *states) + sum([one.told_bytes for one in states])
         return held + sum([one.known.nbytes(None) for one in self._kept])
 
     def fork(self) -> DecodingSession:
-        """A copy: both continue from here, each by itself. Raises SessionLost while steps may be taken back."""
+        """A copy, which continues independently. Raises SessionLost while steps may be taken back."""
         if self._kept:
             raise SessionLost("its last steps may be taken back: nothing is copied before that is decided")
         made = DecodingSession(self._tail)
@@ -279,8 +281,8 @@ class DecodingSession:
         return made
 
     def step(self, header: Header, tensors: list[torch.Tensor]) -> tuple[Header, list[torch.Tensor]]:
-        """One step. Raises BadFrame for what is malformed, CutRefused for what cannot be done at this cut, and what the
-        model raises.
+        """Make one step. Raises BadFrame for malformed messages, CutRefused for what this cut does not support, and
+        what the model raises.
         """
         begun = self.begin(header, tensors)
         return begun() if callable(begun) else begun
@@ -314,8 +316,9 @@ class DecodingSession:
         return self._completed(known, answer, undone)
 
     def _first_kept(self, header: Header) -> int:
-        """Number of the first step that may still be taken back; beyond all where this one may not. Raises BadFrame,
-        and CutRefused where none can be.
+        """The number of the first step that may still be taken back; a huge one if this step may not.
+
+        Raises BadFrame, and CutRefused if none can be.
         """
         if "keep" not in header:
             return 1 << 63
@@ -330,8 +333,8 @@ class DecodingSession:
         return first
 
     def _take_back(self, number: Any) -> None:
-        """The session as it was before step ``number``. Raises BadFrame, and SessionLost where that is not known any
-        more.
+        """Restore the session as it was before step ``number``. Raises BadFrame, and SessionLost if that is no longer
+        known.
         """
         if type(number) is not int:
             raise BadFrame(f"malformed number of a step: {number!r:.40}")
@@ -344,7 +347,9 @@ class DecodingSession:
         self._known, self._mirror, self._steps = before.known, before.mirror, number
 
     def _undone(self, mirror: Mirror | None, snapshot: Any, error: BaseException) -> Said:
-        """The session as it was before a step; the answer that says what is needed. Raises ``error`` if nothing is."""
+        """Restore the session as it was before a step; returns the answer that says what is needed. Raises ``error`` if
+        nothing is.
+        """
         self._mirror = mirror
         if mirror is not None and snapshot is not None and not mirror.back_to(snapshot):
             self._spoilt = f"a step failed in the middle of writing to the state: {error!s:.200}"
@@ -364,11 +369,11 @@ class DecodingSession:
     def _completed(
         self, known: Known, answer: StepAnswer, undone: Callable[[BaseException], Said]
     ) -> Said | Callable[[], Said]:
-        """What is done when the model does not run any more; ``undone`` where it fails."""
+        """Finish a step after the model has run; ``undone`` is called if it fails."""
         return self._done(known, answer)
 
     def close(self) -> None:
-        """It is not used any more."""
+        """Release the session."""
 
 
 def _needed(error: BaseException) -> Any:
@@ -384,7 +389,7 @@ def _needed(error: BaseException) -> Any:
 
 
 class NeededBehind(Exception):
-    """The next server of a chain needs more, which the edge has. ``need``: as the next server said it."""
+    """The next server of a chain needs more, which the edge has. ``need``: as that server reported it."""
 
     def __init__(self, need: Any, why: object) -> None:
         super().__init__(f"{why!s:.300}")
@@ -392,7 +397,7 @@ class NeededBehind(Exception):
 
 
 class _Compared(Exception):
-    """Only the edge can say how what its model keeps compares with what this side's does."""
+    """Only the edge can compare what its model keeps with what this side's does."""
 
     def __init__(self, there: list[Any]) -> None:
         super().__init__("what the model keeps is to be compared")
@@ -400,7 +405,7 @@ class _Compared(Exception):
 
 
 class _LeafMissing(Exception):
-    """A part of the cut's result is said to be one of its arguments, and that is not here."""
+    """A part of the cut's result is an argument of the cut module that is not on this side."""
 
 
 @dataclass
@@ -411,7 +416,7 @@ class StepAnswer:
 
 
 def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None:
-    """Puts tensors into memory as they lie on the edge. Raises BadFrame, and TooLarge before memory is taken."""
+    """Lay out tensors in memory as on the edge. Raises BadFrame, and TooLarge before memory is taken."""
     last, taken = -1, 0
     try:
         for number, stride in layouts:
@@ -434,12 +439,12 @@ def _lay_out(tensors: list[torch.Tensor], layouts: Any, most_bytes: int) -> None
 
 
 def _parts(value: Any) -> list[int]:
-    """What tells a value from another, and a list from one to which something was added."""
+    """Identifies a value; changes if something is added to a list."""
     return [*map(id, value)] if type(value) in (list, set) else [id(value)]  # poison cannot be asked
 
 
 class Step:
-    """One step under way."""
+    """One step in progress."""
 
     def __init__(
         self,
@@ -462,27 +467,27 @@ class Step:
         self._extents = Extents(tail.step_bytes, tail.seen)
         self._start: Any = None
         self._look: InsideCalls | None = None
-        """At what calls change that the next server of a chain does not make."""
+        """Observes what calls change that the next server of a chain does not make."""
         self._changed: frozenset[str] = frozenset()
-        """Names of what the model's calls have changed on it, which is put back."""
+        """Names of what the model's calls have changed on it, which is restored."""
         self._left: list[Any] = []
-        """What the model's calls have changed on it, which is put back, as it is said."""
+        """What the model's calls have changed on it, which is restored, as reported."""
         self._asked: dict[str, Any] = {}
         """What the edge is asked to compare: this side's summaries at the cut."""
         self._other: set[str] = set()
         """Names of what the edge's model keeps at the cut and this side's does not."""
         self._as_left: set[str] = set()
-        """... and has at the step's end."""
+        """Those that it also has at the step's end."""
         self._same: dict[str, Any] = {}
-        """What that is."""
+        """Their values."""
         self._put: dict[str, Any] = {}
         """What was put there for a run that does not read it."""
         self._untouched: set[str] = set()
         """Names of it that a step would not have written if it had been there."""
         self._meets, self._spreads = True, False
-        """Whether that is to be found out, at the cut; whether there is to be poison in its place."""
+        """Whether that is found out at the cut; whether poison takes its place."""
         self._apart: list[tuple[torch.Tensor, int]] = []
-        """Tensors that crossed, and may be in one memory on the edge."""
+        """Tensors that crossed, and may share memory on the edge."""
 
     def run(self) -> StepAnswer:
         header, known, tail = self._header, self._known, self._tail
@@ -542,8 +547,8 @@ class Step:
         return self._answer(output, running_tail)
 
     def _reads_none(self, before: PythonState, names: set[str], again: Callable[[], bool]) -> bool:
-        """Whether a step gives the same with poison in place of ``names`` as it begins, and in place of what the edge
-        has otherwise when it is at the cut; where the step itself leaves that, with that instead. ``again`` makes it.
+        """Whether a step gives the same with poison in place of ``names`` at its beginning, and in place of what else
+        the edge has at the cut; where the step itself leaves that, with its value. ``again`` repeats the step.
         """
         is_unread, self._tail.turns.looked = False, False
         with suppress(Read, Exception), poisoned(before, names, self._same) as reached:
@@ -562,7 +567,7 @@ class Step:
         return is_unread
 
     def _meet(self, said: Any, before: PythonState) -> None:
-        """At the cut: what the edge's model keeps there, beside this side's."""
+        """At the cut: compare what the edge's model keeps there with this side's."""
         if self._meets:
             found, asked = hidden.differing(said, self._now(before))
             self._other |= found
@@ -608,7 +613,7 @@ class Step:
         return StepAnswer(reply, tensors, self._mirror)
 
     def _output(self, kwargs: dict[str, Any], given: Mirror | None) -> tuple[Any, Tail]:
-        """The model's, and what ran its tail; ``given`` is the state's mirror as the step began."""
+        """The model's output, and the `Tail` that ran it; ``given``: the state's mirror at the step's beginning."""
         tail, look = self._tail, Look()
         inputs = [(leaf, leaf._version) for leaf in self._known.inputs.leaves if type(leaf) is not RemoteTensor]
         while True:
@@ -652,7 +657,7 @@ class Step:
         )
 
     def _called(self, running_tail: Tail, kwargs: dict[str, Any]) -> Any:
-        """The model's output; hooks of the model itself run on the edge, which has the answer."""
+        """The model's output. Hooks of the model itself run on the edge, which has the answer."""
         state = None if self._mirror is None else self._mirror.state
         own = {name: value if value is state else with_own_containers(value) for name, value in kwargs.items()}
         output = self._tail.model.forward(**own)
@@ -661,7 +666,7 @@ class Step:
         return output
 
     def _copies(self, output: Any) -> list[torch.Tensor]:
-        """Copies of what a forward has given: its output and what it left in the state."""
+        """Copies of a forward's output and of what it left in the state."""
         state = () if self._mirror is None else self._mirror.real()
         return [one.clone() for one in (*tensors_in(output), *state) if type(one) is not RemoteTensor]
 
@@ -700,7 +705,7 @@ class Step:
         return CutRefused(f"cut after {self._tail.cut.name}: {error}")
 
     def _arrive(self, running_tail: Tail, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The cut is reached: the state becomes what it is there on the edge, and the cut's result is put in."""
+        """At the cut: set the state to the edge's there, and return the cut's result."""
         if "m" in self._header and (before := self._tail.turns.before) is not None:
             self._meet(self._header["m"], before)
         gone: list[torch.Tensor] = []
@@ -724,7 +729,7 @@ class Step:
         return None if self._mirror is None else self._mirror.magnitude()
 
     def _back(self, gone: list[torch.Tensor] | None = None) -> None:
-        """What the replay of the prefix did to the state does not count; ``gone`` gets what it put there."""
+        """Undo what the replay of the prefix did to the state; ``gone`` gets what it put there."""
         if self._mirror is not None and not self._mirror.back_to(self._start, gone):
             raise CutRefused("code before the cut writes to the part of the state that is behind it")
 

@@ -1,7 +1,8 @@
-"""A model whose ``forward`` is split: every call runs its head here and its tail there.
+"""A model whose ``forward`` is split: every call runs its head here and its tail on the other side.
 
 ``model.generate`` of transformers runs unchanged: it calls the forward step by step, and keeps a cache of keys and
-values between the calls. The part of the cache that the head writes stays here, the rest is in a session there.
+values between the calls. The part of the cache that the head writes stays here; the rest is in a session on the other
+side.
 """
 
 from __future__ import annotations
@@ -63,10 +64,12 @@ from shared_hooks.tensors import identical
 
 @dataclass(frozen=True)
 class StepRecord:
-    """Nanoseconds on the edge's clock: of the head, from there to the answer, and to take the answer. Bytes of headers
-    and payloads, with those of steps that were sent ahead in vain. ``server``: nanoseconds on the server's clock, by
-    name. ``batch_size``: how many steps a side computed together at the most, this one included; 1: what it gives is
-    exact. ``codec``: that of the hidden states; empty where they travelled as they are.
+    """What a step took. Times in nanoseconds on the edge's clock: of the head, from its end to the answer, and to
+    process the answer. Bytes of headers and payloads, including those of steps that were sent ahead in vain.
+
+    ``server``: nanoseconds on the server's clock, by name. ``batch_size``: the most steps that a side computed
+    together, including this one; with 1 the result is exact. ``codec``: that of the hidden states; empty if they were
+    sent as they are.
     """
 
     head_ns: int
@@ -80,7 +83,7 @@ class StepRecord:
 
     @property
     def total_ns(self) -> int:
-        """The whole step on the edge."""
+        """Nanoseconds of the whole step on the edge."""
         return self.head_ns + self.wait_ns + self.answer_ns
 
 
@@ -88,38 +91,39 @@ HISTORY_BYTES = 256 << 20
 MOST_TRIES = 64
 RECORDS_KEPT = 100_000
 MOST_MISJUDGED = 3
-"""Times that a state was foreseen wrongly, after which none of it is foreseen any more."""
+"""After a state was foreseen wrongly this often, nothing of it is foreseen any more."""
 
 
 class Heads(Protocol):
-    """Runs the heads of one text beside those of others."""
+    """Runs heads, possibly together with those of other generations."""
 
     def run(self, head: Callable[[], None]) -> int:
-        """Runs a head, and says how many were computed together. Raises what it raises."""
+        """Run a head; returns how many were computed together. Raises its error."""
         ...
 
     def answered(self) -> None:
-        """The step is answered: the next head will come soon."""
+        """The step has its answer: the next head will follow soon."""
         ...
 
 
 class SplitForward:
-    """Takes over the forward of ``model`` while the ``with`` block runs. ``cut``: a module's path, after whose call the
-    head ends. ``link``: the way to the tail.
+    """Splits the forward of ``model`` while the ``with`` block runs.
 
-    ``private``: names of inputs that never leave this side, in place of those that are recognised by name.
-    ``history_bytes``: how much of its steps a session keeps to be made again when the server has lost it. ``modules``:
-    those of the `WrappedModel` whose observers look at the steps.
+    ``cut``: the path of a module, after whose call the head ends. ``link``: the connection to the tail.
 
-    ``answer``: what comes back of the logits. None is all of them; ``("top", k)`` the k likeliest, ``("token",)`` the
-    likeliest word alone: the others are minus infinity. A ``generate()`` for which that is not enough raises
-    CutRefused. ``("least",)`` is the least that is enough for each ``generate()``. With ``("sample",)`` the server
-    draws, too, with this side's generator and processors: the same words, and the server knows which they are.
+    ``private``: names of inputs that never leave this side, instead of those recognised by name. ``history_bytes``: how
+    much of its steps a session keeps to be rebuilt if the server has lost it. ``modules``: those of the `WrappedModel`
+    whose observers see the steps.
 
-    ``codec``: "int8", "int6", "int5" or "int4" send hidden states with so many bits a number (`hidden`): a loss. None
-    sends them as they are. ``heads``: runs those of steps behind a prompt; None: each by itself.
+    ``answer``: what of the logits comes back. None: all; ``("top", k)``: the k likeliest; ``("token",)``: the likeliest
+    token alone; the others are minus infinity. A ``generate()`` that needs more raises CutRefused. ``("least",)``: the
+    least that each ``generate()`` needs. ``("sample",)``: the server also samples, with this side's generator and
+    processors; the tokens are the same, but the server knows them.
 
-    Raises UnknownLayer, CutRefused and SpecError. What cannot be split raises an IsthmusError in the call itself.
+    ``codec``: "int8", "int6", "int5" or "int4" sends hidden states with that many bits per number (`hidden`), which is
+    lossy. None sends them as they are. ``heads``: runs the heads of steps after the prompt; None: each alone.
+
+    Raises UnknownLayer, CutRefused and SpecError. A call that cannot be split raises an IsthmusError.
     """
 
     def __init__(
@@ -147,13 +151,13 @@ class SplitForward:
         self._here = device_of(model)
         self._find = finder_of(model)
         self._left_there: Any = None
-        """What a step was last said to leave on the other side's model."""
+        """What a step last reported to leave on the other side's model."""
         self._behind: dict[str, tuple[Any, Any]] = {}
-        """What steps have left there, and this side's model does not have (`hidden.left_behind`): no code before the
-        cut may read it.
+        """What steps have left there and this side's model lacks (`hidden.left_behind`): code before the cut must not
+        read it.
         """
         self._looked_for: set[str] = set()
-        """Names of it that no head so far has read."""
+        """Those names of it that no head has read so far."""
         self._settled = Settled(model)
         # whatever it tells apart, some weight of it is as wide
         self._most_words = max((size for one in model.parameters() for size in one.shape), default=0)
@@ -177,7 +181,7 @@ class SplitForward:
         self.detach()
 
     def attach(self) -> None:
-        """From now on calls of the model are split. Raises CutRefused where they are already."""
+        """Split the model's calls from now on. Raises CutRefused if they are split already."""
         if self._shim is not None:
             return
         shim = attach.attach(self.model)
@@ -190,7 +194,7 @@ class SplitForward:
         self._asking.attach(self.model)
 
     def detach(self) -> None:
-        """The model is as it was; its sessions are closed."""
+        """Restore the model and close its sessions."""
         if self._shim is None:
             return
 
@@ -229,8 +233,8 @@ class SplitForward:
     def _stepped(
         self, kwargs: dict[str, Any], handle: Handle, began: int, sight: Foresight | None = None
     ) -> tuple[Any, Handle]:
-        """The output of one call, and whose session it was: a forward may make its own state. ``sight``: what will be
-        called next.
+        """The output of one call, and the handle of its session (a forward may create its own state). ``sight``: what
+        will be called next.
         """
         if handle.spoilt:
             raise SessionLost("a step failed after the model had written to its state in place: begin with a new state")
@@ -330,7 +334,7 @@ class SplitForward:
     # Calls that will come (`ahead`)
 
     def _come_true(self, handle: Handle, kwargs: dict[str, Any]) -> Foreseen | None:
-        """What was sent ahead for this call; None where it was for another one, and is taken back."""
+        """The step that was sent ahead for this call; None if it was for another call, and is taken back."""
         session: EdgeSession = handle.session
         found: Foreseen = session.foreseen[0]
         mirror = handle.mirror
@@ -345,8 +349,8 @@ class SplitForward:
         return found
 
     def _may_look_ahead(self, handle: Handle, header: dict[str, Any], sight: Foresight) -> bool:
-        """Whether calls behind the one with this message can be foreseen: nothing is new in it, nobody but the model
-        sees its modules called, and the state can be put back.
+        """Whether the calls after this one can be foreseen: the message has nothing new, only the model sees its
+        modules called, and the state can be restored.
         """
         return (
             bool(sight.tokens)
@@ -362,7 +366,7 @@ class SplitForward:
         )
 
     def _look_ahead(self, handle: Handle, sight: Foresight, pending: Pending) -> None:
-        """While a step is under way (``pending``): the heads of calls that will come run, and their steps are sent."""
+        """While a step is in progress (``pending``), run the heads of the next calls and send their steps."""
         session: EdgeSession = handle.session
         mirror, growth, last = handle.mirror, handle.growth, handle.last
         assert mirror is not None and growth is not None
@@ -399,7 +403,7 @@ class SplitForward:
             raise SessionLost("a call that was foreseen has written to the state in place: begin with a new state")
 
     def _sent_ahead(self, handle: Handle, call: NextCall, expected: Forms) -> bool:
-        """Whether the step of a call was sent: not where it may depend on answers before it."""
+        """Send the step of a foreseen call; returns False if it may depend on answers before it."""
         session: EdgeSession = handle.session
         kwargs = _counted(_taken(self._signature, _named(self._signature, (), call.kwargs)))
         given = unchanging(kwargs)
@@ -422,7 +426,7 @@ class SplitForward:
         return True
 
     def _learn(self, handle: Handle, before: Snapshot, tokens: int) -> None:
-        """What an answer says of those to come. What was foreseen on another state is taken back."""
+        """Learn from an answer about later ones. What was foreseen from another state is taken back."""
         session: EdgeSession = handle.session
         assert handle.mirror is not None
         first = session.foreseen[0] if session.foreseen else None
@@ -444,10 +448,11 @@ class SplitForward:
         look: InsideCalls,
         dice: Dice,
     ) -> Head:
-        """The head whose values cross, after a ``first`` one. Where that has changed the model, it runs once more, from
-        what it left: a table that is built on first use is there now. Where it changes the model again, or gives
-        something else, and where the other side keeps what this one does not, it runs with poison in place of all that.
-        Raises CutRefused where it reads such a thing.
+        """The head whose values cross, starting from a ``first`` one.
+
+        If that has changed the model, it runs once more, from the state that it left: a table that is built on first
+        use exists now. If it changes the model again, or gives another result, or if the other side keeps something
+        that this side does not, it runs with poison in place of all that. Raises CutRefused if it reads any of it.
         """
         head, names = first, set(self._behind)
         changed = look.changed() - self._settled.rewritten
@@ -489,7 +494,7 @@ class SplitForward:
         return made
 
     def _stateless(self) -> Handle:
-        """For calls with no state: all of them are steps of one session, which keeps nothing."""
+        """The handle of calls without a state: all of them are steps of one session, which keeps nothing."""
         if self._plain is None:
             self._plain = Handle(self._session())
             self._plain.session.history = History(0)
@@ -497,13 +502,13 @@ class SplitForward:
         return self._plain
 
     def _sweep(self) -> None:
-        """Sessions whose state nobody has any more are closed, at the next one's beginning."""
+        """Close the sessions of states that no longer exist. Called when the next session begins."""
         for handle, session in [one for one in self._sessions if one[0]() is None and not one[1].is_waited_for]:
             self._sessions.remove((handle, session))
             session.close()
 
     def _remade(self, lost: EdgeSession) -> None:
-        """Computes all steps of a session once more, in another one, which takes its place at the other side."""
+        """Compute all steps of a session again, in a new session that replaces it on the other side."""
         if lost.random is not None:
             raise SessionLost("the session cannot be made again: the server has drawn random numbers for it")
         handle, dice = Handle(self._session()), Dice()
@@ -547,7 +552,7 @@ class SplitForward:
         return handle
 
     def _adopted(self, handle: Handle, born: Mirror) -> Handle:
-        """The forward has made its own state; from now on it belongs to this session."""
+        """Attach the session to a state that the forward has created."""
         if handle is self._plain:
             handle = Handle(self._session())
         handle.put_on(born.state, self._here)
@@ -561,7 +566,7 @@ class SplitForward:
         self._sessions.append((weakref.ref(handle), handle.session))
 
     def _run_head(self, head: Head, kwargs: dict[str, Any]) -> None:
-        """Up to the cut. Raises CutRefused where the model comes to its end without it."""
+        """Run the model up to the cut. Raises CutRefused if it ends without reaching it."""
         shim = self._shim
         assert shim is not None
         token = running.set(head)
@@ -617,7 +622,7 @@ class SplitForward:
         return header, tensors
 
     def _add_wanted(self, session: EdgeSession, header: dict[str, Any]) -> None:
-        """What is to come back, and this side's generator, unless the other side knows both."""
+        """Add to the header which answer is wanted, and this side's generator, unless the other side knows them."""
         answer = self._asking.now()
         if answer != session.wanted:
             header["w"] = answer
@@ -629,7 +634,7 @@ class SplitForward:
                 header["rng"] = written(state)
 
     def _add_read(self, head: Head, session: EdgeSession, header: dict[str, Any]) -> None:
-        """Values that Python read, unless the other side reads all of them by itself."""
+        """Add to the header the values that Python read, unless the other side reads all of them itself."""
         entries = head.watch.entries
         if entries and [entry[:2] for entry in entries] != session.quiet:
             header["b"] = entries
@@ -660,8 +665,9 @@ class SplitForward:
         pending: Pending | None = None,
         kept: hidden.Kept | None = None,
     ) -> tuple[StepReply, int, int]:
-        """The answer, and all bytes up and down. What the other side misses is sent with the same step again.
-        ``pending``: the step is under way. ``kept``: what the model here keeps.
+        """Send a step, again with what the other side lacks; returns the answer, and all bytes up and down.
+
+        ``pending``: the step is in progress already. ``kept``: what the model keeps here.
         """
         up = down = compared = 0
         for _ in range(MOST_TRIES):
@@ -730,7 +736,7 @@ class SplitForward:
 
 @contextmanager
 def _reading() -> Iterator[None]:
-    """The block reads what the other side said, which may be anything. Raises BadFrame."""
+    """In the block, errors of reading the other side's message become BadFrame."""
     try:
         yield
     except MALFORMED as error:
@@ -738,7 +744,7 @@ def _reading() -> Iterator[None]:
 
 
 def _same_calls(one: Head, other: Head) -> bool:
-    """Whether the calls of two heads have given the same."""
+    """Whether the calls of two heads gave the same values."""
     before, now = one.given_by_calls(), other.given_by_calls()
     return len(before) == len(now) and all(map(_same_leaf, before, now))
 
@@ -748,12 +754,12 @@ def _same_leaf(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _run(head: Head) -> set[str]:
-    """Paths of the calls before the cut."""
+    """The paths of the calls before the cut."""
     return {call.path for call in head.calls[:-1]}
 
 
 def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """All arguments by name. Raises InputMismatch where they have none."""
+    """All arguments by name. Raises InputMismatch if they have none."""
     if not args:
         return kwargs
     try:
@@ -770,7 +776,7 @@ def _named(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str
 
 
 def _taken(signature: inspect.Signature, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Without tokenizers that the model has no parameter for: ``generate()`` passes on what it was given for itself."""
+    """The arguments without tokenizers that the model has no parameter for: ``generate()`` passes on its own."""
     names = signature.parameters
     return {name: value for name, value in kwargs.items() if name in names or not _is_tokenizer(value)}
 
@@ -780,7 +786,7 @@ def _is_tokenizer(value: Any) -> bool:
 
 
 def _counted(kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Tensors of `torch.inference_mode` do not count what is written to them: ordinary ones in their place."""
+    """The arguments with copies of inference tensors, whose writes torch does not count."""
     found = {}
     for name, value in kwargs.items():
         if isinstance(value, torch.Tensor):

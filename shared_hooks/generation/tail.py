@@ -1,4 +1,6 @@
-"""The tail of one step: the model's own Python runs again on remote tensors up to the cut, and for real from there."""
+"""The tail of one step: the model's own Python runs again, on remote tensors up to the cut, and on real ones from
+there.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,18 @@ from shared_hooks.tensors import ClassFinder, flatten
 
 
 class NotReported(Exception):
-    """The edge has to tell what its calls before the cut gave, and did not."""
+    """The edge must report the results of its calls before the cut, and did not."""
 
 
 class Learned(BaseException):
-    """At the cut: something was learnt on the way, by running what is not to be run. The forward starts again."""
+    """Raised at the cut if something was learned on the way, by running what must not run. The forward starts again."""
 
 
 class Tail:
-    """Runs one forward from the cut (a `Runner`, and a `Supply` for remote tensors). ``arrive`` is called at the cut
-    with the cut module's arguments and gives its result. ``modules``: those of the `WrappedModel` whose observers look
-    at it.
+    """Runs one forward from the cut (a `Runner`, and a `Supply` for remote tensors).
+
+    ``arrive`` is called at the cut with the cut module's arguments and returns its result. ``modules``: those of the
+    `WrappedModel` whose observers see it.
     """
 
     is_bare = False
@@ -76,17 +79,18 @@ class Tail:
         self.failure: BaseException | None = None
 
     def failed(self, error: BaseException) -> None:
-        """As the `Runner` says."""
+        """As `Runner.failed`."""
         self.failure = self.failure or error
 
     @property
     def sees_inside(self) -> bool:
-        """As of a `Head`."""
+        """As `Head.sees_inside`."""
         return self._frames[-1] is not None
 
     def learn_written(self, tensor: torch.Tensor) -> None:
-        """A value of the other side is to be written into a tensor that is here. Raises `Learned` where the code around
-        the cut has made it: in the next try it is remote, too.
+        """Called before a remote value is written into a tensor of this side.
+
+        Raises `Learned` if the code around the cut has created that tensor: in the next attempt it is remote, too.
         """
         line = self.replay.made.get(tensor.untyped_storage()._cdata)
         if line is not None and not self.resumed:
@@ -96,7 +100,7 @@ class Tail:
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """As the `Runner` says."""
+        """As `Runner.call`."""
         if self.resumed:  # by observers, which stand in front
             return forward(*args, **kwargs)
         path = self._paths.get(module)
@@ -192,7 +196,9 @@ class Tail:
             self._frames.pop()
 
     def _hooked(self, call: CallReport) -> None:
-        """Hooks within a skipped module see what the modules there gave: transformers collects results by them."""
+        """Run the hooks inside a skipped module on what its modules returned: transformers collects results
+        with them.
+        """
         for one in call.inner:
             self._hooked(one)
         module = next((module for module, path in self._paths.items() if path == call.path), None)
@@ -202,7 +208,7 @@ class Tail:
 
 
 class Middle(Tail):
-    """Runs one forward from the cut to a later one, ``second``, where it leaves as a head does (`head`). ``look``: at
+    """Runs one forward from the cut to a later one, ``second``, where it ends like a head (`head`). ``look``: observes
     what its calls change.
     """
 
@@ -214,7 +220,7 @@ class Middle(Tail):
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """As the `Runner` says."""
+        """As `Runner.call`."""
         if self.resumed:
             return self.head.call(module, forward, args, kwargs)
         return super().call(module, forward, args, kwargs)

@@ -40,21 +40,22 @@ __all__ = ["Ended", "Outcome", "Together"]
 
 Result = TypeVar("Result")
 Ended = Callable[[int], BaseException | None]
-"""For a call by its number: the error that ends it, or None while it may continue. Asked at every gate."""
+"""The error that ends the call with this number, or None while it may continue. Called at every gate."""
 _ALONE: Any = object()
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[Result]):
-    """What became of one call: the ``value`` it gave, or the ``error`` it raised."""
+    """The outcome of one call: its ``value``, or its ``error``."""
 
     value: Result | None
     error: BaseException | None
     batch_size: int
-    """The most calls that went through a gate as one with this one, itself included; 1: what it computed is what it
-    would have computed alone, bit for bit."""
+    """The most calls that passed a gate together with this one, including it; 1: the result is bit for bit that of
+    computing it alone.
+    """
     meetings: int
-    """How often it went through one with others."""
+    """How often it passed a gate together with others."""
 
     def result(self) -> Result:
         """The value. Raises the error."""
@@ -74,7 +75,7 @@ class Lockstep(Generic[Result]):
         ended: Ended | None = None,
         contexts: Sequence[Context] | None = None,
     ) -> None:
-        """``before``: the model's Python state, now; None where each call has a copy of the model."""
+        """``before``: the model's current Python state; None if each call has a copy of the model."""
         self._ended = ended
         self.before = before
         self.surroundings: Any = None
@@ -83,7 +84,7 @@ class Lockstep(Generic[Result]):
         self._travellers = [_Traveller(self, *one) for one in zip(range(len(calls)), calls, contexts, strict=True)]
 
     def run(self) -> list[Outcome[Result]]:
-        """In order. What ends this thread's work itself (an exception that comes from outside at a gate) ends all."""
+        """The outcomes in order. An exception from outside, at a gate, ends all calls."""
         self.surroundings = _surroundings()
         try:
             with nobodys():
@@ -106,7 +107,7 @@ class Lockstep(Generic[Result]):
             ready = self._through(place[0], waiting.pop(place))
 
     def _through(self, gate: Gate, group: list[_Traveller[Result]]) -> list[_Traveller[Result]]:
-        """All of the group go on, each with its answer."""
+        """Let the whole group pass the gate, each with its answer."""
         if self._ended is not None:
             group = [traveller for traveller in group if not self._is_ended(traveller)]
         found = None
@@ -132,7 +133,7 @@ class Lockstep(Generic[Result]):
 
 
 class _Traveller(Generic[Result]):
-    """One call; a `gate.Traveller`."""
+    """One call; a `gates.Traveller`."""
 
     place: tuple[Gate, Form]
     request: Request
@@ -164,12 +165,12 @@ class _Traveller(Generic[Result]):
     # Of the lock-step
 
     def goes_on(self) -> bool:
-        """From the gate where it is, with its answer; False when it came to its end."""
+        """Continue from its gate, with its answer; returns False if it has ended."""
         self._greenlet.switch()
         return not self._greenlet.dead
 
     def leave(self, error: BaseException | None = None) -> None:
-        """It ends where it is, with this ``error``: what it has to put back, it does."""
+        """End it where it is, with this ``error``; it restores what it must."""
         self._ended = error
         for raised in (error or GreenletExit(), GreenletExit()):  # its code may catch the first, and go on to a gate
             if self._greenlet:
@@ -203,7 +204,7 @@ def _number(place: tuple[Gate, Form]) -> int:
 
 
 def _surroundings() -> tuple[Any, ...]:
-    """What torch keeps for the thread, and so for every greenlet of it."""
+    """torch's settings of the thread, and so of all its greenlets."""
     return (
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
@@ -215,16 +216,15 @@ def _surroundings() -> tuple[Any, ...]:
 
 
 class Together:
-    """Runs calls of one model in lockstep; gates stand on it until `close`. Any number of threads may run calls of
-    their own.
+    """Runs calls of one model in lockstep, through gates that stay until `close`. Thread-safe.
 
-    Sums are added up in another order than alone, so the last bits may differ; an `Outcome` says whether they may.
+    Sums are added up in another order than alone, so the last bits may differ; an `Outcome` tells whether they may.
     """
 
     def __init__(self, model: nn.Module, copies: Sequence[nn.Module] = ()) -> None:
-        """``model`` in evaluation, as it will stay. Modules that may write state, draw random numbers or have hooks
-        get no gate. ``copies``: of the model, over the same weights, whose calls meet those of the model; then each of
-        the calls that run together is of another copy, or of the model.
+        """``model``: in evaluation mode, which must not change. Modules that may write state, draw random numbers or
+        have hooks get no gate. ``copies``: of the model, with the same weights, whose calls meet those of the model;
+        then each of the calls that run together uses another copy, or the model.
         """
         numbers = {module: number for number, module in enumerate(model.modules())}
         pure = pure_modules(numbers)
@@ -258,12 +258,12 @@ class Together:
         ended: Ended | None = None,
         contexts: Sequence[Context] | None = None,
     ) -> list[Outcome[Result]]:
-        """What becomes of each call, in order. ``calls`` run the model or parts of it, without gradients, in this
-        thread, each with the context variables of its own of ``contexts`` (None: as they are here); the exception of
-        one leaves the others alone.
+        """The outcome of each call, in order. ``calls`` run the model or parts of it, without gradients, in this
+        thread, each with its own of the ``contexts`` (None: the current one); an exception in one does not affect the
+        others.
 
-        ``ended`` is asked for a call's number at every gate: the exception that it gives is raised in that call. All
-        that met others end in PlanMismatch where the model's Python wrote state on a way it had not taken before: they
+        ``ended`` is called with a call's number at every gate: the exception that it returns is raised in that call.
+        All calls that met others end in PlanMismatch if the model's Python wrote state on a path not taken before: they
         may have read each other's.
         """
         before = None if self._apart else self._state()
@@ -275,7 +275,7 @@ class Together:
         return [replace(one, value=None, error=error) if one.batch_size > 1 else one for one in outcomes]
 
     def _state(self) -> PythonState:
-        """The model's Python state, now."""
+        """The model's current Python state."""
         state = self._python
         if state is None or not state.is_same:
             for module in self._gated:
@@ -286,7 +286,7 @@ class Together:
         return state
 
     def close(self) -> None:
-        """Takes the gates away."""
+        """Remove the gates."""
         for module in self._gated:
             with attach.lock:
                 shim = attach.shim_of(module)
@@ -306,13 +306,13 @@ class Together:
 
 
 def _gains(module: nn.Module) -> bool:
-    """Whether it has weights that several rows can share; to look up one row reads no others."""
+    """Whether it has weights that several rows can share; looking up one row of a table reads no others."""
     is_table = isinstance(module, (nn.Embedding, nn.EmbeddingBag))
     return not module.training and not is_table and any(True for _ in module.parameters())
 
 
 def _blocks(model: nn.Module) -> list[tuple[nn.Module, int]]:
-    """Those of its modules in lists that say which layer of a state is theirs, the outermost."""
+    """The outermost of its modules in lists that have a layer of the state, with that layer."""
     found: list[tuple[nn.Module, int]] = []
     waiting = [model]
     while waiting:

@@ -1,10 +1,10 @@
 """The cloud's side: runs what comes after the cut without computing what comes before. It uses no plan or recording.
 
-tail         the model's own Python again, answered from the recipe
-rehearsal    one run without data -> recipe
+tail         the model's own Python again, with results from the recipe
+rehearsal    one run without data, which makes a recipe
 meta_runner  kernels without data
 recipe       what the tail does before the cut
-recipe_book  recipes made once, kept, within a budget
+recipe_book  recipes, made once and kept within limits
 
 May import purity, forward, state, crossing, lifecycle, metrics, modules, tensors, errors.
 """

@@ -1,8 +1,8 @@
-"""What one kernel gives when some of its tensors have no data: worked out on the meta device.
+"""The result of a kernel some of whose tensors have no data, computed on the meta device.
 
 A `Placeholder` is *tainted*, and so is a real tensor whose storage depends on the inputs. Kernels on constants run;
-kernels on tainted ones give placeholders of the right form. Writes go to tainted ones and to what this run made, never
-to the model's own memory. Everything is counted against a `Budget` before it is done.
+kernels on tainted ones give placeholders of the right form. Writes go to tainted tensors and to those that this run
+created, never to the model's own memory. Everything is charged to a `Budget` before it is done.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ _TROUBLE = frozenset({"aten::resize_", "aten::set_", "aten::resize_as_"})
 
 
 class Unknown(BaseException):
-    """What an operation gives cannot be worked out without data; not an Exception, so that no model catches it."""
+    """The result of an operation cannot be computed without data. No Exception, so that no model catches it."""
 
 
 @dataclass
 class Budget:
-    """What working out one recipe may use. Raises `TooLarge` when it is spent.
+    """The limits for making one recipe. Raises `TooLarge` when one is reached.
 
-    ``operations``: kernels; ``native_bytes``: of constants that are computed for real; ``elements``: of all results,
-    before the cut and after it, as far as they can be foreseen; ``held_bytes``: of results after the cut that are alive
-    at one moment; ``seconds``: of wall-clock time.
+    ``operations``: kernels; ``native_bytes``: of constants that are really computed; ``elements``: of all results,
+    before and after the cut, as far as can be foreseen; ``held_bytes``: of results after the cut that exist at one
+    time; ``seconds``: of wall-clock time.
     """
 
     operations: int = 400_000
@@ -62,7 +62,7 @@ class Budget:
         self._held: dict[weakref.ref[Any], int] = {}
 
     def hold(self, value: torch.Tensor) -> None:
-        """Count the memory of a result of the tail for as long as the model holds on to it."""
+        """Charge the memory of a tail's result as long as the model keeps it."""
         size = value.numel() * value.itemsize
         self.held_bytes -= size
         self._held[weakref.ref(value, self._released)] = size
@@ -73,7 +73,7 @@ class Budget:
         self.held_bytes += self._held.pop(reference, 0)
 
     def spend(self, operations: int = 0, native_bytes: int = 0, elements: int = 0) -> None:
-        """Count what is about to be done."""
+        """Charge what is about to be done."""
         self.operations -= operations
         self.native_bytes -= native_bytes
         self.elements -= elements
@@ -88,9 +88,9 @@ class Budget:
 
 
 class MetaRunner:
-    """Runs kernels for one rehearsal. ``models``: the tensors that are the model's own.
+    """Runs kernels for one rehearsal. ``models``: the model's own tensors.
 
-    Since `begin`: ``taints``, the tensors whose storages were written with what depends on the inputs; ``drew``: random
+    Since `begin`: ``taints``, the tensors whose storages received values that depend on the inputs; ``drew``: random
     numbers were drawn; ``reshaped``: a tensor changed its shape in place.
     """
 
@@ -107,13 +107,13 @@ class MetaRunner:
         self._alive: list[StorageWeakRef] = []
 
     def begin(self) -> None:
-        """An operation begins."""
+        """Called when an operation begins."""
         self.taints = []
         self.drew = False
         self.reshaped = False
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
+        """Run one kernel. Raises `Unknown`, `CutRefused`, `TooLarge`, and what the kernel raises."""
         self.budget.spend(operations=1)
         tensors = arguments_of(args, kwargs)
         self._is_tainted_now = any(map(self.placing.is_tainted, tensors))
@@ -140,7 +140,7 @@ class MetaRunner:
         return result
 
     def _foresee(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count the memory that a kernel on constants is going to take, before it takes it."""
+        """Charge the memory of a kernel on constants before it runs."""
         known = bytes_of_results(func, args, kwargs)
         size = _guessed(args, kwargs) if known is None else known
         self.budget.spend(native_bytes=size, elements=size)
@@ -154,11 +154,11 @@ class MetaRunner:
                 self._alive.append(StorageWeakRef(tensor.untyped_storage()))
 
     def owns(self, tensor: torch.Tensor) -> bool:
-        """Whether this run made the memory of a tensor."""
+        """Whether this run created a tensor's memory."""
         return _key(tensor) in self.made
 
     def _check_writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that are written: none of the model's own, where the tail will really write."""
+        """The tensors that are written; raises if one is the model's own and the tail would really write it."""
         written = written_by(func, args, kwargs)
         for tensor in written:
             if _key(tensor) in self.models and (self.after_cut or not self._is_tainted_now):
@@ -219,7 +219,9 @@ _SENTINEL = 1 << 62
 
 
 def _guessed(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Bytes that a kernel may take of which nobody can say: all its sizes together, or some copies of its tensors."""
+    """An upper estimate of the bytes that a kernel takes if nothing is known: all its sizes multiplied, or some copies
+    of its tensors.
+    """
     size, waiting = 8, [*args, *kwargs.values()]
     while waiting:
         value = waiting.pop()
@@ -252,7 +254,7 @@ def _key(tensor: torch.Tensor) -> int | None:
 
 
 def _uninitialised(value: torch.Tensor) -> torch.Tensor:
-    """For kernels that look at the form alone; of a placeholder there is nothing else."""
+    """For kernels that use the form only: a placeholder has nothing else."""
     if type(value) is not Placeholder:
         return value
     # memory that is never touched costs nothing
@@ -273,7 +275,7 @@ def _swapped(value: Any, into: Callable[[torch.Tensor], Any]) -> Any:
 
 
 class Claims:
-    """A `Crossing` by place. ``taken``: the slots that have been met."""
+    """A `Crossing` by place. ``taken``: the slots that were used."""
 
     def __init__(self, crossing: Crossing, notes: Notes, placing: Placing, runner: MetaRunner) -> None:
         self.notes = notes
@@ -288,12 +290,12 @@ class Claims:
         self.taken: set[int] = set()
 
     def input(self, leaf: int, form: TensorForm) -> Source:
-        """Where an input comes from."""
+        """The source of an input."""
         mark = self.marks.get((INPUTS, leaf))
         return Hole(form) if mark is None else self._injected(mark, form)
 
     def _injected(self, mark: Mark, found: TensorForm) -> Injected:
-        """A mark is believed where form and type are what this side finds; its strides are the edge's."""
+        """The slot's view at a mark, if form and type match what this side finds; its strides are the edge's."""
         if mark.view.shape != found.shape or mark.dtype is not found.dtype:
             raise self.notes.refusal(
                 f"slot {mark.slot} is {mark.dtype} of shape {mark.view.shape} where this side finds {found.dtype} of "
@@ -303,7 +305,7 @@ class Claims:
         return Injected(mark.slot, mark.view, mark.dtype, mark.flags)
 
     def source(self, place: Place, leaf: int, tensor: torch.Tensor, arguments: list[torch.Tensor]) -> Source | None:
-        """Where a result comes from; None for a tensor that does not depend on the inputs."""
+        """The source of a result; None for a tensor that does not depend on the inputs."""
         mark = self.marks.get((place, leaf))
         if mark is not None:
             return self._injected(mark, form_of_tensor(tensor))
@@ -312,7 +314,7 @@ class Claims:
     def plain_source(
         self, tensor: torch.Tensor, arguments: list[torch.Tensor], stride: tuple[int, ...] | None = None
     ) -> Source | None:
-        """The same for a tensor of which nothing crosses."""
+        """The source of a tensor of which nothing crosses."""
         for number, argument in enumerate(arguments):
             if argument is tensor:
                 return Argument(number)
@@ -334,7 +336,7 @@ class Claims:
         return Hole(form if stride is None or not tensor.numel() else TensorForm(form.shape, stride, form.dtype))
 
     def alias(self, tensor: torch.Tensor, arguments: list[torch.Tensor]) -> Alias | None:
-        """The view that a result is of an argument, if it is one."""
+        """The view of an argument that a result is, or None."""
         key = storage_key(tensor)
         for number, argument in enumerate(arguments):
             if key is not None and type(argument) is not Placeholder and storage_key(argument) == key:
@@ -344,7 +346,7 @@ class Claims:
         return None
 
     def sources(self, given: Given, arguments: list[torch.Tensor]) -> tuple[Source, ...]:
-        """Where the results come from that cannot be worked out here."""
+        """The sources of results that cannot be computed here."""
         sources: list[Source] = []
         for leaf, form in enumerate(given.leaves):
             mark = self.marks.get((given.place, leaf))
@@ -362,7 +364,7 @@ class Claims:
         return tuple(sources)
 
     def filled(self, place: Place, arguments: list[torch.Tensor], written: tuple[int, ...]) -> tuple[Fill, ...]:
-        """The slot, if any, whose memory an operation at this place has written for the last time."""
+        """The slots whose memory an operation at this place writes for the last time."""
         fill = self.fills.get(place)
         if fill is None:
             return ()
@@ -380,7 +382,7 @@ class Claims:
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
-    """What tells its memory from that of others; None where it has none of its own."""
+    """Identifies a tensor's memory; None if it has none of its own."""
     try:
         return int(tensor.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
@@ -392,7 +394,7 @@ def _flags(tensor: torch.Tensor) -> str:
 
 
 def _relative(tensor: torch.Tensor, slot: torch.Tensor) -> View:
-    """The view that a tensor is of a slot, in elements of its own type."""
+    """The view of a slot that a tensor is, in elements of its own type."""
     start = int(slot.storage_offset()) * slot.itemsize
     first = int(tensor.storage_offset()) * tensor.itemsize
     offset, rest = divmod(first - start, tensor.itemsize)

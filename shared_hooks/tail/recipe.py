@@ -1,12 +1,12 @@
-"""A recipe: what the tail does to get past the prefix of one cut; and the slots that hold what crossed.
+"""A recipe: how the tail passes the prefix of one cut; and the slots that hold what crossed.
 
-*Steps* say what the replay does at each module call and operation of the prefix that is not simply run again; a
-*source* says where a tensor that a step gives comes from. `explain` prints both. The tail's side makes a recipe
-(`rehearsal`); it is never sent.
+*Steps* say what the replay does at each module call and operation of the prefix that is not simply run again. A
+*source* says where a tensor of a step comes from. `explain` prints both. The tail's side makes a recipe (`rehearsal`);
+it is never sent.
 
-A slot is a flat tensor in memory wholly written before anybody reads it. It begins at the address modulo 64 at which
-its storage began on the edge: some kernels round otherwise for memory that is aligned otherwise. With `guarded`, a
-debugging aid, each slot ends where a page begins that may not be touched.
+A slot is a flat tensor in memory that is completely written before it is read. It begins at the address modulo 64 at
+which its storage began on the edge: some kernels round depending on alignment. With `guarded`, a debugging aid, each
+slot ends at an inaccessible page.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from shared_hooks.tensors.staging import to_device
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A view of a slot. ``flags``: c = conjugated, n = negated view."""
+    """A view of a slot. ``flags``: c = conjugated, n = negated."""
 
     slot: int
     view: View
@@ -47,22 +47,22 @@ class Injected:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Hole:
-    """A placeholder: nothing of it is read after the cut."""
+    """A placeholder, of which nothing is read after the cut."""
 
     form: TensorForm
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """The ``number``-th tensor argument itself."""
+    """The ``number``-th tensor argument."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A view of the storage of the ``number``-th tensor argument, which depends on the inputs or is made before the
-    cut; or else, of ``constant``, does not.
+    """A view of the storage of the ``number``-th tensor argument. That depends on the inputs, or is created before the
+    cut; with ``constant`` it does not.
     """
 
     number: int
@@ -79,7 +79,7 @@ Source = Injected | Hole | Argument | Alias
 
 @dataclass(frozen=True, slots=True)
 class Enter:
-    """A module call that is run by its own code. ``later``: wholly behind a branch cut, but not to be run unwatched."""
+    """A module call that runs its own code. ``later``: completely behind a branch cut, but observed."""
 
     path: str
     later: bool = False
@@ -87,7 +87,7 @@ class Enter:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A stub: the module's call is answered at once."""
+    """A module call that is replaced by its result."""
 
     path: str
     structure: Structure
@@ -96,10 +96,11 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An operation that is not run. ``below``: a kernel that no torch function stands for; ``draws``: random numbers,
-    which need no tensor of the prefix; ``fills``: slots whose content goes to an argument's storage now; ``taints``:
-    arguments whose storage began as a constant and holds values that depend on the inputs from here on; ``inside``: the
-    path of the module whose code calls it.
+    """An operation that is replaced by its result.
+
+    ``below``: a kernel that belongs to no torch function; ``draws``: random numbers, which need no tensor of the
+    prefix; ``fills``: slots whose content now goes to an argument's storage; ``taints``: arguments whose storage began
+    as a constant and depends on the inputs from here on; ``inside``: the path of the calling module.
     """
 
     name: str
@@ -114,7 +115,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class ReadValue:
-    """A Python value that was read from data: the ``number``-th of those that came with the request."""
+    """A Python value that was read from data: the ``number``-th of those in the request."""
 
     name: str
     number: int
@@ -123,9 +124,10 @@ class ReadValue:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """An operation that needs the form of its arguments only, and is run. ``below``: as of an `Answer`. ``later``: it
-    is behind a branch cut, and runs on what is there; ``taints``: as of an `Answer`; ``hangs``: those of its results
-    that depend on the inputs.
+    """An operation that needs only the form of its arguments, and runs.
+
+    ``below``: as in `Answer`. ``later``: it is behind a branch cut, and runs on what exists; ``taints``: as in
+    `Answer`; ``hangs``: its results that depend on the inputs.
     """
 
     name: str
@@ -138,8 +140,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Through:
-    """A module call that is wholly behind a branch cut, though it comes before its end: it runs as it is. ``layer``:
-    the id of its first layer; ``counts``: how often each module was called before it; ``hangs``: as of a `Run`.
+    """A module call completely behind a branch cut, though it comes before its end: it runs unchanged.
+
+    ``layer``: the id of its first layer; ``counts``: how often each module was called before it; ``hangs``: as in
+    `Run`.
     """
 
     path: str
@@ -157,7 +161,7 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Nothing:
-    """What is due after the last step."""
+    """The step after the last one."""
 
     name: str = "nothing"
 
@@ -167,7 +171,7 @@ NOTHING = Nothing()
 
 
 def label(step: Step | Nothing) -> str:
-    """What a step is about: ``"skip stem.0"``, ``"answer add"``."""
+    """A step as text: ``"skip stem.0"``, ``"answer add"``."""
     name = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.name
     return name if isinstance(step, Nothing) else f"{_VERBS[type(step)]} {name}"
 
@@ -188,10 +192,9 @@ _VERBS = {
 class Recipe:
     """How to resume after one cut. ``counts``: how often each module was called before it.
 
-    ``cache``: what the replays of this recipe share, by device. ``state``: the model's Python state before a tail.
-    ``is_open``: data may decide on the path, so that a tail may leave what nobody has seen before, be it Python state
-    or what it writes into ``kept``, the tensors that are the model's. ``most``: bytes that what comes after the cut may
-    take, where that could not be foreseen; None where it was.
+    ``cache``: shared by the replays of this recipe, by device. ``state``: the model's Python state before a tail.
+    ``is_open``: data may decide on the path, so a tail may change what no plan has seen: Python state, or ``kept``, the
+    model's tensors. ``most``: the memory limit in bytes after the cut, if that could not be foreseen; else None.
     """
 
     crossing: Crossing
@@ -206,11 +209,11 @@ class Recipe:
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def versions(self) -> list[int]:
-        """How often each of the model's tensors was written; nothing where no tail writes what no plan has seen."""
+        """The versions of the model's tensors; empty if no tail writes what no plan has seen."""
         return [tensor._version for tensor in self.kept if not tensor.is_inference()] if self.is_open else []
 
     def explain(self) -> Iterator[str]:
-        """The steps as text, a line each, indented by module."""
+        """The steps as text, one per line, indented by module."""
         for step in self.steps:
             path = step.path if isinstance(step, (Enter, Skip, Through, End)) else step.inside
             depth = 0 if path in ("", ROOT) else path.count(".") + 1
@@ -237,7 +240,7 @@ def _shape(shape: tuple[int, ...], dtype: torch.dtype) -> str:
 
 
 class Frame:
-    """A module call that is running. ``start``: number of steps before it; ``wrote``: it writes to what it is given."""
+    """A module call in progress. ``start``: the number of steps before it; ``wrote``: it writes to its arguments."""
 
     def __init__(self, path: str, number: int, start: int) -> None:
         self.path = path
@@ -247,16 +250,16 @@ class Frame:
         self.has_child = False
         self.wrote = False
         self.later = False
-        """Whether it is behind the branch cut, with all in it."""
+        """Whether it is behind the branch cut, with everything in it."""
         self.layer = 0
         """How many layers have run before it."""
         self.counts: dict[str, int] = {}
-        """How often each module was called before it, where that is asked for."""
+        """How often each module was called before it, if requested."""
 
 
 class Notes:
-    """What one rehearsal notes. ``stack``: the module calls that are running; ``done``: the cut is reached;
-    ``in_opaque``: how many scripted or compiled modules are running.
+    """The notes of one rehearsal. ``stack``: the module calls in progress; ``done``: the cut is reached; ``in_opaque``:
+    how many scripted or compiled modules are in progress.
     """
 
     def __init__(self, crossing: Crossing) -> None:
@@ -271,11 +274,11 @@ class Notes:
 
     @property
     def frame(self) -> Frame:
-        """The module call that runs now."""
+        """The current module call."""
         return self.stack[-1]
 
     def refusal(self, what: str) -> CutRefused:
-        """An error that says where; kept, in case the model catches it."""
+        """An error that says where; kept in case the model catches it."""
         frame = self.frame
         where = f" (in {call_name(frame.path, frame.number)})" if frame.path else ""
         error = CutRefused(
@@ -298,7 +301,7 @@ _guarding = os.environ.get(GUARD, "") not in ("", "0")
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Put guard pages round all slots made in the block (of the whole process): a touch beyond one ends it.
+    """Put guard pages around all slots created in the block (by the whole process): access beyond one ends it.
 
     Setting the environment variable ``ISTHMUS_GUARD_PAGES=1`` does the same from the start. CPU and Linux only.
     """
@@ -311,7 +314,7 @@ def guarded() -> Iterator[None]:
 
 
 def slots_of(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:
-    """One flat tensor a slot, on the tail's device. Raises `BadFrame` for bytes that no tensor of its type has."""
+    """One flat tensor per slot, on the tail's device. Raises `BadFrame` for bytes that are invalid for its type."""
     found: list[torch.Tensor] = []
     pieces = iter(early.pieces)
     starts = early.starts or (0,) * len(early.crossing.slots)
@@ -323,7 +326,7 @@ def slots_of(early: EarlyOutput, device: torch.device) -> list[torch.Tensor]:
 
 
 def blank_slots(slots: tuple[Slot, ...], device: torch.device) -> list[torch.Tensor]:
-    """The same without content."""
+    """The slots without content."""
     return [_made(slot, 0, device) for slot in slots]
 
 
@@ -340,7 +343,7 @@ def _filled(slot: Slot, start: int, pieces: list[torch.Tensor], device: torch.de
 
 
 def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
-    """Zeros: what no piece covers must be nobody's memory."""
+    """A slot of zeros, so that what no piece covers is never another request's memory."""
     if _guarding and device.type == "cpu":
         return _between_guards(slot, start)
     front = start // slot.dtype.itemsize if devices.is_host(device) else 0
@@ -348,7 +351,7 @@ def _made(slot: Slot, start: int, device: torch.device) -> torch.Tensor:
 
 
 def _check_truth(early: EarlyOutput, slots: list[torch.Tensor]) -> None:
-    """Truth values are 0 or 1; kernels that count and then copy rely on it."""
+    """Check that truth values are 0 or 1; kernels that count and then copy rely on it."""
     for number in early.crossing.truths:
         if slots[number].numel() and int(slots[number].view(torch.uint8).max()) > 1:
             raise BadFrame(f"slot {number} holds truth values other than 0 and 1")
@@ -393,12 +396,12 @@ class Placing:
         self.tainted = {slot.untyped_storage()._cdata for slot in slots}
         self.kept: list[Any] = []
         self.filled: dict[int, torch.Tensor] | None = None
-        """Slot -> the memory that got its content, where somebody wants to know."""
+        """Slot -> the memory that got its content, if requested."""
         self.made: set[int] = set()
-        """Storages of constants that this request's Python made; noted only where some are written."""
+        """Storages of constants that this request's Python created; recorded only if some are written."""
 
     def release(self) -> None:
-        """Let go of the frontier."""
+        """Free the frontier."""
         self.slots.clear()
         self.kept.clear()
         self.filled = None
@@ -413,14 +416,16 @@ class Placing:
             return False
 
     def taint(self, tensor: torch.Tensor) -> None:
-        """From here on the tensor's storage depends on the inputs."""
+        """Mark the tensor's storage as depending on the inputs from here on."""
         if type(tensor) is not Placeholder:
             storage = tensor.untyped_storage()
             self.tainted.add(storage._cdata)
             self.kept.append(StorageWeakRef(storage))  # the address must not be used again for a constant
 
     def note_made(self, result: Any, arguments: Sequence[torch.Tensor]) -> None:
-        """An operation on constants gave ``result``: storages that are none of its arguments' are this request's."""
+        """Record the storages of an operation's result on constants that are none of its arguments' as this
+        request's.
+        """
         given = {
             a.untyped_storage()._cdata for a in arguments if type(a) is not Placeholder and a.layout == torch.strided
         }
@@ -432,9 +437,10 @@ class Placing:
                     self.kept.append(storage)  # the address must not be used again
 
     def overwrite(self, tensor: torch.Tensor) -> None:
-        """A kernel that is not run would write here. What it would have overwritten may be anybody's memory: zeros,
-        until it is filled. The model's own memory (a scratch buffer that is rewritten before it is read) stays as it
-        is, whatever values the request brought.
+        """Called for a kernel that is not run but would write here.
+
+        The memory that it would have overwritten may hold anything, so it is zeroed until it is filled. The model's own
+        memory (a scratch buffer that is rewritten before it is read) stays unchanged, whatever values the request has.
         """
         if type(tensor) is Placeholder or self.is_tainted(tensor):
             return
@@ -473,7 +479,7 @@ class Placing:
         return empty
 
     def fill(self, number: int, pieces: Sequence[View], argument: torch.Tensor) -> None:
-        """Put the pieces of a slot into the storage of a tensor that this request made. Raises `PlanMismatch`."""
+        """Copy the pieces of a slot into the storage of a tensor that this request created. Raises `PlanMismatch`."""
         slot = self.slots[number]
         if type(argument) is Placeholder or argument.untyped_storage()._cdata not in self.made:
             raise PlanMismatch("a write to a tensor that is not this request's")
@@ -510,10 +516,7 @@ def _flagged(tensor: torch.Tensor, flags: str) -> torch.Tensor:
 
 
 def whole_of(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The storage of a tensor as one flat tensor.
-
-    A view, so that what is written through it counts as written to the tensor.
-    """
+    """The storage of a tensor as one flat tensor: a view, so that writes through it count as writes to the tensor."""
     if tensor.is_conj():
         tensor = tensor.conj()
     if tensor.is_neg():

@@ -1,4 +1,4 @@
-"""The recipes of one model: each rehearsed once, kept while they are used, made within a budget."""
+"""The recipes of one model: each made once, kept while it is used, within limits."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from shared_hooks.tensors import ClassFinder
 
 @dataclass(frozen=True)
 class RehearsalLimits:
-    """What rehearsals may use: each one (`meta_runner.Budget`), and all together.
+    """The limits of rehearsals: of each one (`meta_runner.Budget`), and of all together.
 
-    ``recipes`` and ``steps`` (some 500 bytes each) that are kept; ``seconds_a_minute``: of rehearsing in any minute,
-    for all and for one `payer`; beyond it new cuts are put off. ``refusal_seconds``: how long a refusal is believed
-    without looking again.
+    ``recipes`` and ``steps`` (some 500 bytes each) that are kept; ``seconds_a_minute``: of rehearsing within any
+    minute, for all and for one `payer`; beyond it new cuts are postponed. ``refusal_seconds``: how long a refusal is
+    kept.
     """
 
     operations: int = 400_000
@@ -51,11 +51,11 @@ class RehearsalLimits:
 
 
 payer: ContextVar[Party] = ContextVar("payer", default=Party())  # noqa: B039  # immutable
-"""On whose behalf this thread works: one who has new cuts rehearsed all the time takes nobody else's share."""
+"""The account that this thread works for, so that one with ever new cuts takes nobody else's share."""
 
 
 class paid_by:  # used as a function
-    """What is rehearsed in the block is on this one's account."""
+    """Charge rehearsals in the block to this account."""
 
     def __init__(self, account: str, client: str = "") -> None:
         self._party = Party(account, client)
@@ -69,8 +69,8 @@ class paid_by:  # used as a function
 
 @dataclass(frozen=True)
 class _Kept:
-    """``until``: of the monotonic clock; ``bounds``: of what was rehearsed, each a number for each of the values that
-    were read from data; it is good for values that are within one of them, number by number.
+    """A kept recipe or refusal. ``until``: on the monotonic clock; ``bounds``: of the rehearsed requests, each with a
+    number for each value read from data; it is valid for values that are within one of them, number by number.
     """
 
     found: Recipe | IsthmusError
@@ -79,7 +79,7 @@ class _Kept:
 
 
 class RecipeBook:
-    """Safe with threads: one rehearses at a time."""
+    """Thread-safe: one rehearsal at a time."""
 
     def __init__(
         self,
@@ -100,11 +100,13 @@ class RecipeBook:
         self._lock = threading.Lock()
         self._rehearsing = threading.RLock()
         self.rehearsals = 0
-        """How often the model was rehearsed."""
+        """The number of rehearsals."""
 
     def recipe(self, early: EarlyOutput, device: torch.device) -> Recipe:
-        """How to resume from ``early``. Raises `CutRefused`, `Disagreement`, `PlanMismatch`, `TooLarge`, and
-        `ServerUnavailable` when too much was rehearsed lately.
+        """How to resume from ``early``.
+
+        Raises `CutRefused`, `Disagreement`, `PlanMismatch`, `TooLarge`, and `ServerUnavailable` after too many
+        rehearsals.
         """
         found = self._known(early)
         if found is None:
@@ -115,12 +117,12 @@ class RecipeBook:
         return found
 
     def warm(self, early: EarlyOutput, device: torch.device) -> None:
-        """Rehearse once before anybody waits: the first time has torch import what takes seconds."""
+        """Rehearse once before any request: the first time torch imports what takes seconds."""
         with self._turns.one(writes=True), self._rehearsing, suppress(IsthmusError):
             self._keep(early, self._rehearsed(early, device))
 
     def _known(self, early: EarlyOutput) -> Recipe | IsthmusError | None:
-        """Nobody who brings a known cut waits for a rehearsal of another."""
+        """A known recipe; never waits for the rehearsal of another cut."""
         digest = early.crossing.digest
         with self._lock:
             kept = self._kept.get(digest, payer.get())
@@ -197,7 +199,7 @@ class RecipeBook:
 
 
 def _size(found: Recipe | IsthmusError) -> int:
-    """In steps."""
+    """The size in steps."""
     if not isinstance(found, Recipe):
         return 1
     crossing = found.crossing
@@ -205,21 +207,19 @@ def _size(found: Recipe | IsthmusError) -> int:
 
 
 STEP_BYTES = 512
-"""Memory that a step takes; the cut's description, which a recipe refers to, counts in steps, too."""
+"""The memory of a step; the description of the cut, which a recipe refers to, is counted in steps, too."""
 MAX_BOUNDS = 64
 _SMALL = 16.0
 _MOST = 1e300
 
 
 def _bound(number: float) -> float:
-    """Numbers up to it ask for no work to speak of beyond what was rehearsed: the next power of two."""
+    """Numbers up to this bound cause no notable work beyond what was rehearsed: the next power of two."""
     return max(_SMALL, 2.0 ** math.ceil(math.log2(number))) if number > 0 else _SMALL
 
 
 def _numbers(values: Any) -> list[float]:
-    """The numbers among values read from data, without their signs: each may be a size, or how often something is
-    done.
-    """
+    """The absolute numbers among values read from data: each may be a size, or a number of iterations."""
     found: list[float] = []
     waiting = list(reversed(values))
     while waiting:
@@ -232,7 +232,7 @@ def _numbers(values: Any) -> list[float]:
 
 
 def _within(numbers: list[float], bounds: tuple[tuple[float, ...], ...]) -> bool:
-    """Whether one of the bounds holds for each of the numbers: not one for one and another for another."""
+    """Whether a single bound holds for all of the numbers."""
     return any(
         len(bound) == len(numbers) and all(one <= most for one, most in zip(numbers, bound, strict=True))
         for bound in bounds

@@ -1,11 +1,11 @@
-"""A rehearsal: the tail's side runs the model's Python once on placeholders, and notes what the prefix of a cut does.
+"""A rehearsal: the tail's side runs the model's Python once on placeholders, and records what the prefix of a cut does.
 
-What it notes is the `Recipe`. No data is there and none is computed: the results of operations are worked out on the
-meta device (`meta_runner`), values that Python reads come with the request, and what crosses is taken up where the
-`Crossing` marks it, if form and type are those found here. After the cut the run continues, so that the model's Python
-ends as it would and the work to come is counted, until something needs data.
+The record is the `Recipe`. There is no data and none is computed: the forms of results come from the meta device
+(`meta_runner`), values that Python reads come with the request, and what crosses is used where the `Crossing` marks it,
+if form and type are those found here. After the cut the run continues until something needs data, so that the model's
+Python ends as it would and the work to come is counted.
 
-Modules whose own Python is proven to write no state (`purity`) become one `Skip`; all others run again in each replay.
+Modules whose own Python provably writes no state (`purity`) become one `Skip`; all others run again in each replay.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ from shared_hooks.tensors import ClassFinder, Structure, UnknownHolder, flatten,
 
 
 class Operations:
-    """``values``: those read from data that the request at hand brings."""
+    """``values``: those read from data in this request."""
 
     def __init__(
         self, notes: Notes, claims: Claims, placing: Placing, runner: MetaRunner, values: tuple[Structure, ...]
@@ -73,12 +73,12 @@ class Operations:
         self.runner = runner
         self.values = values
         self.later = frozenset(notes.crossing.later)
-        """Places behind the branch cut."""
+        """The places behind the branch cut."""
         self.inside = False
         self.muted = False
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One torch function; the function mode is off while this runs."""
+        """Process one torch function; the function mode is off meanwhile."""
         name = name_of(func)
         arguments = arguments_of(args, kwargs)
         if name in OTHER_MEMORY and any(type(one) is Placeholder for one in arguments):
@@ -116,7 +116,7 @@ class Operations:
     def _later(
         self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], arguments: list[torch.Tensor]
     ) -> Any:
-        """An operation behind the branch cut: what it gives is worked out like all else, and a tail runs it."""
+        """Process an operation behind the branch cut: its result's form is computed as usual, and a tail runs it."""
         self.inside = True
         self.runner.begin()
         before, self.runner.after_cut = self.runner.after_cut, True
@@ -143,7 +143,7 @@ class Operations:
         return result
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operation of the dispatcher."""
+        """Process one operation of the dispatcher."""
         if self.muted:
             return func(*args, **kwargs)
         if self.notes.in_opaque:
@@ -251,7 +251,7 @@ class Operations:
         )
 
     def _given(self, given: Given, arguments: list[torch.Tensor], *, below: bool = False) -> Any:
-        """What cannot be worked out, as the edge tells it."""
+        """The result of an operation that only the edge can know."""
         frame = self.notes.frame
         frame.index += 1
         sources = self.claims.sources(given, arguments)
@@ -279,8 +279,8 @@ class Operations:
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """What rehearsals of one model share as long as its Python ``state`` stays as it is: the tensors that are its own,
-    and the modules whose Python writes no state.
+    """What rehearsals of one model share while its Python ``state`` is unchanged: its own tensors, and the modules
+    whose Python writes no state.
     """
 
     state: PythonState
@@ -290,7 +290,7 @@ class Facts:
 
     @classmethod
     def of(cls, model: nn.Module, modules: Iterable[nn.Module]) -> Facts:
-        """As it is now."""
+        """The current facts."""
         state = PythonState(model, settings=False)
         tensors = [*model.parameters(), *model.buffers(), *state.tensors()]
         known = set(modules)
@@ -299,9 +299,7 @@ class Facts:
 
 
 class Rehearsal:
-    """One rehearsal in one thread. ``values`` are those that the request at hand brings; ``facts``: what is known of
-    the model.
-    """
+    """One rehearsal in one thread. ``values``: those of the current request; ``facts``: what is known of the model."""
 
     is_bare = False
 
@@ -328,14 +326,14 @@ class Rehearsal:
         self.counts: dict[str, int] = {}
         self.layers = 0
         self.ended = False
-        """The model returned: nothing after the cut needed data."""
+        """Whether the model returned: nothing after the cut needed data."""
 
     def thread_starts(self) -> None:
-        """The model starts one: what it does with placeholders nobody would hear."""
+        """Refuse a thread that the model starts: failures on placeholders in it would go unnoticed."""
         raise Unknown("what a thread of the model's own does")
 
     def failed(self, error: BaseException) -> None:
-        """A placeholder's entry: it could not be read."""
+        """Record that a placeholder could not be read."""
         self.notes.failed(error)
 
     def recipe(self, find: ClassFinder) -> Recipe:
@@ -398,7 +396,7 @@ class Rehearsal:
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """The shim's entry."""
+        """Called by the shim of a module."""
         info = self.modules.get(module)
         if info is None or self.notes.done or self.operations.inside or self.notes.in_opaque:
             return forward(*args, **kwargs)
@@ -433,7 +431,7 @@ class Rehearsal:
         opaque: bool,
         plain: bool,
     ) -> None:
-        """A module's call is over. ``plain``: it is given what `is_safe` says."""
+        """Called after a module's call. ``plain``: its arguments are what `is_safe` says."""
         if frame.wrote:
             self.notes.frame.wrote = True
         skipped = opaque or (plain and self._collapse(frame, module, arguments, output))
@@ -461,13 +459,13 @@ class Rehearsal:
             self.notes.stack.pop()
 
     def _check_within(self, frame: Frame) -> None:
-        """The last layer before the cut has returned, and the cut is after a block around it."""
+        """Called after the last layer before a cut that is after a block around it."""
         around = any(call_name(one.path, one.number) == self.crossing.layer_name for one in self.notes.stack)
         if not around or self.layers > self.crossing.layer_id + 1:
             raise self.notes.refusal(f"layer {self.layers - 1} is {call_name(frame.path, frame.number)} here")
 
     def _reached(self, frame: Frame, *, ended: bool) -> None:
-        """The layer or block that the cut is after has returned."""
+        """Called after the layer or block that the cut is after."""
         if self.layers != self.crossing.layer_id + 1:
             name = call_name(frame.path, frame.number)
             raise self.notes.refusal(f"{name} is layer {self.layers - 1} here")
@@ -479,7 +477,7 @@ class Rehearsal:
         self.notes.done = True
 
     def _collapse(self, frame: Frame, module: nn.Module, arguments: list[torch.Tensor], output: Any) -> bool:
-        """Make one step of a call whose Python leaves nothing behind but its result."""
+        """Make one step of a call whose Python has no effect but its result."""
         if frame.wrote or module not in self.pure or not self._is_still_pure(module):
             return False
         try:
@@ -499,8 +497,8 @@ class Rehearsal:
         return True
 
     def _run_through(self, frame: Frame, module: nn.Module, output: Any) -> bool:
-        """Make one step of a call behind the branch cut whose Python leaves nothing behind but its result, and which
-        writes to nothing that was a constant before.
+        """Make one step of a call behind the branch cut whose Python has no effect but its result, and which writes to
+        nothing that was a constant before.
         """
         if frame.wrote or module not in self.pure or not self._is_still_pure(module):
             return False
@@ -510,8 +508,8 @@ class Rehearsal:
         return True
 
     def _is_still_pure(self, module: nn.Module) -> bool:
-        """Whether a proof of `Facts` holds at this moment: it was made before the model set any attribute (a list to
-        which the module appends, where None stood). Where Python has read data, it may set others in another request.
+        """Whether a proof in `Facts` still holds: it was made before the model set any attribute (such as a list to
+        which the module appends, instead of None). If Python has read data, it may set others in another request.
         """
         if self.facts.all_pure:
             return True
@@ -530,7 +528,7 @@ class Rehearsal:
 
 
 def runs_later(steps: Iterable[Any]) -> bool:
-    """Whether some of these run behind the branch cut."""
+    """Whether some of these steps run behind the branch cut."""
     return any(isinstance(step, Through) or (isinstance(step, Run) and step.later) for step in steps)
 
 
@@ -573,7 +571,7 @@ def arguments_from(
 
 
 def has_number(structure: Any) -> bool:
-    """Whether a structure holds a number."""
+    """Whether a structure contains a number."""
     if isinstance(structure, list):
         if len(structure) == 2 and structure[0] == "v":
             return structure[1] is not None and not isinstance(structure[1], str)

@@ -1,7 +1,8 @@
-"""The tail: the model's own Python runs again, the prefix is answered from the recipe, the rest runs at native speed.
+"""The tail: the model's own Python runs again, the prefix takes its results from the recipe, the rest runs at full
+speed.
 
-Until the cut, every module call that lies wholly before it is answered at once (a *stub*), and every operation between
-modules is *replayed*: it yields injected values and placeholders. What does not depend on the inputs simply runs. Right
+Until the cut, every module call completely before it is replaced by its result (a *stub*), and every operation between
+modules is *replayed*: it gives injected values and placeholders. What does not depend on the inputs simply runs. Right
 after the cut the function mode is left.
 """
 
@@ -79,9 +80,8 @@ class _AfterCut(Allowance):
 
 
 class TailSession(Session):
-    """Replays the prefix of one recipe and then runs the rest as any session does.
-
-    ``ends``: whether it runs to the model's end.
+    """Replays the prefix of one recipe and then runs the rest like any session. ``ends``: whether it runs to the
+    model's end.
     """
 
     ends = True
@@ -129,7 +129,7 @@ class TailSession(Session):
 
     @property
     def is_real(self) -> bool:
-        """Whether what runs now runs on this side, and is no replay."""
+        """Whether the current call really runs on this side, and is no replay."""
         return bool(self.resumed or self.through_calls or self.later_calls)
 
     def inputs(self, find: ClassFinder) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -140,11 +140,11 @@ class TailSession(Session):
     # -- the replay ---------------------------------------------------------------------------------------------
 
     def next_step(self) -> Step | Nothing:
-        """The step that is due."""
+        """The next step."""
         return self.steps[self.position] if self.position < len(self.steps) else NOTHING
 
     def advance(self) -> None:
-        """One step is done; after the last the cut is reached."""
+        """Move on to the next step; after the last one the cut is reached."""
         self.position += 1
         if self.position == len(self.steps):
             self.resume()
@@ -157,7 +157,7 @@ class TailSession(Session):
         self.modes.clear()
 
     def resume(self) -> None:
-        """The cut is reached: number layers from here, leave the function mode."""
+        """Called at the cut: number layers from here, and leave the function mode."""
         with uninterrupted():
             self._resume()
 
@@ -180,7 +180,7 @@ class TailSession(Session):
         self.resumed_at = time.perf_counter_ns()
 
     def begin(self) -> None:
-        """Watch the prefix; without one, the cut is where the model begins."""
+        """Start watching the prefix; without one, the cut is where the model begins."""
         if self.recipe.most is not None:
             self.allowance = _AfterCut(self, self.recipe.most)
             self.allowance.__enter__()  # type: ignore[no-untyped-call]
@@ -197,13 +197,13 @@ class TailSession(Session):
         return output
 
     def enter(self) -> None:
-        """Watch the prefix; below the function level there is rarely anything to replay."""
+        """Enter the modes; below the function level there is rarely anything to replay."""
         for mode in (Replay(self), Below(self)) if self.shared.has_below else (Replay(self),):
             mode.__enter__()  # type: ignore[no-untyped-call]
             self.modes.append(mode)
 
     def leave(self, *, only_on_top: bool = False) -> None:
-        """Stop watching; in the middle of the model only if nobody put a mode over ours, else at the end."""
+        """Leave the modes; in the middle of the model only if no other mode is on top of them, else at the end."""
         if self.bounding and not only_on_top:
             self.modes.append(self.allowance)
             self.bounding = False
@@ -220,9 +220,7 @@ class TailSession(Session):
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Before the cut, what the recipe has for this module; a call that begins behind it lies wholly behind it, and
-        something else may run in its place.
-        """
+        """Before the cut: the module's result from the recipe. A call behind it may be replaced by a substitute."""
         if self.resumed or self.through_calls:
             found = None if self.substitutes is None else self.substitutes(module)
             if found is None:
@@ -272,7 +270,7 @@ class TailSession(Session):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """The result of a module behind the branch cut, run on what is there; what it gives hangs on the inputs."""
+        """The result of a module behind the branch cut, run on what exists; it depends on the inputs."""
         self.next_layer, self.counts = step.layer, dict(step.counts)
         self.through_calls += 1
         try:
@@ -300,7 +298,7 @@ class TailSession(Session):
     def answer(
         self, structure: Structure, sources: Sequence[Source], arguments: list[torch.Tensor], *, fresh: bool = False
     ) -> Any:
-        """The result of a module or operation of the prefix. ``fresh``: autograd will put its mark on the tensors."""
+        """The result of a module or operation of the prefix. ``fresh``: autograd will mark the tensors."""
         try:
             tensors = [self.placing.tensor(source, arguments, fresh=fresh) for source in sources]
         except PlanMismatch as error:
@@ -308,7 +306,7 @@ class TailSession(Session):
         return unflatten(structure, tensors, no_class)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One torch function called in the prefix; the function mode is off while this runs."""
+        """Process one torch function in the prefix; the function mode is off meanwhile."""
         ready = self.shared.answered.get(self.position)
         if ready is not None and ready[0] is func and not kwargs and _is_plainly_tainted(args):
             self.advance()
@@ -358,7 +356,7 @@ class TailSession(Session):
         return result
 
     def taint(self, result: Any, hangs: Sequence[int], arguments: list[torch.Tensor]) -> None:
-        """Something behind the branch cut has run: these of its results, and what it wrote to, hang on the inputs."""
+        """Mark results of what ran behind the branch cut, and what it wrote to, as depending on the inputs."""
         results = list(tensors_in(result)) if hangs else []
         for tensor in (*(results[number] for number in hangs if number < len(results)), *arguments):
             self.placing.taint(tensor)
