@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     from edge_client.planning.codecs import LossTable
 
 Cuts = tuple[int | str, ...]
-"""A chain has one for each server, where its part begins; with one server it is a branch cut."""
+"""A chain has one cut for each server, where its part begins; with one server several are a branch cut."""
 FAILURES: Final = ("raise", "return")
-"""What `EdgeClient.infer_many` may do with one."""
+"""What `EdgeClient.infer_many` can do with a failure."""
 
 
 class EdgeClient(ClientCore):
@@ -157,7 +157,7 @@ class EdgeClient(ClientCore):
                 f"codec={codec!r:.200}: a chain has one for each of its {len(self.chain)} crossings, or one"
             )
         self._onward = [codecs.check(one) for one in onward] or [self.codec] * (len(self.chain) - 1)
-        """Codecs of the crossings behind the first server."""
+        """The codecs of the cuts after the first server."""
         self._reader = InputReader(self.wrapped.model, self.spec, preprocess=preprocess, call_kwargs=call_kwargs)
         example = self._edge_model.example
         self._swallowed = Swallowed(self.wrapped.model, example[1] if example is not None else ())
@@ -166,7 +166,7 @@ class EdgeClient(ClientCore):
         self._auto: AutoClient | None = None
         self._chain_chooser: ChainChooser | None = None
         self.least: tuple[str | tuple[str, ...], str] | None = None
-        """With ``split="min"``: what was found, once it was measured, and why, in words."""
+        """With ``split="min"``: the result, once measured, and the reason as text."""
         self._beginning = threading.Lock()
         self._interventions: tuple[Intervention, ...] = ()
 
@@ -184,14 +184,14 @@ class EdgeClient(ClientCore):
 
     @property
     def decisions(self) -> list[dict[str, Any]]:
-        """What ``split="auto"`` decided and why, the oldest first (`edge_client.adaptive.monitor`)."""
+        """The decisions of ``split="auto"`` with their reasons, the oldest first (`edge_client.adaptive.monitor`)."""
         if self._chain_chooser is not None:
             return list(self._chain_chooser.decisions)
         return [] if self._auto is None else self._auto.decisions.all
 
     @property
     def chooser(self) -> AutoClient | None:
-        """Who decides with ``split="auto"``; None where nobody does, and until it has measured."""
+        """The client that decides with ``split="auto"``; None without it, and until it has measured."""
         return self._auto
 
     def __repr__(self) -> str:
@@ -274,7 +274,7 @@ class EdgeClient(ClientCore):
         exact: bool | None = None,
         **kwargs: Any,
     ) -> Pending:
-        """`infer` in two steps: runs the head, and returns while the rest is under way."""
+        """`infer` in two steps: runs the head, and returns while the rest is in progress."""
         stamps, (cut, route), until = Stamps(), self._cut(split), self.until(deadline)
         item = args[0] if len(args) == 1 and not kwargs else None
         if cut in (AUTO, CLOUD_FILE) and item is not None and self._reader.is_file(item):
@@ -296,7 +296,7 @@ class EdgeClient(ClientCore):
         position: Position | None = None,
         exact: bool | None = None,
     ) -> Pending:
-        """``item``: a `Call`; or an input file, where it may be sent as it is."""
+        """``item``: a `Call`; or an input file, if it may be sent as it is."""
         if isinstance(item, Call) and item.kwargs:
             self._swallowed.look(item)
         if cut == LEAST:
@@ -317,7 +317,7 @@ class EdgeClient(ClientCore):
         return Pending(running, self.requests.finish, self.requests.cancel)
 
     def _chooser(self, item: Any) -> AutoClient:
-        """Who decides where requests run; the first time it is measured on the example, or else on ``item``."""
+        """The client that decides where requests run; it is measured first on the example, or else on ``item``."""
         with self._beginning:
             if self._auto is None:
                 self._refuse_closed()
@@ -338,7 +338,7 @@ class EdgeClient(ClientCore):
             return self._auto
 
     def _chained(self) -> ChainChooser:
-        """Who chooses the cuts of a chain, measured the first time. Raises SpecError without an example input."""
+        """The chooser of a chain's cuts, measured first. Raises SpecError without an example input."""
         with self._beginning:
             if self._chain_chooser is None:
                 self._refuse_closed()
@@ -352,7 +352,7 @@ class EdgeClient(ClientCore):
             return self._chain_chooser
 
     def _least(self, call: Call) -> Cut:
-        """What ``split="min"`` is, measured the first time on the example, or else on ``call``."""
+        """The cut of ``split="min"``, measured first on the example, or else on ``call``."""
         with self._beginning:
             if self.least is None:
                 self._refuse_closed()
@@ -368,7 +368,7 @@ class EdgeClient(ClientCore):
         return call.args, call.kwargs
 
     def _postprocess(self, output: Any) -> Any:
-        """`Answer.result`: predictions, or the output where the spec says nothing and there are none."""
+        """`Answer.result`: predictions, or the output if the spec defines nothing and there are none."""
         if self._labelled is None:
             return output
         found: list[Prediction] = self._labelled.postprocess(output)
@@ -434,7 +434,7 @@ class EdgeClient(ClientCore):
         failures: Literal["raise", "return"] = "raise",
         begun: Callable[[Pending], None] = lambda pending: None,
     ) -> Iterator[Answer | Failure]:
-        """`infer_many`; ``begun`` is called with every request under way, for who may want to cancel them."""
+        """As `infer_many`; ``begun`` is called with every request in progress, so that it can be cancelled."""
         if failures not in FAILURES:
             raise SpecError(f'failures={failures!r:.60}: must be "raise" or "return".{near(str(failures), FAILURES)}')
         cut, route = self._cut(split)
@@ -516,7 +516,7 @@ class EdgeClient(ClientCore):
             yield split
 
     def _cut(self, split: Cut | Sequence[int | str] | None) -> tuple[Cut, Route]:
-        """The edge's cut, and the parts behind the first server's."""
+        """The edge's cut, and the parts after the first server's."""
         cuts = self._split if split is None else self._checked(split)
         if cuts == AUTO and len(self.chain) > 1:
             cuts = self._chained().cuts
@@ -563,8 +563,8 @@ class EdgeClient(ClientCore):
 
 
 def _at(cut: str, codec: str) -> str:
-    """The codec's name where it may be used at a cut between servers, else ``""``: codecs with a basis or frames, and a
-    learned one made for another cut, are for the first cut alone.
+    """The codec's name if it may be used at a cut between servers, else ``""``: codecs with a basis or frames, and a
+    learned one made for another cut, are for the first cut only.
     """
     own = codecs.CODECS.get(codec)
     if own is None or isinstance(own, (Basis, Frames)) or (isinstance(own, Learned) and own.file.cut != cut):

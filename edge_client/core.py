@@ -1,4 +1,4 @@
-"""`ClientCore`: a model here, a connection to its tails, and requests at a given cut."""
+"""`ClientCore`: a model on this side, a connection to its tails, and requests at a given cut."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ CONNECTION_ERRORS: Final = (
 
 
 class ClientCore:
-    """What `EdgeClient`, the policies that choose cuts for it and generation have in common: one model here, and one
-    connection, made when it is first needed, to the server of its tails (``HOST:PORT``; a list: the servers of a chain;
-    or None: everything runs here).
+    """What `EdgeClient`, the policies that choose cuts for it, and generation have in common: one model here, and one
+    connection, opened when it is first needed, to the server of its tails (``HOST:PORT``; a list: the servers of a
+    chain; None: everything runs here).
 
-    Arguments are those of `EdgeClient`; ``postprocess``: output -> `Answer.result`. Any thread may call. Use as a
-    context manager, which plans, hashes and connects, or call `close` at the end.
+    Arguments are those of `EdgeClient`; ``postprocess``: output -> `Answer.result`. Thread-safe. Use it as a context
+    manager, which plans, hashes and connects, or call `close` at the end.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class ClientCore:
         )
 
     def prepare(self) -> Self:
-        """Plan the example and hash the weights, without a server. If it was not called, connecting does it."""
+        """Plan the example and hash the weights, without a server. Connecting does it otherwise."""
         if self.server is None:
             self._edge_model.plan_example()
         else:
@@ -124,11 +124,11 @@ class ClientCore:
         return self
 
     def check_unchanged(self) -> None:
-        """Raises Disagreement where the model's weights or numbers changed since the server agreed on them."""
+        """Raises Disagreement if the model's weights or numbers have changed since the server agreed on them."""
         self._edge_model.check_unchanged()
 
     def connect(self, seconds: float | None = None) -> None:
-        """Plan, hash, connect and wait for the server's Welcome, ``seconds`` (default: `patience`) at most.
+        """Plan, hash, connect and wait for the server's Welcome, at most ``seconds`` (default: `patience`).
 
         Without a `fallback` it raises ServerUnavailable, Disagreement, UnknownModel, NotAuthenticated.
         """
@@ -139,7 +139,7 @@ class ClientCore:
                 raise
 
     def close(self) -> None:
-        """End the connection and remove the hooks from the model; waiting requests end with Cancelled."""
+        """Close the connection and remove the hooks from the model; waiting requests end with Cancelled."""
         first, self._closed = self._ending.acquire(blocking=False), True
         if first:
             self.lifecycle.emit(Stage.BEFORE_SHUTDOWN)
@@ -151,7 +151,7 @@ class ClientCore:
             self.lifecycle.emit(Stage.AFTER_SHUTDOWN)
 
     def _stop(self) -> None:
-        """What is to end before the connection does."""
+        """Stop what must end before the connection does."""
 
     def __enter__(self) -> Self:
         try:
@@ -171,11 +171,11 @@ class ClientCore:
         return self.requests.finish(self.requests.begin(call, cut, Stamps(), self.until(None)))
 
     def until(self, deadline: float | None) -> float:
-        """``time.monotonic()`` at which a request of now is given up. Raises SpecError."""
+        """The deadline of a request that starts now, on ``time.monotonic()``. Raises SpecError."""
         return time.monotonic() + check_seconds("deadline", self.deadline if deadline is None else deadline)
 
     def codec_link(self, link: Callable[[], Link]) -> None:
-        """Where codecs are chosen: somebody else knows the link from now on, as ``split="auto"`` does."""
+        """If codecs are chosen, use this estimate of the link from now on, as ``split="auto"`` does."""
         if self._edge_model.chooser is not None:
             self._edge_model.chooser.follow(link)
 
@@ -186,7 +186,7 @@ class ClientCore:
 
     @property
     def books(self) -> dict[str, Books]:
-        """By the name of a cut, what "basis" and "frames" send its pieces by (`shared_hooks.crossing.books_of`).
+        """The books of "basis" and "frames" for the pieces of each cut, by its name (`shared_hooks.crossing.books_of`).
 
         Empty without a calibration; may be changed at any time. At a cut without books these codecs send raw bytes.
         """
@@ -194,48 +194,48 @@ class ClientCore:
 
     @property
     def witness(self) -> float:
-        """The share of the split requests that are computed whole here, too."""
+        """The share of the split requests that are also computed completely on this side."""
         return self.requests.witnesses.share
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Cuts that witnesses took out of use: the layer's name ("input": before the first), and what was found."""
+        """Cuts that witnesses have disabled: the layer's name ("input": before the first), and the reason."""
         return self.requests.witnesses.refused
 
     @property
     def model_id(self) -> str:
-        """What the server calls the model."""
+        """The server's name for the model."""
         return self._edge_model.model_id
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs here."""
+        """The device of the model on this side."""
         return self._edge_model.device
 
     @property
     def loaded(self) -> str | None:
-        """With `ModelChoice.only_head`: how much of the weights is in memory, in words; else None."""
+        """With `ModelChoice.only_head`: how much of the weights is in memory, as text; else None."""
         only_head = self._edge_model.only_head
         return None if only_head is None else only_head.summary
 
     @property
     def spec(self) -> ModelSpec | None:
-        """The model's spec; None for a client made with a module."""
+        """The model's spec; None for a client created with a module."""
         return self._edge_model.spec
 
     @property
     def wrapped(self) -> WrappedModel:
-        """The model as it runs here: its layers after `prepare` or `open`."""
+        """The model as it runs here; it has layers after `prepare` or `open`."""
         return self._edge_model.wrapped
 
     @property
     def max_in_flight(self) -> int:
-        """Requests between head and answer, at most; of a run of many there may be more (`ConnectionOptions`)."""
+        """The maximum number of concurrent single requests; a run of many may have more (`ConnectionOptions`)."""
         return self.connection.at_once
 
     @property
     def observers(self) -> tuple[str, ...]:
-        """Observers of every request that is begun from now on. Raises SpecError for a name that there is not."""
+        """The observers of every request that begins from now on. Raises SpecError for an unknown name."""
         return self._edge_model.observers
 
     @observers.setter
@@ -244,23 +244,24 @@ class ClientCore:
 
     @property
     def server_about(self) -> Mapping[str, str]:
-        """What the server said of its machine: versions, device, kind of processor, threads; nothing before it did."""
+        """The server's description of its machine: versions, device, kind of processor, threads; empty before the
+        handshake.
+        """
         welcome = self._welcome
         return {} if welcome is None else dict(welcome.about)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """In what the two sides' models differ without any effect on results, as the server found: such as an attribute
-        that only one release of torch keeps.
+        """Differences between the two sides' models without any effect on results, as the server found: such as an
+        attribute that only one release of torch keeps.
         """
         welcome = self._welcome
         return () if welcome is None else tuple(welcome.notes)
 
     @property
     def unlike(self) -> tuple[str, ...]:
-        """Why the last bits may differ between this machine and the server's, in words: release of torch, kind of
-        processor, number of threads, what settings or tables the server found to differ. Empty where they are alike, or
-        nothing is known.
+        """Why the last bits may differ between this machine and the server's: torch's release, kind of processor,
+        number of threads, settings or tables that differ. Empty if they are alike, or nothing is known.
         """
         welcome = self._welcome
         found = () if welcome is None else tuple(welcome.rounding)
@@ -268,19 +269,21 @@ class ClientCore:
 
     @property
     def cuts(self) -> frozenset[str] | None:
-        """What the server lets this side use: layers' names, "input", "cloud-only-file"; None: all, or unknown."""
+        """The cuts that the server lets this client use: layers' names, "input", "cloud-only-file"; None: all, or
+        unknown.
+        """
         welcome = self._welcome
         return frozenset(welcome.cuts.names) if welcome is not None and welcome.HasField("cuts") else None
 
     @property
     def codecs(self) -> tuple[str, ...] | None:
-        """The codecs that both sides have; None before the server has said which it has."""
+        """The codecs that both sides support; None before the handshake."""
         welcome = self._welcome
         return None if welcome is None else tuple(name for name in CODECS if is_offered(name, codecs_of(welcome)))
 
     @property
     def state(self) -> State:
-        """Where the connection stands."""
+        """The state of the connection."""
         if self._closed:
             return State.CLOSED
         return self._connection.state if self._connection else State.UNOPENED

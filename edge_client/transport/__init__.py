@@ -1,12 +1,11 @@
-"""The standing connection to a server: frames out, frames in, lost and reopened.
+"""The connection to a server: frames out, frames in, reopened when it is lost.
 
 connection  opened, lost, opened again: one gRPC stream after the other
-outbox      or in memory that a server on this machine reads; a request that leaves while its head runs
-exchange    one request and its answer on the wire; who waits for a stream or an answer
+outbox      what a stream has to send, possibly in memory that a server on this machine reads
+exchange    one request and its answer on the wire; the requests that wait for a stream or an answer
 wire        protobuf messages <-> frontiers
-times       where the time of a request went; what the server measured, out of a reply
-options     The settings of a connection: limits, keep-alive, credentials. Checked when they are made
-state, options its life; its limits
+times       where the time of a request went; what the server measured, from a reply
+options     the settings of a connection: limits, keep-alive, credentials
 
 May import protos, and of the engine crossing, metrics, lifecycle; nothing else of the client.
 """

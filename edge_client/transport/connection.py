@@ -1,17 +1,18 @@
-"""The standing connection: opened when wanted, opened again when broken, unanswered requests sent again by id.
+"""The connection to a server: opened on demand, reopened when broken; unanswered requests are sent again by id.
 
 One keeper thread owns the stream and reads it; any thread may submit, wait and cancel. Which failures end what:
 
-* The server refuses the greeting for a reason that time does not heal (it disagrees, has no such model, is something
-  else): everybody who waits gets that error, and the next request starts over.
-* The stream breaks otherwise: back-off with jitter, a new stream, everything unanswered goes again under its old id
-  (the server answers a repeated id from memory). Each request has a deadline and a limit of sendings.
-* The server sends heartbeats while it has requests of ours; if several are missing, this side breaks the stream off.
-* No stream for ``patience`` seconds: who has waited so long gets `ServerUnavailable`. The others wait on. Where they
-  have another way (``otherwise``), and nobody listens at the address, it is `REFUSED_SECONDS`: a path that flickers
-  loses packets, and refuses nothing.
+* The server refuses the hello for a permanent reason (another model or weights, unknown model, no such service): all
+  waiting requests get that error, and the next request starts again.
+* The stream breaks otherwise: after back-off with jitter a new stream is opened, and everything unanswered is sent
+  again under its old id (the server answers a repeated id from memory). Each request has a deadline and a limit of
+  attempts.
+* The server sends heartbeats while it has requests of this client; if several are missing, the stream is broken off.
+* No stream for ``patience`` seconds: requests that have waited so long get `ServerUnavailable`; the others keep
+  waiting. With an alternative (``otherwise``), and nobody listening at the address, it is `REFUSED_SECONDS`: a
+  flickering path loses packets, but refuses nothing.
 
-An idle connection that breaks is not opened again before the next request: there is nothing to lose.
+An idle connection that breaks is not reopened before the next request.
 """
 
 from __future__ import annotations
@@ -52,17 +53,17 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 # process that does nothing any more.
 
 BEATS: Final = 4
-"""A server is silent when so many heartbeats are missing."""
+"""The number of missing heartbeats that counts as silence."""
 LONGEST_SECONDS: Final = 60.0
 FADE: Final = 0.9
-"""What a long silence that ended well leaves behind of itself at each frame."""
+"""The share of a long silence that is remembered from frame to frame."""
 
 
 class Pulse:
-    """One connection's bound on silence, in seconds: ``beats`` missing heartbeats, or twice the longest silence lately.
+    """One connection's limit of silence, in seconds: ``beats`` missing heartbeats, or twice the longest recent silence.
 
-    A slow link keeps a frame for long behind others, so what was borne once is borne again, and after an alarm twice as
-    much. One thread calls `heard`, one `watch`.
+    A slow link keeps a frame for long behind others, so a silence that ended well is tolerated again, and after an
+    alarm twice as much. One thread calls `heard`, one `watch`.
     """
 
     def __init__(self, heartbeat: float) -> None:
@@ -70,20 +71,22 @@ class Pulse:
         self._heard = time.monotonic()
 
     def heard(self) -> None:
-        """A frame came."""
+        """Record that a frame came."""
         now = time.monotonic()
         silence, self._heard = now - self._heard, now
         self.bound = max(self._least, FADE * self.bound, min(LONGEST_SECONDS, 2 * silence))
 
     @property
     def is_weak(self) -> bool:
-        """Whether the silence is half of what is borne: too little to leave, enough to do without meanwhile."""
+        """Whether half of the tolerated silence has passed: too little to reconnect, enough to use an alternative
+        meanwhile.
+        """
         return time.monotonic() - self._heard > self.bound / 2
 
     def watch(self, ended: threading.Event, patience: Callable[[], float]) -> float:
-        """Seconds of silence as soon as it is longer than ``patience()`` times the bound; 0 when ``ended``.
+        """Wait until the silence exceeds ``patience()`` times the limit, and return it in seconds; 0 once ``ended``.
 
-        A patience of 0: nothing is expected now.
+        A patience of 0 means that nothing is expected now.
         """
         self._heard = time.monotonic()
         while not ended.wait(self._least / (2 * BEATS)):
@@ -101,9 +104,9 @@ class Pulse:
 class Backoff:
     """Growing delays: ``first * factor**n`` seconds, at most ``ceiling``, each drawn from the upper half.
 
-    The jitter keeps a fleet of edges from coming back to a restarted server in one wave; the lower bound keeps one
-    edge from hammering it. The ceiling is what a server's return may go unnoticed for: an attempt at a dead port takes
-    1.4 ms of one core (100 in a row, loopback), so that two a second cost an edge 0.3 % of it.
+    The jitter keeps many edges from returning to a restarted server at once; the lower half is excluded so that one
+    edge does not flood it. The ceiling limits how long a server's return goes unnoticed: an attempt at a closed port
+    takes 1.4 ms of one core (100 in a row, loopback), so two per second cost an edge 0.3 % of it.
     """
 
     def __init__(
@@ -117,27 +120,27 @@ class Backoff:
         self._n = 0
 
     def next(self) -> float:
-        """Seconds to wait before the next attempt."""
+        """The seconds to wait before the next attempt."""
         delay = min(self._ceiling, self._first * self._factor**self._n)
         if delay < self._ceiling:
             self._n += 1
         return self._draw(delay / 2, delay)
 
     def reset(self) -> None:
-        """Start over: the other side has proved to be alive."""
+        """Start again from the first delay, because the other side is alive."""
         self._n = 0
 
 
 NUDGE_SECONDS: Final = 0.5  # between two calls at a server that is gone, while requests do without it
 DOUBT_AFTER: Final = 3
-"""Attempts in vain after which credentials that were welcomed once may be the reason."""
+"""The number of failed attempts after which credentials that were once accepted may be the reason."""
 REFUSED_SECONDS: Final = 1.0  # several attempts: a server that is replaced at once is not missed
 POLITE_SECONDS: Final = 0.5  # what a stream gets to end well when the client closes
 log = logging.getLogger("edge_client")
 
 CONNECT_SECONDS: Final = (1.5, 1.5, 5.0)
-"""For TCP and HTTP/2 to be up, of three attempts in turn. Packets that vanish on a dead path are repeated by TCP after
-1, 3 and 7 s: a new attempt finds a path that is back sooner. The long one is for links that are slow.
+"""Time limits for TCP and HTTP/2 of three attempts in turn. TCP repeats packets lost on a dead path after 1, 3 and 7 s:
+a new attempt detects a recovered path sooner. The long one is for slow links.
 """
 
 
@@ -149,7 +152,7 @@ METHOD: Final = "/isthmus.v1.Split/Session"
 
 @dataclass(frozen=True, slots=True)
 class _Arguments:
-    """The channel's arguments: keep-alive, and how long the connection may take until the other side speaks HTTP/2."""
+    """The channel's arguments: keep-alive, and the time limit for the HTTP/2 handshake."""
 
     keep_alive: KeepAlive
     connect_within: float
@@ -159,7 +162,7 @@ class _Arguments:
 
 
 class Stream:
-    """Frames in, frames out. Iterating raises `grpc.RpcError` when the stream breaks."""
+    """One gRPC stream. Iterating raises `grpc.RpcError` when it breaks."""
 
     def __init__(
         self,
@@ -169,9 +172,9 @@ class Stream:
         connect_within: float,
         credentials: Credentials | None = None,
     ) -> None:
-        """Raises SpecError for credentials that cannot be used."""
+        """Raises SpecError for unusable credentials."""
         self.welcomed = threading.Event()
-        """Set when the greeting was answered, and at the end."""
+        """Set when the handshake is over, and at the end."""
         self.ended = threading.Event()
         self.broken_for = ""
         """Why this side broke it off."""
@@ -191,7 +194,7 @@ class Stream:
         self._call.cancel()
 
     def close(self) -> None:
-        """Let everything go; the threads that pull from the outbox and that watch end, too."""
+        """Release everything, and end the threads that read the outbox and watch the stream."""
         self.ended.set()
         self.welcomed.set()
         self._outbox.abort()
@@ -200,7 +203,7 @@ class Stream:
 
 
 class Connection:
-    """One server, one stream at a time. ``hello`` is the greeting, the same for every stream."""
+    """The connection to one server, with one stream at a time. ``hello``: the first frame of every stream."""
 
     def __init__(
         self,
@@ -213,8 +216,8 @@ class Connection:
         otherwise: bool = False,
         codec: str = "raw",
     ) -> None:
-        """``describe``: what the greeting's digests are made of, for a server that finds others. ``otherwise``: who
-        waits has another way to an answer. ``codec``: one that the server must have.
+        """``describe``: returns the facts behind the hello's digests, for a server whose own differ. ``otherwise``:
+        requests have an alternative to this server. ``codec``: one that the server must support.
         """
         self.address = address
         self.counters = Counters()
@@ -222,7 +225,7 @@ class Connection:
         self.welcome: split_pb2.Welcome | None = None
         self._options = options or ConnectionOptions()
         self.gone = False
-        """Whether the last who waited for a stream waited in vain, or were refused."""
+        """Whether the last requests that waited for a stream failed, or were refused."""
         self._nudged = 0.0
         self._hello = split_pb2.ClientFrame()
         self._hello.CopyFrom(hello)
@@ -251,24 +254,24 @@ class Connection:
 
     @property
     def state(self) -> State:
-        """Where the connection stands."""
+        """The state of the connection."""
         return self._state
 
     @property
     def last_reason(self) -> str:
-        """Why the last stream ended, in words; for messages."""
+        """Why the last stream ended, for messages."""
         return self._last_reason
 
     @property
     def is_silent(self) -> bool:
-        """Whether heartbeats are missing, though not yet so many that the stream is left. Only for who waits for a
-        request.
+        """Whether heartbeats are missing, though not yet enough to break the stream off. For requests in
+        progress only.
         """
         pulse = self._pulse
         return self._state is State.READY and pulse is not None and pulse.is_weak
 
     def open(self, seconds: float) -> split_pb2.Welcome:
-        """Wait for the server's Welcome; raises what the greeting ended with, `ServerUnavailable` after ``seconds``."""
+        """Wait for the server's Welcome; raises the error of the handshake, `ServerUnavailable` after ``seconds``."""
         opener: Opener = Future()
         with self._changed:
             if self._state is State.READY and self.welcome is not None:
@@ -284,8 +287,8 @@ class Connection:
                 self._waiting.leave(opener)
 
     def begin(self, opening: Opening) -> bool:
-        """Announce a request that is still open; False where it has to wait until it is whole: there is no stream,
-        others are under way, the server is older, or on this machine.
+        """Announce an open request. Returns False if it must wait until it is complete: there is no stream, others are
+        in progress, or the server is older, or on this machine.
         """
         with self._changed:
             if self._closing or self._state is not State.READY or self._outbox is None or self._waiting:
@@ -298,7 +301,7 @@ class Connection:
     def submit(self, exchange: Exchange, opening: Opening | None = None) -> None:
         """Send a request as soon as there is a stream; the exchange is settled with the answer or an error.
 
-        ``opening``: what has left of it before.
+        ``opening``: the part that was sent before.
         """
         with self._changed:
             if self._closing:
@@ -310,7 +313,7 @@ class Connection:
                     outbox.put(exchange)
 
     def nudge(self) -> None:
-        """Try whether a server that is `gone` is back, without waiting for it; at most twice a second."""
+        """Check whether a server that is `gone` is back, without waiting; at most twice per second."""
         with self._changed:
             if self.gone and not self._closing and time.monotonic() - self._nudged >= NUDGE_SECONDS:
                 self._nudged = time.monotonic()
@@ -318,7 +321,7 @@ class Connection:
                     self._demand(Future())
 
     def cancel(self, exchange: Exchange, error: IsthmusError) -> None:
-        """Give a request up with ``error``; no effect on one that is settled."""
+        """End a request with ``error``; no effect on one that is settled."""
         with self._changed:
             self._waiting.leave(exchange)
             outbox = self._outbox
@@ -326,7 +329,7 @@ class Connection:
             outbox.cancel(exchange.id)
 
     def close(self) -> None:
-        """End the stream and everything that waits on it (`Cancelled`). Ends within a second; may be repeated."""
+        """End the stream and everything that waits on it (`Cancelled`), within a second. Idempotent."""
         with self._changed:
             self._closing = True
             outbox, stream, keeper = self._outbox, self._stream, self._keeper
@@ -345,7 +348,7 @@ class Connection:
             self._state = State.CLOSED
 
     def _demand(self, who: Exchange | Opener) -> None:
-        """Called with the lock: note who waits, and wake or start the keeper."""
+        """Record a waiting request, and wake or start the keeper. The caller holds the lock."""
         if self._closing:
             raise Cancelled("the client is closed")
         self._waiting.add(who)
@@ -369,7 +372,7 @@ class Connection:
             self._state = State.CLOSED
 
     def _await_demand(self) -> bool:
-        """Wait until somebody wants a stream (and the back-off, if any, is over); False when closing."""
+        """Wait for demand for a stream, and for the end of a back-off; returns False when closing."""
         if self._state is State.BACKOFF:
             self._back_off()
         with self._changed:
@@ -387,7 +390,7 @@ class Connection:
             return True
 
     def _back_off(self) -> None:
-        """Wait before the next attempt; meanwhile who has waited for long enough gets an error."""
+        """Wait before the next attempt; meanwhile requests that have waited long enough get an error."""
         at_once, self._at_once = self._at_once, False
         until = time.monotonic() + (0.0 if at_once else self._backoff.next())
         while True:
@@ -404,12 +407,12 @@ class Connection:
         return min(patience, REFUSED_SECONDS) if self._otherwise and self._nobody else patience
 
     def _patience_left(self) -> float:
-        """Seconds until the first who waits gives up."""
+        """Seconds until the first waiting request gives up."""
         with self._changed:
             return self._waiting.left(self._without_stream_since or time.monotonic(), self._patience)
 
     def _give_up_late(self) -> bool:
-        """Who has waited for too long gets an error; True when nobody waits any more."""
+        """End requests that have waited too long; returns whether none is left."""
         with self._changed:
             patience, lost = self._patience, self._without_stream_since or time.monotonic()
             late = self._waiting.take_late(lost, patience)
@@ -427,7 +430,7 @@ class Connection:
         return nobody
 
     def _run_stream(self) -> tuple[IsthmusError | None, str]:
-        """One stream from greeting to end: (the error that ends it for good, or None; why it ended)."""
+        """One stream from the hello to its end: (the permanent error, or None; why it ended)."""
         self.lifecycle.emit(Stage.BEFORE_CONNECT, address=self.address, attempt=self._tries)
         self.lifecycle.emit(Stage.BEFORE_HANDSHAKE, hello=self._hello.hello)
         area = Area.made(self._options.area_bytes) if is_loopback(self.address) else None
@@ -476,7 +479,7 @@ class Connection:
                 area.close()
 
     def _watch(self, stream: Stream, outbox: Outbox) -> None:
-        """A stream's own thread: breaks it off when the Welcome, or later every sign of life, is missing."""
+        """Runs in a stream's own thread: breaks it off if the Welcome, or later every sign of life, is missing."""
         began = time.monotonic()
         limit = began + self._options.welcome_within
         while not stream.welcomed.wait(min(limit - time.monotonic(), self._patience_left())):
@@ -491,7 +494,7 @@ class Connection:
             stream.cancel(f"nothing was heard for {silent:.1f} s, while requests were under way")
 
     def _greet(self, frame: ServerFrame, outbox: Outbox, stream: Stream) -> Inbox:
-        """The first frame, which must be the Welcome: requests flow from here on."""
+        """Process the first frame, which must be the Welcome; requests are sent from here on."""
         if not isinstance(frame, split_pb2.ServerFrame) or frame.WhichOneof("frame") != "welcome":
             raise Disagreement(f"{self.address} did not answer the greeting with Welcome: not an Isthmus server?")
         welcome = frame.welcome
@@ -549,9 +552,9 @@ class Connection:
         return final, options.reason(error) if final is None else str(final)
 
     def _tell_more(self, error: IsthmusError | None) -> bool:
-        """Whether a server that found digests different has not heard yet what they are made of, and will now.
+        """Send a server whose digests differ the facts behind this side's, once; returns whether that is worthwhile.
 
-        That may take long, or fail: then the refusal stands as it is, for whoever waits meanwhile, too.
+        That may take long, or fail: then the refusal is final, also for requests that wait meanwhile.
         """
         describe = self._describe
         if not isinstance(error, Disagreement) or not error.wants_facts or describe is None:
@@ -590,7 +593,7 @@ class Connection:
             self.lifecycle.emit(Stage.BEFORE_RECONNECT, address=self.address, reason=reason, waiting=waiting)
 
     def _unavailable(self, seconds: float) -> IsthmusError:
-        """What to tell whoever has waited for so long."""
+        """The error for a request that has waited ``seconds``."""
         if self._refused is not None:
             return Disagreement(f"{self._refused} (what differs was still being looked at after {seconds:.1f} s)")
         tries = f"{self._tries} attempt{'' if self._tries == 1 else 's'}"

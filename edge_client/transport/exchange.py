@@ -1,4 +1,4 @@
-"""One request and its answer: what is sent, what has come, and who waits for it."""
+"""One request and its answer: what is sent, what has come, and which requests wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shared_hooks.lifecycle import About, Lifecycle, Stage
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A packed frontier, as the connection sees it: bytes and the digest of the cut's description.
+    """A packed frontier for the connection: bytes, and the digest of the cut's description.
 
     ``file``: the payload is an input file of this kind instead, and there is no cut. ``decoding``: it is step ``step``
     of session ``session``, and has no description of a cut.
@@ -34,16 +34,16 @@ class Outgoing:
     session: int = 0
     step: int = 0
     codecs: tuple[str, ...] = ()
-    """By name, what each tensor of a frontier travels with."""
+    """The codec of each tensor of a frontier, by name."""
     route: tuple[split_pb2.Hop, ...] = ()
-    """The parts of the model behind the server's, and who computes them."""
+    """The parts of the model after the server's, and their servers."""
 
 
 class Exchange:
-    """One request id: written by the thread that asks, the stream's sender and its reader; settled exactly once.
+    """One request id, used by the requesting thread, the stream's sender and its reader; settled exactly once.
 
-    `check_header` (header, announced bytes) raises when the answer's size is not to be believed; it runs before the
-    answer's memory is allocated. `on_settled` runs once, in whatever thread settles.
+    `check_header` (header, announced bytes) raises for an implausible size of the answer, before its memory is
+    allocated. `on_settled` runs once, in whatever thread settles it.
     """
 
     def __init__(
@@ -95,24 +95,24 @@ class Exchange:
 
     @property
     def outgoing(self) -> Outgoing | None:
-        """What is to be sent; None once settled, so that a late sender lets go of the frontier."""
+        """What to send; None once settled, so that a late sender does not keep the frontier alive."""
         return self._outgoing
 
     def remaining(self) -> float:
-        """Seconds left, never negative."""
+        """The seconds left, at least 0."""
         return max(0.0, self.until - time.monotonic())
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until settled, at most ``seconds`` (default: what is left)."""
+        """Wait until settled, at most ``seconds`` (default: the time left); returns whether it is."""
         seconds = self.until - time.monotonic() if seconds is None else seconds
         if not self.settled and self._until_settled.acquire(timeout=min(max(0.0, seconds), threading.TIMEOUT_MAX)):
             self._until_settled.release()  # for the next that waits
         return self.settled
 
     def begin_send(self, began: int | None = None) -> None:
-        """A stream begins to send this request: the stamps are those of the sending that gets answered.
+        """Record that a stream begins to send this request: the stamps are those of the attempt that is answered.
 
-        ``began``: when it did so before.
+        ``began``: when that was, if earlier.
         """
         self.sends += 1
         self._on_stream = True
@@ -121,23 +121,25 @@ class Exchange:
 
     @property
     def receiving(self) -> bool:
-        """Whether its answer has begun to come."""
+        """Whether a part of its answer has come."""
         return self.reply is not None and not self.settled
 
     def interrupted(self, suspect: bool = True) -> None:
-        """The stream broke: forget a half-received answer. ``suspect``: this request may be what broke it."""
+        """Discard a partial answer, because the stream broke. ``suspect``: this request may be the cause."""
         self.interruptions += self._on_stream
         self.breaks += self._on_stream and suspect
         self._start_over()
 
     def put_off(self, error: IsthmusError) -> None:
-        """The server wants the request again, later; ``error`` says why."""
+        """Record that the server wants the request again later; ``error`` says why."""
         self.put_offs += 1
         self.put_off_by = error
         self._start_over()
 
     def take_reply(self, reply: split_pb2.ReplyHeader, first: tuple[memoryview, ...] = ()) -> None:
-        """The answer's header, and its first bytes with it. A second one starts the answer over (it was sent again)."""
+        """Process the answer's header, with its first bytes. A second one restarts the answer (the request was sent
+        again).
+        """
         if self.settled:
             return
         self.stamps.replied = now_ns()
@@ -155,7 +157,7 @@ class Exchange:
             self._settle_if_full()
 
     def take_chunk(self, chunk: ChunkFrame) -> None:
-        """A piece of the answer; pieces come in order and stay within the announced size."""
+        """Process a piece of the answer; pieces come in order and stay within the announced size."""
         if self.settled or self.reply is None:
             return
         end = chunk.offset + chunk.nbytes
@@ -174,7 +176,7 @@ class Exchange:
         self._settle_if_full()
 
     def settle(self, error: IsthmusError | None = None) -> bool:
-        """End the exchange, well or with ``error``; False when it had ended before."""
+        """End the exchange, with ``error`` if given; returns False if it had ended before."""
         with self._lock:
             if self.settled:
                 return False
@@ -206,7 +208,9 @@ Opener = Future[split_pb2.Welcome]
 
 
 class Waiting:
-    """`changed` guards all of it, and the connection's own state; all methods but `fail` are called with it held."""
+    """The requests of a connection that wait. `changed` guards them and the connection's own state; all methods but
+    `fail` are called with it held.
+    """
 
     def __init__(self, address: str, max_in_flight: int) -> None:
         self.changed = threading.Condition()
@@ -220,7 +224,7 @@ class Waiting:
         return len(self._requests) + len(self._openers)
 
     def add(self, who: Exchange | Opener) -> None:
-        """A request that wants an answer, or a caller who wants a Welcome."""
+        """Add a request that waits for an answer, or a caller that waits for a Welcome."""
         self._since.setdefault(who, time.monotonic())
         if isinstance(who, Exchange):
             self._requests[who.id] = who
@@ -228,11 +232,11 @@ class Waiting:
             self._openers.append(who)
 
     def find(self, request_id: int) -> Exchange | None:
-        """The request that waits under this id; None for one that does not wait, or no longer."""
+        """The request that waits under this id, or None."""
         return self._requests.get(request_id)
 
     def leave(self, who: Exchange | Opener) -> None:
-        """Nobody waits for it any more; may be repeated."""
+        """Remove a request. Idempotent."""
         self._since.pop(who, None)
         if isinstance(who, Exchange):
             self._requests.pop(who.id, None)
@@ -240,7 +244,7 @@ class Waiting:
             self._openers.remove(who)
 
     def in_order(self) -> list[Exchange]:
-        """The requests in the order in which they were submitted."""
+        """The requests in the order of submission."""
         return [exchange for _, exchange in sorted(self._requests.items())]
 
     def take_openers(self) -> list[Opener]:
@@ -259,7 +263,7 @@ class Waiting:
         return max(0.0, min((patience - (now - max(lost, since)) for since in self._since.values()), default=patience))
 
     def take_late(self, lost: float, patience: float) -> list[Exchange | Opener]:
-        """Who has waited for that long, and waits no longer: whoever takes them tells them why."""
+        """Remove and return what has waited that long; the caller must settle it."""
         now = time.monotonic()
         late = [who for who, since in self._since.items() if now - max(lost, since) >= patience]
         for who in late:
@@ -267,16 +271,16 @@ class Waiting:
         return late
 
     def limit(self, welcome: split_pb2.Welcome) -> int:
-        """How many requests may go unanswered on the stream: one, while one is suspected to break streams.
+        """How many requests may be in progress on the stream: one, while one is suspected to break streams.
 
-        Else the innocent that happen to be on the stream would be given up together with the culprit.
+        Otherwise others on the stream would be given up together with the culprit.
         """
         if any(exchange.breaks >= SUSPECT_BREAKS for exchange in self._requests.values()):
             return 1
         return min(self._most, welcome.max_in_flight or self._most)
 
     def refuse(self, exchange: Exchange, welcome: split_pb2.Welcome | None) -> bool:
-        """Whether the server would not take this request, which then has ended."""
+        """Whether the server would not accept this request, which is then settled."""
         if welcome is not None and exchange.is_step and not welcome.inline_bytes:
             self.leave(exchange)
             return exchange.settle(Disagreement(f"{self._address} is older than decoding sessions, and has none"))
@@ -289,9 +293,9 @@ class Waiting:
         )
 
     def interrupted(self, reason: str, suspect: bool = True) -> None:
-        """The stream broke: half-received answers are forgotten, and requests that broke too many are given up.
+        """Called when the stream broke: partial answers are discarded, and requests that broke too many are given up.
 
-        ``suspect``: no doing of this side, so that a request may have been the cause.
+        ``suspect``: this side did not cause it, so a request may have.
         """
         for exchange in list(self._requests.values()):
             exchange.interrupted(suspect)
@@ -305,7 +309,7 @@ class Waiting:
                 )
 
     def fail(self, error: IsthmusError) -> None:
-        """Everybody gets ``error``."""
+        """Settle everything with ``error``."""
         with self.changed:
             requests, self._requests = list(self._requests.values()), {}
             openers = self.take_openers()
@@ -314,7 +318,7 @@ class Waiting:
 
 
 def settle(waiting: Iterable[Exchange | Opener], error: IsthmusError) -> None:
-    """Each gets ``error`` as its own: an exception collects its raiser's traceback."""
+    """Settle each with an error of its own, because an exception collects its raiser's traceback."""
     for who in waiting:
         own = type(error)(str(error))
         if isinstance(who, Exchange):

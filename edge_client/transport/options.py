@@ -1,4 +1,4 @@
-"""The settings of a connection: limits, keep-alive, credentials. Checked when they are made."""
+"""The settings of a connection: limits, keep-alive, credentials. Checked on construction."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shared_hooks.showing import short
 
 
 class State(enum.Enum):
-    """The life of a connection."""
+    """The state of a connection."""
 
     UNOPENED = "unopened"  # no stream, and nobody wants one: at first, after giving up, after an idle stream broke
     CONNECTING = "connecting"  # a stream is being opened; no Welcome yet
@@ -52,18 +52,18 @@ class Counters:
 
 AT_ONCE: Final = 4
 OF_A_RUN: Final = 32
-"""As many as a server takes of one client, unless it is configured otherwise."""
+"""As many as a server accepts from one client by default."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepAlive:
     """How soon a silent peer is noticed that owes no heartbeat: after ``every`` + ``timeout`` seconds at most.
 
-    Patient: a ping, and its answer, wait behind all that a slow link holds of an upload (two frontiers of 3.3 MB at
-    200 kB/s: 32 s; with 5 s every attempt broke). While requests are under way, heartbeats tell sooner.
+    The defaults are patient: a ping, and its answer, wait behind all that a slow link holds of an upload (two frontiers
+    of 3.3 MB at 200 kB/s: 32 s; with 5 s every attempt broke). While requests are in progress, heartbeats are sooner.
 
     Without `grpc.http2.ping_timeout_ms` gRPC waits a minute for the answer to a ping, whatever the keep-alive timeout
-    says (measured: 61.7 s without, 3.7 s with it).
+    (measured: 61.7 s without, 3.7 s with it).
     """
 
     every: float = 10.0
@@ -74,7 +74,7 @@ class KeepAlive:
         check_seconds("timeout", self.timeout)
 
     def options(self) -> list[tuple[str, int]]:
-        """gRPC channel arguments."""
+        """The gRPC channel arguments."""
         timeout_ms = int(self.timeout * 1000)
         return [
             ("grpc.keepalive_time_ms", int(self.every * 1000)),
@@ -116,12 +116,12 @@ class ConnectionOptions:
 
     @property
     def at_once(self) -> int:
-        """Requests under way, at most, of those who ask for one each."""
+        """The maximum number of concurrent single requests."""
         return self.max_in_flight or AT_ONCE
 
     @property
     def of_a_run(self) -> int:
-        """... and of one run of many, which takes as few as keep the way to the server busy."""
+        """The maximum number of concurrent requests of a run, which uses as few as keep the link busy."""
         return self.max_in_flight or OF_A_RUN
 
 
@@ -140,9 +140,9 @@ _FINAL: Final[dict[grpc.StatusCode, type[IsthmusError]]] = {
 
 
 def final_error(error: grpc.RpcError, address: str, credentials: Credentials | None = None) -> IsthmusError | None:
-    """The error to raise for a stream that ended for good; None for one that broke.
+    """The error for a stream that ended permanently; None for one that broke.
 
-    ``credentials``: with which it was opened, where it is not known yet whether they are any good.
+    ``credentials``: used to open it, if it is not known yet whether they are accepted.
     """
     call = _call(error)
     made = _FINAL.get(call.code())
@@ -158,7 +158,7 @@ def final_error(error: grpc.RpcError, address: str, credentials: Credentials | N
 
 
 def refusal(error: grpc.RpcError, address: str, credentials: Credentials | None = None) -> IsthmusError:
-    """What a call ended with, by the name that an Isthmus server gives it; `ServerUnavailable` for what has none.
+    """The error that a call ended with, by the name that an Isthmus server gives it; otherwise `ServerUnavailable`.
 
     ``credentials``: as in `final_error`.
     """
@@ -173,18 +173,18 @@ def refusal(error: grpc.RpcError, address: str, credentials: Credentials | None 
 
 
 def reason(error: grpc.RpcError) -> str:
-    """Why the stream ended, in words."""
+    """Why the stream ended, for messages."""
     call = _call(error)
     return f"{call.code().name}: {call.details() or 'no details'}"
 
 
 def pinged_too_often(error: grpc.RpcError) -> bool:
-    """Whether the other side sent us away for our keep-alive pings."""
+    """Whether the server ended the connection because of keep-alive pings."""
     return "too_many_pings" in (_call(error).details() or "")
 
 
 def nobody_there(error: grpc.RpcError) -> bool:
-    """Whether the other machine answered that nobody listens there."""
+    """Whether the other machine reported that nobody listens there."""
     return "Connection refused" in (_call(error).details() or "")
 
 

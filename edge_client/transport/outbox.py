@@ -1,12 +1,12 @@
-"""What one stream has still to send, as the iterator that gRPC pulls from.
+"""What one stream has to send, as the iterator that gRPC reads.
 
-gRPC asks for the next frame only when the previous one went through flow control, and a chunk is cut only when it is
-asked for. So at most one chunk lies between the frontier and the transport, however large the frontier is and however
-slow the other side reads: that is the back-pressure.
+gRPC takes the next frame only after the previous one has passed flow control, and a chunk is cut only when it is taken.
+So at most one chunk lies between the frontier and the transport, however large the frontier and however slow the
+receiver: that is the back-pressure.
 
-Small frames (hello, cancel) go first; requests follow in the order of their coming, each whole before the next, because
-the first to be complete is the first to be answered. A message has its price, whatever its size: so a payload begins in
-its header's, and acknowledgements ride there, too.
+Small frames (hello, cancel) go first; requests follow in order, each completely before the next, because the first to
+be complete is the first to be answered. Each message has a cost, whatever its size: so a payload begins in its header's
+message, which also carries acknowledgements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from shared_hooks.lifecycle import Lifecycle, Stage
 
 
 class Line(Protocol):
-    """What a stream has still to send (`edge_client.transport.outbox.Outbox`)."""
+    """What a stream has to send (`edge_client.transport.outbox.Outbox`), as seen by an `Opening`."""
 
     def add(self, opening: Opening, buffers: tuple[memoryview, ...]) -> None: ...
 
@@ -46,7 +46,9 @@ class Line(Protocol):
 
 
 class Opening:
-    """``header`` is its announcement, ``described`` its cut's description. `Connection.begin` gives it its line."""
+    """An open request. ``header``: its announcement; ``described``: its cut's description. `Connection.begin` sets its
+    line.
+    """
 
     def __init__(self, header: split_pb2.RequestHeader, described: split_pb2.ClientFrame) -> None:
         self.header = header
@@ -55,7 +57,7 @@ class Opening:
         self.exchange: Exchange | None = None
         """What it has become."""
         self.first_sent: int | None = None
-        """When its announcement left, by `times.now_ns`."""
+        """When its announcement was sent, by `times.now_ns`."""
         self.nbytes = 0
         self._frames: deque[ClientFrame] = deque([HeadedRequest(header)])
 
@@ -64,12 +66,12 @@ class Opening:
         return self.header.id
 
     def add(self, buffers: tuple[memoryview, ...]) -> None:
-        """More of the payload, which stays as it is until the request is over."""
+        """Add more of the payload, which must not change until the request is over."""
         if self.line is not None:
             self.line.add(self, buffers)
 
     def give_up(self) -> None:
-        """It comes to nothing."""
+        """Give it up."""
         if self.line is not None:
             self.line.give_up(self)
 
@@ -82,7 +84,7 @@ class Opening:
         self.nbytes += sum(buffer.nbytes for buffer in buffers)
 
     def close(self, exchange: Exchange) -> None:
-        """All is there: ``exchange.outgoing`` is what was added."""
+        """Complete it: ``exchange.outgoing`` is what was added."""
         outgoing = exchange.outgoing
         assert outgoing is not None and outgoing.nbytes == self.nbytes
         self.exchange = exchange
@@ -90,7 +92,7 @@ class Opening:
         self._frames.append(split_pb2.ClientFrame(closing=closing))
 
     def next(self) -> ClientFrame | None:
-        """The next frame; None where there is none yet."""
+        """The next frame, or None if there is none yet."""
         return self._frames.popleft() if self._frames else None
 
     @property
@@ -109,17 +111,17 @@ class Opening:
 PAGE: Final = 4096
 NONCE_BYTES: Final = 16
 LEAST: Final = 32 << 10
-"""Bytes of a payload that is worth it."""
+"""The least bytes of a payload that is put in shared memory."""
 
 
 class Area:
-    """One stream's ``nbytes`` of memory; pages that were never written take none. A payload lies in it until `free`.
+    """Shared memory of one stream, ``nbytes`` in size, for payloads. Pages that were never written take no memory.
 
-    One thread at a time calls all but `write`, of which another fills what `take` gave.
+    Not thread-safe, except that another thread may `write` to what `take` returned.
     """
 
     def __init__(self, nbytes: int) -> None:
-        """Raises OSError where there is no such memory."""
+        """Raises OSError if there is no such memory."""
         self._fd = os.memfd_create("isthmus-area", os.MFD_CLOEXEC)
         try:
             os.ftruncate(self._fd, nbytes)
@@ -133,7 +135,7 @@ class Area:
 
     @classmethod
     def made(cls, nbytes: int) -> Area | None:
-        """One where this system has such memory, and any is wanted."""
+        """An area, or None if the system has no such memory or none is wanted."""
         if sys.platform != "linux" or nbytes <= PAGE:
             return None
         try:
@@ -142,11 +144,11 @@ class Area:
             return None
 
     def description(self) -> split_pb2.Area:
-        """What a server has to know."""
+        """What a server must know of it."""
         return split_pb2.Area(pid=os.getpid(), fd=self._fd, nbytes=len(self._memory), nonce=self._nonce)
 
     def take(self, request_id: int, nbytes: int) -> int | None:
-        """The offset of a place for a payload; None where no gap is large enough."""
+        """The offset of a place for a payload; None if no gap is large enough."""
         start = PAGE
         for taken, end in sorted(self._taken.values()):
             if start + nbytes <= taken:
@@ -158,18 +160,18 @@ class Area:
         return start
 
     def write(self, offset: int, buffers: Iterable[memoryview]) -> None:
-        """Copies ``buffers`` there, one after the other."""
+        """Copy ``buffers`` there, one after the other."""
         for buffer in buffers:
             if buffer.nbytes:
                 self._memory[offset : offset + buffer.nbytes] = buffer.cast("B")
                 offset += buffer.nbytes
 
     def free(self, request_id: int) -> None:
-        """Nobody reads that payload any more; may be repeated."""
+        """Free the payload's place. Idempotent."""
         self._taken.pop(request_id, None)
 
     def close(self) -> None:
-        """Nobody opens it any more; the memory goes with the last who refers to it."""
+        """Close the file; the memory is freed with its last reference."""
         os.close(self._fd)
 
 
@@ -180,7 +182,7 @@ CANCELS_KEPT: Final = 1024  # a stalled stream cannot take more; the deadline on
 
 
 class Outbox(Iterator[ClientFrame]):
-    """Frames of one stream. One thread pulls, any thread puts. Nothing but ``hello`` leaves before `open`."""
+    """The frames of one stream. One thread takes, any thread adds. Only ``hello`` is sent before `open`."""
 
     def __init__(
         self,
@@ -189,14 +191,14 @@ class Outbox(Iterator[ClientFrame]):
         lifecycle: Lifecycle | None = None,
         area: Area | None = None,
     ) -> None:
-        """``area``: where payloads lie if the server reads there; ``hello`` tells of it."""
+        """``area``: where payloads lie if the server reads it; ``hello`` describes it."""
         self._lifecycle = lifecycle or Lifecycle("edge")
         self._lock = threading.RLock()  # entered as it is: a Condition would add two calls each time
         self._changed = threading.Condition(self._lock)
         self._chunk_bytes = chunk_bytes
         self._area = area
         self._into_area: tuple[int, Exchange] | None = None
-        """A payload to be copied there before the frame goes out that was picked, and its place."""
+        """A payload to be copied there before the frame that was chosen is sent, and its place."""
         self._headed = False
         self._control: deque[split_pb2.ClientFrame] = deque([hello], maxlen=CANCELS_KEPT)
         self._acknowledge: list[int] = []
@@ -214,16 +216,16 @@ class Outbox(Iterator[ClientFrame]):
         self._begun: dict[int, Exchange] = {}  # sent on this stream, in part or whole, and not answered
         self._limit = 0
         self.inline_bytes = 0
-        """A step's payload of so many bytes at most goes with its header, to an older server, too."""
+        """A step's payload of at most so many bytes is sent with its header, to an older server, too."""
         self._draining = False
         self._finished = False
         self._aborted = False
 
     def open(self, max_in_flight: int, message_bytes: int = 0, area: bool = False, takes_open: bool = False) -> None:
-        """The server has welcomed: requests may go, ``max_in_flight`` of them unanswered at a time.
+        """Start sending requests after the Welcome, ``max_in_flight`` of them unanswered at a time.
 
-        ``message_bytes``: the largest message that it takes, payloads beginning in headers; 0 = an older server.
-        ``area``: whether it reads there. ``takes_open``: whether it takes requests that are open.
+        ``message_bytes``: the largest message that the server accepts, with payloads beginning in headers; 0: an older
+        server. ``area``: whether it reads the shared memory. ``takes_open``: whether it accepts open requests.
         """
         with self._lock:
             if not area:
@@ -236,7 +238,7 @@ class Outbox(Iterator[ClientFrame]):
             self._changed.notify()
 
     def put(self, exchange: Exchange, delay: float = 0.0) -> None:
-        """Send ``exchange`` after those before it, not sooner than ``delay`` seconds from now."""
+        """Send ``exchange`` after those before it, at the earliest ``delay`` seconds from now."""
         with self._lock:
             self._leave(exchange.id)
             if delay > 0:
@@ -246,7 +248,9 @@ class Outbox(Iterator[ClientFrame]):
             self._changed.notify()
 
     def begin(self, opening: Opening) -> bool:
-        """Send an open request, unless others are under way, whose work fills the time of its head; True if so."""
+        """Send an open request, unless others are in progress, whose work uses the time of its head; returns whether it
+        is sent.
+        """
         with self._lock:
             busy = self._begun or self._waiting or self._delayed or self._opening is not None
             over = self._draining or self._finished or self._aborted
@@ -257,14 +261,14 @@ class Outbox(Iterator[ClientFrame]):
             return True
 
     def add(self, opening: Opening, buffers: tuple[memoryview, ...]) -> None:
-        """More of an open request's payload; no effect on one that is over."""
+        """Add to an open request's payload; no effect if it is over."""
         with self._lock:
             if self._opening is opening:
                 opening.append(buffers, self._chunk_bytes)
                 self._changed.notify()
 
     def close(self, opening: Opening, exchange: Exchange) -> bool:
-        """All of an open request is there, and it has become ``exchange``. False where it is over: start again."""
+        """Complete an open request as ``exchange``. Returns False if it is over and must be sent again."""
         with self._lock:
             if self._opening is not opening or self._draining or self._finished or self._aborted:
                 self._opening = None if self._opening is opening else self._opening
@@ -276,7 +280,7 @@ class Outbox(Iterator[ClientFrame]):
             return True
 
     def give_up(self, opening: Opening) -> None:
-        """An open request comes to nothing."""
+        """Give up an open request."""
         with self._lock:
             if self._opening is opening:
                 self._opening = None
@@ -285,7 +289,7 @@ class Outbox(Iterator[ClientFrame]):
                 self._changed.notify()
 
     def refused(self, request_id: int) -> None:
-        """The server does not take it: an open request, or one that nobody waits for any more."""
+        """The server refused it: an open request, or one that nobody waits for any more."""
         with self._lock:
             opening = self._opening
             if opening is not None and opening.id == request_id and opening.exchange is None:
@@ -294,7 +298,7 @@ class Outbox(Iterator[ClientFrame]):
         self.answered(request_id)
 
     def forget_cut(self, digest: str) -> None:
-        """The server no longer holds this cut's description: it goes out again with the next request that names it."""
+        """The server has dropped this cut's description: it is sent again with the next request that names it."""
         with self._lock:
             self._cuts.discard(digest)
 
@@ -310,13 +314,13 @@ class Outbox(Iterator[ClientFrame]):
 
     @property
     def draining(self) -> bool:
-        """Whether the server has said that it goes away."""
+        """Whether the server has announced that it shuts down."""
         return self._draining
 
     def patience(self) -> float:
-        """How many times as long as usual the server may be silent now; 0 where it owes nothing.
+        """The multiple of the usual silence that is tolerated now; 0 if nothing is expected.
 
-        A cut's description is one message, and a chunk of an answer, too: nothing is heard while they are under way.
+        A cut's description is one message, and so is a chunk of an answer: nothing is heard while they are in transit.
         """
         with self._lock:
             if not self._begun:
@@ -325,21 +329,21 @@ class Outbox(Iterator[ClientFrame]):
             return LARGE_MESSAGE if large else 1.0
 
     def cancel(self, request_id: int) -> None:
-        """Nobody waits for this request any more: tell the server, if it has heard of it."""
+        """Cancel a request on the server, if it knows of it."""
         with self._lock:
             if self._leave(request_id):
                 self._control.append(split_pb2.ClientFrame(cancel=split_pb2.Cancel(id=request_id)))
             self._changed.notify()
 
     def drain(self) -> None:
-        """Begin no further request; end the stream when those begun are answered."""
+        """Begin no further requests; end the stream when those begun are answered."""
         with self._lock:
             self._draining = True
             self._finished = self._finished or not self._begun
             self._changed.notify()
 
     def pong(self, number: int, clock: int) -> None:
-        """The server read its clock for a ping."""
+        """Process the server's clock in the answer to a ping."""
         with self._lock:
             self._clock.pong(number, clock, now_ns())
             if self._clock.is_new:
@@ -351,13 +355,13 @@ class Outbox(Iterator[ClientFrame]):
             return self._clock.offset(now)
 
     def finish(self) -> None:
-        """End the stream from this side: what has been begun is still sent."""
+        """End the stream after what has been begun."""
         with self._lock:
             self._finished = True
             self._changed.notify()
 
     def abort(self) -> None:
-        """The stream is dead: the thread that pulls is let go at once."""
+        """Release the thread that takes frames at once, because the stream is dead."""
         with self._lock:
             self._aborted = True
             self._changed.notify()
@@ -372,13 +376,13 @@ class Outbox(Iterator[ClientFrame]):
         return frame
 
     def _fill_area(self) -> None:
-        """Without the lock, for it takes a while."""
+        """Copy a payload to the shared memory, without the lock because it takes time."""
         filling, self._into_area = self._into_area, None
         if filling is not None and self._area is not None and (outgoing := filling[1].outgoing) is not None:
             self._area.write(filling[0], outgoing.buffers)
 
     def _sent(self) -> None:
-        """gRPC asks for more: the previous frame is on its way."""
+        """Called when gRPC asks for the next frame: the previous one is being sent."""
         with self._lock:
             if self._aborted:
                 raise StopIteration
@@ -400,7 +404,7 @@ class Outbox(Iterator[ClientFrame]):
             raise StopIteration
 
     def _leave(self, request_id: int) -> bool:
-        """Take a request out of those begun; True when it was one. The last to leave a draining stream ends it."""
+        """Remove a request from those begun; returns whether it was one. The last one of a draining stream ends it."""
         left = self._begun.pop(request_id, None) is not None
         if self._area is not None:
             self._area.free(request_id)
@@ -438,7 +442,7 @@ class Outbox(Iterator[ClientFrame]):
         return ids
 
     def _continue(self) -> ClientFrame | None:
-        """The next frame of the request that is being sent; None when there is no such request."""
+        """The next frame of the request being sent; None if there is none."""
         if self._sending is None:
             return None
         exchange, frames = self._sending
@@ -450,7 +454,7 @@ class Outbox(Iterator[ClientFrame]):
         return frame
 
     def _open_frame(self) -> ClientFrame | None:
-        """The next frame of the open request; None where there is none."""
+        """The next frame of the open request; None if there is none."""
         if (opening := self._opening) is None:
             return None
         exchange = opening.exchange
@@ -521,7 +525,7 @@ PUT_OFF_SECONDS: Final = (0.1, 2.0)  # first and longest delay before a request 
 
 
 class Inbox:
-    """Gives frames to the requests they belong to. One thread calls `take`."""
+    """Passes frames to the requests that they belong to. One thread calls `take`."""
 
     def __init__(
         self,
@@ -540,7 +544,7 @@ class Inbox:
         self._lifecycle = lifecycle
 
     def take(self, frame: ServerFrame) -> None:
-        """A frame of a kind this version does not know is skipped: a later server may say more."""
+        """Process a frame; unknown kinds, of later servers, are skipped."""
         if isinstance(frame, ChunkFrame):
             if exchange := self._find(frame.id):
                 exchange.take_chunk(frame)

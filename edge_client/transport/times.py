@@ -36,18 +36,18 @@ now_ns: Callable[[], int] = time.perf_counter_ns
 
 
 DRIFT = 1e-4
-"""How far two computers' clocks run apart in a second: 100 ppm, twice what crystals are sold with."""
+"""The relative drift of two computers' clocks: 100 ppm, twice the tolerance of usual crystals."""
 PING_SECONDS = 1.0
-"""Between two pings, while requests are sent."""
+"""The interval of pings while requests are sent."""
 FIRST_PINGS = 4
-"""One after the other, when a stream is new: the first ones are slow."""
+"""The number of consecutive pings on a new stream, because the first are slow."""
 LOST_SECONDS = 10.0
-"""After so long no answer to a ping is waited for."""
+"""How long to wait for the answer to a ping."""
 
 
 class ServerClock:
-    """Where a server's monotonic clock stands against this process's, by round trips of single small frames: it was
-    read between sending and receiving (F. Cristian, Probabilistic clock synchronization, 1989).
+    """The offset of a server's monotonic clock from this process's, estimated by round trips of single small frames: it
+    was read between sending and receiving (F. Cristian, Probabilistic clock synchronization, 1989).
 
     Called with the lock of its stream's outbox held.
     """
@@ -55,28 +55,28 @@ class ServerClock:
     def __init__(self) -> None:
         self._number = 0
         self._sent: int | None = None
-        """When the ping left whose answer is awaited."""
+        """When the last unanswered ping was sent."""
         self._began = 0
         self._offset, self._error, self._at = 0, math.inf, 0
 
     @property
     def is_new(self) -> bool:
-        """Whether more pings are wanted at once, requests or none."""
+        """Whether more pings should follow at once, even without requests."""
         return self._number < FIRST_PINGS
 
     def wants(self, now: int) -> bool:
-        """Whether a ping should leave now."""
+        """Whether to send a ping now."""
         if self._sent is not None:
             return now - self._sent > 1e9 * LOST_SECONDS
         return self._number < FIRST_PINGS or now - self._began > 1e9 * PING_SECONDS
 
     def ping(self, now: int) -> int:
-        """One leaves now: its number."""
+        """Begin a ping; returns its number."""
         self._number, self._sent, self._began = self._number + 1, now, now
         return self._number
 
     def pong(self, number: int, clock: int, now: int) -> None:
-        """Its answer has come. Kept where it is nearer than what is known has become by drifting."""
+        """Process its answer. Kept if it is more accurate than the drifted previous estimate."""
         if number != self._number or self._sent is None:
             return
         error = (now - self._sent) / 2
@@ -85,9 +85,7 @@ class ServerClock:
         self._sent = None
 
     def offset(self, now: int) -> tuple[int, int] | None:
-        """(what to add to a reading of the server's for one of this clock, how far off that may be), in ns; None where
-        nothing is known.
-        """
+        """(the offset to add to a reading of the server's clock, its maximum error) in ns; None if unknown."""
         if math.isinf(self._error):
             return None
         return self._offset, int(self._error + DRIFT * (now - self._at))
@@ -95,7 +93,7 @@ class ServerClock:
 
 @dataclass(slots=True)
 class Stamps:
-    """Clock readings of one request on the edge, in the order in which they are taken (ns; None = not reached)."""
+    """Clock readings of one request on the edge, in order (ns; None: not reached)."""
 
     called: int = field(default_factory=time.perf_counter_ns)
     prepared: int | None = None  # the input is read and preprocessed
@@ -117,7 +115,7 @@ class Stamps:
 
     @property
     def aside_ns(self) -> int:
-        """What witnesses took between the call and the decoded answer: no time of the request."""
+        """The time of witnesses between the call and the decoded answer, which does not count as the request's."""
         return self.kept_ns + self.witness_ns
 
 
@@ -136,13 +134,13 @@ class ServerTimes:
 
     @property
     def total(self) -> int:
-        """Nanoseconds between the last byte of the request and the first of the answer that the server accounts for."""
+        """Nanoseconds between the request's last byte and the answer's first that the server accounts for."""
         return self.queue + self.decode + self.inject + self.compute + self.encode + self.onward
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """One request's time by row (ns). ``sum of the rows == end_to_end``, exactly."""
+    """One request's time by row (ns). The rows add up to ``end_to_end``, exactly."""
 
     prepare: int = field(default=0, metadata={"label": "edge prepare input"})
     retry: int = field(default=0, metadata={"label": "edge earlier attempt"})
@@ -164,14 +162,14 @@ class Times:
     edge_decode: int = field(default=0, metadata={"label": "edge decode"})
     postprocess: int = field(default=0, metadata={"label": "edge postprocess"})
     clock_error: int | None = field(default=None)
-    """No row: at most so much of ``upload`` belongs to ``download``, or the reverse; None where no clock is known."""
+    """Not a row: at most this much of ``upload`` belongs to ``download``, or vice versa; None if no clock is known."""
 
     @classmethod
     def from_stamps(cls, stamps: Stamps, server: ServerTimes) -> Times:
         """The rows of one answered request.
 
-        A repeated answer (the server had it already when the request was sent again) carries durations that lie before
-        the sending it answers; then ``upload`` and ``send_wait`` give way so that no time is counted twice.
+        If the server had the answer already when the request was sent again, its durations lie before that attempt;
+        then ``upload`` and ``send_wait`` are reduced so that no time counts twice.
         """
         prepared = stamps.called if stamps.prepared is None else stamps.prepared
         admitted = prepared + stamps.retry_ns + stamps.kept_ns if stamps.admitted is None else stamps.admitted
@@ -240,14 +238,12 @@ class Times:
         return self.send_wait + self.network + self.server
 
     def rows(self) -> list[tuple[str, int]]:
-        """(label, ns) of every row, in the order in which things happen; ``retry`` and ``onward`` only where there was
-        one.
-        """
+        """(label, ns) of every row in chronological order; ``retry`` and ``onward`` only if they occurred."""
         found = [(name, label, getattr(self, name)) for name, label in TIME_ROWS.items()]
         return [(label, ns) for name, label, ns in found if ns or name not in ("retry", "onward")]
 
     def as_dict(self) -> dict[str, int]:
-        """Row name -> ns, ``end_to_end``, and ``clock_error`` where the clocks are known."""
+        """Row name -> ns, ``end_to_end``, and ``clock_error`` if the clocks are known."""
         known = {name: getattr(self, name) for name in TIME_ROWS}
         if self.clock_error is not None:
             known["clock_error"] = self.clock_error
@@ -260,7 +256,7 @@ class Times:
 
     @classmethod
     def total(cls, times: Iterable[Times]) -> Times:
-        """Row by row sum; all zeros for none."""
+        """The sum, row by row."""
         total = cls()
         for one in times:
             total = total + one
@@ -268,7 +264,7 @@ class Times:
 
 
 TIME_ROWS: Final = {row.name: row.metadata["label"] for row in fields(Times) if "label" in row.metadata}
-"""The rows of `Times`, by name: their labels."""
+"""The rows of `Times` by name, with their labels."""
 
 
 def _within(value: int, budget: int) -> int:
@@ -289,11 +285,11 @@ MAX_BYTES = 1 << 63
 
 
 Report = split_pb2.ReplyHeader | split_pb2.Part
-"""What the first server of a chain reports, or one behind it."""
+"""The report of the first server of a chain, or of a later one."""
 
 
 class Readings:
-    """The readings of one reply, by number. Raises BadFrame for what is none."""
+    """The readings of one reply by number. Raises BadFrame for an unknown number."""
 
     def __init__(self, reply: Report) -> None:
         notes = ["", *reply.notes]
@@ -302,7 +298,7 @@ class Readings:
         self.each = [NOT_SAMPLED, *[_reading(one, notes) for one in reply.readings]]
 
     def named(self, names: tuple[str, ...], message: Any) -> list[Reading]:
-        """Those that a message numbers in the fields of these names."""
+        """The readings that a message refers to in these fields."""
         numbers = [getattr(message, name) for name in names]
         if (most := max(numbers)) >= len(self.each):
             raise BadFrame(f"the reply's metrics: reading {most} of {len(self.each) - 1}")
@@ -352,7 +348,7 @@ def _reading(message: split_pb2.Reading, notes: list[str]) -> Reading:
 
 
 def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
-    """Shapes that make up the bytes that are reported."""
+    """Shapes whose sizes match the reported bytes."""
     shapes, nbytes = [], 0
     for one in layer.outputs:
         shape, its_bytes = _shape(one.dtype, tuple(one.shape))
@@ -367,7 +363,7 @@ def _outputs(layer: split_pb2.LayerMetric) -> tuple[TensorShape, ...]:
 
 @functools.lru_cache(4096)
 def _shape(dtype: str, shape: tuple[int, ...]) -> tuple[TensorShape, int]:
-    """And its bytes; a model's are the same every time."""
+    """A shape and its bytes, cached because a model's shapes recur."""
     if len(shape) > MAX_RANK or max(shape, default=0) >= MAX_BYTES:
         raise BadFrame(f"the reply's metrics: a shape of rank {len(shape)}: too large")
     return TensorShape(dtype, shape), math.prod(shape) * dtype_named(dtype).itemsize

@@ -24,7 +24,7 @@ INLINE_BYTES: Final = 4 << 10  # about what a reply's header weighs with the met
 MIN_CHUNK_BYTES: Final = 256 << 10
 MAX_CHUNK_BYTES: Final = 1 << 20
 FIRST_CODECS: Final = ("raw", "lz4")
-"""Codecs of servers that do not say which they have."""
+"""The codecs of servers that do not list theirs."""
 
 
 def hello_frame(
@@ -37,7 +37,7 @@ def hello_frame(
     environment: Mapping[str, str],
     about: Mapping[str, str],
 ) -> split_pb2.ClientFrame:
-    """The greeting: what both sides must agree on before the first tensor."""
+    """The first frame of a stream: what both sides must agree on."""
     return split_pb2.ClientFrame(
         hello=split_pb2.Hello(
             protocol_version=PROTOCOL_VERSION,
@@ -55,21 +55,21 @@ def hello_frame(
 
 
 def cut_frame(digest: str, data: bytes) -> split_pb2.ClientFrame:
-    """The description of a cut, once per stream."""
+    """The description of a cut, sent once per stream."""
     return split_pb2.ClientFrame(cut=split_pb2.CutUpload(digest=digest, data=data))
 
 
 def codecs_of(welcome: split_pb2.Welcome) -> tuple[str, ...]:
-    """The codecs that a server decodes."""
+    """The codecs that a server supports."""
     return tuple(welcome.codecs) or FIRST_CODECS
 
 
 def request_header(
     exchange: Exchange, outgoing: Outgoing, acknowledge: Sequence[int] = (), sent_ns: int = 0
 ) -> split_pb2.RequestHeader:
-    """The header of a request; made when it is sent, so that the deadline is what is left then.
+    """The header of a request, made when it is sent, because it contains the time left.
 
-    ``acknowledge``: ids of answers that have come. ``sent_ns``: now, by the server's clock; 0 = not known.
+    ``acknowledge``: ids of received answers. ``sent_ns``: the current time by the server's clock; 0: unknown.
     """
     return split_pb2.RequestHeader(
         id=exchange.id,
@@ -96,7 +96,7 @@ def open_header(
 ) -> split_pb2.RequestHeader:
     """The announcement of a request whose head is running: of at most so many bytes, with so many seconds left.
 
-    ``more``: fields by name.
+    ``more``: further fields by name.
     """
     return split_pb2.RequestHeader(
         id=about.id,
@@ -114,8 +114,8 @@ def _milliseconds(seconds: float) -> int:
 
 
 def outgoing(early: EarlyOutput, parcel: Parcel, route: Sequence[split_pb2.Hop] = ()) -> Outgoing:
-    """A packed frontier (`shared_hooks.EarlyOutput.pack`); the buffers are views, nothing is joined. ``route``: the
-    parts behind the server's.
+    """A packed frontier (`shared_hooks.EarlyOutput.pack`); its buffers are views, and not joined. ``route``: the parts
+    after the server's.
     """
     crossing = early.crossing
     sent = crossing.digest, crossing.to_bytes(), parcel.header, parcel.buffers, parcel.nbytes
@@ -123,7 +123,7 @@ def outgoing(early: EarlyOutput, parcel: Parcel, route: Sequence[split_pb2.Hop] 
 
 
 def outgoing_file(data: torch.Tensor, suffix: str, preprocess_digest: str) -> Outgoing:
-    """An input file's bytes (uint8), as they are."""
+    """An input file's bytes (uint8), unchanged."""
     parcel = Parcel.of_tensors(None, [data])
     file = split_pb2.FileInput(suffix=suffix, preprocess_digest=preprocess_digest)
     return Outgoing("", b"", parcel.header, parcel.buffers, parcel.nbytes, file)
@@ -144,7 +144,7 @@ def outgoing_step(
 
 
 def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """What a settled step was answered with. Raises BadFrame."""
+    """The reply to a settled step. Raises BadFrame."""
     assert exchange.reply is not None
     said, tensors = Parcel.tensors(exchange.reply.header, exchange.payload)
     if not isinstance(said, dict):
@@ -154,7 +154,7 @@ def step_answer(exchange: Exchange) -> tuple[dict[str, Any], list[torch.Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What a server behind the first one of a chain did."""
+    """The report of a server after the first one of a chain."""
 
     server: str  # as the chain calls it
     split: str  # name of the layer or block after which its part begins
@@ -167,7 +167,7 @@ class Part:
 
 
 def part_of(part: split_pb2.Part) -> Part:
-    """Raises BadFrame."""
+    """The report of one server. Raises BadFrame."""
     times = server_times(part.durations)
     return Part(
         part.server,
@@ -182,14 +182,14 @@ def part_of(part: split_pb2.Part) -> Part:
 
 
 def load(reply: split_pb2.ReplyHeader | split_pb2.Part) -> Load | None:
-    """How busy the server was; None from one that does not say."""
+    """The server's load; None if it did not report it."""
     if not reply.HasField("load"):
         return None
     return Load(reply.load.pending, reply.load.workers, reply.load.queue_ns)
 
 
 def check_answer(header: bytes, announced: int, max_bytes: int) -> None:
-    """Raise unless the answer's header is sound, within ``max_bytes`` and announces ``announced`` payload bytes."""
+    """Check that the answer's header is valid, within ``max_bytes``, and announces ``announced`` payload bytes."""
     size = Parcel.check_header(header, max_bytes)
     if announced > max_bytes:
         raise TooLarge(f"an answer of {announced} bytes is announced; the limit is {max_bytes}")
@@ -198,7 +198,7 @@ def check_answer(header: bytes, announced: int, max_bytes: int) -> None:
 
 
 def answer_value(exchange: Exchange, find: ClassFinder) -> Any:
-    """The model's output from a settled exchange; ``find`` knows the dataclasses and named tuples it may consist of."""
+    """The model's output from a settled exchange; ``find`` finds its dataclasses and named tuples."""
     assert exchange.reply is not None
     return Parcel.to_value(exchange.reply.header, exchange.payload, find)
 

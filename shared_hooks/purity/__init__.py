@@ -1,6 +1,6 @@
 """Which modules provably write no state, so that a tail need not run them.
 
-modules  is this module pure?
+modules  whether a module is pure
 code     the source of its forward, read as an abstract program
 turns    threads take turns to run a model that is not pure
 

@@ -1,9 +1,9 @@
-"""Reads the source of a forward and vouches that it writes no state: the words it knows are few, all else is `Impure`.
+"""Proves from the source of a forward that it writes no state. It knows few constructs; everything else is `Impure`.
 
-A small abstract interpretation. Every name may hold *data* (a tensor, a number, text, None, a container that was made
-here of such) or certain *objects* that the source refers to: modules, functions, lists of modules. Data is computed
-with; of objects, modules are called and lists are gone through. Nothing is stored but to local names, so that no object
-changes. That the source is the code that runs is checked too: compiled, it must give the same bytes.
+A small abstract interpretation. Every name may hold *data* (a tensor, a number, text, None, a container of such that
+was created here) or certain *objects* that the source refers to: modules, functions, lists of modules. Data is computed
+with; of objects, modules are called and lists are iterated. Values are stored in local names only, so no object
+changes. That the source is the code that runs is checked, too: compiled, it must give the same bytes.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 
 
 class Impure(Exception):
-    """What is not in the words this file knows; the message says where."""
+    """A construct that this module does not know; the message says where."""
 
 
 @functools.cache
 def torch_functions() -> dict[int, Any]:
-    """torch's functions that take tensors and give tensors or values, and those that make tensors; by identity."""
+    """torch's functions that take tensors and return tensors or values, and those that create tensors, by identity."""
     spaces = get_overridable_functions()
     found = [function for space, functions in spaces.items() if space is not torch.Tensor for function in functions]
     found += [getattr(torch, name) for name in _FACTORIES.split()] + list(_PREDICATES)
@@ -81,7 +81,7 @@ def torch_functions() -> dict[int, Any]:
 
 
 def torch_own(function: Any, depth: int = 4) -> bool:
-    """Whether a function is torch's, and so are all functions it has wrapped."""
+    """Whether a function is torch's, and so are all functions that it wraps."""
     if isinstance(function, types.FunctionType):
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
         inner = [value for value in cells if callable(value) and value is not function and not isinstance(value, type)]
@@ -99,7 +99,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """A number, text, plain tensor or a tuple of those: nothing of it runs anybody's code."""
+    """Whether it is a number, text, plain tensor or a tuple of those, which run nobody's code."""
     return type(value) in _PLAIN or value is None or (type(value) is tuple and all(map(is_plain, value)))
 
 
@@ -119,13 +119,13 @@ class What:
 
     @property
     def is_data(self) -> bool:
-        """Nothing but data."""
+        """Whether it is nothing but data."""
         parts = all(part.is_data for part in self.parts or ())
         return not self.objects and parts and (self.each is None or self.each.is_data)
 
     @property
     def is_readable(self) -> bool:
-        """Data, or lists and dictionaries of data that somebody else has: to be read only."""
+        """Whether it is data, or lists and dictionaries of data from elsewhere, which may only be read."""
         plain = all(type(value) in (list, dict) and listed(value).is_data for value in self.objects)
         parts = all(part.is_readable for part in self.parts or ())
         return plain and parts and (self.each is None or self.each.is_data)
@@ -135,7 +135,7 @@ NOTHING, DATA = What(), What(data=True)
 
 
 def joined(whats: Iterable[What]) -> What:
-    """What may be any of these."""
+    """The union: what may be any of these."""
     data = False
     objects: dict[int, Any] = {}
     parts: tuple[What, ...] | None = None
@@ -157,7 +157,9 @@ def both(one: What, other: What) -> What:
 
 
 def classified(value: Any) -> What:
-    """What a value is that the source refers to. None is nothing: whatever is done with it does nothing, or raises."""
+    """The kind of a value that the source refers to. None is nothing: whatever is done with it does nothing,
+    or raises.
+    """
     if value is None:
         return NOTHING
     if is_plain(value):
@@ -171,7 +173,7 @@ def classified(value: Any) -> What:
 
 
 def listed(value: Any) -> What:
-    """What going through a list, dictionary or container of modules gives."""
+    """What iterating over a list, dictionary or container of modules gives."""
     if type(value) in (list, tuple):
         return joined(map(classified, value))
     if type(value) is dict:
@@ -184,7 +186,7 @@ def listed(value: Any) -> What:
 
 
 def goes_torchs_way(value: nn.Module) -> bool:
-    """Whether attributes, and for containers the elements, are found by torch's code and nobody else's."""
+    """Whether attributes, and for containers the elements, are found by torch's code only."""
     kind = type(value)
     names = ("__iter__", "__getitem__", "__len__") if isinstance(value, CONTAINERS) else ()
     return (
@@ -196,7 +198,7 @@ def goes_torchs_way(value: nn.Module) -> bool:
 
 
 def elements_of(what: What) -> What:
-    """What going through it gives."""
+    """What iterating over it gives."""
     found = [DATA] if what.data else []
     found += [*map(listed, what.objects), *(what.parts or ())]
     return joined(found + ([what.each] if what.each is not None else []))
@@ -210,8 +212,8 @@ _MODULE_OWN = frozenset(vars(nn.Module()))
 
 
 class Expressions:
-    """The expressions of one function: ``names`` are what it has stored, ``local`` those that it may, ``spaces`` where
-    others are.
+    """The expressions of one function: ``names``: what it has stored, ``local``: those that it may store, ``spaces``:
+    where others are found.
     """
 
     names: dict[str, What]
@@ -219,11 +221,11 @@ class Expressions:
     spaces: tuple[dict[str, Any], ...]
 
     def store(self, target: ast.expr, what: What) -> None:
-        """What ``target`` may hold from now on. Raises `Impure` unless it is a name."""
+        """Record what ``target`` may hold from now on. Raises `Impure` unless it is a name."""
         raise NotImplementedError
 
     def of_Call(self, node: ast.Call) -> What:
-        """What a call gives."""
+        """The result of a call."""
         raise NotImplementedError
 
     def value(self, node: ast.expr) -> What:
@@ -234,13 +236,13 @@ class Expressions:
         return what
 
     def data(self, *whats: What) -> What:
-        """Computing with data gives data; computing with objects may run anything."""
+        """The result of computing with data; computing with objects may run anything, and raises `Impure`."""
         if not all(what.is_data for what in whats):
             raise Impure("it computes with an object")
         return DATA
 
     def readable(self, *whats: What) -> What:
-        """For what only looks at its arguments: lists of data may be somebody else's."""
+        """For functions that only read their arguments: lists of data may come from elsewhere."""
         if not all(what.is_readable for what in whats):
             raise Impure("it hands an object to a function")
         return DATA
@@ -385,7 +387,7 @@ class Expressions:
 
 
 def on_class(kind: type, name: str) -> Any:
-    """What a class or one of its bases has under a name, as it stands there."""
+    """What a class or one of its bases has under a name, unbound."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
@@ -394,7 +396,7 @@ def _registers(module: nn.Module) -> tuple[dict[str, Any], ...]:
 
 
 class Calls(Expressions):
-    """The calls of one function. ``check_module`` and ``check_function`` look at what is called and raise `Impure`."""
+    """The calls of one function. ``check_module`` and ``check_function`` check what is called and raise `Impure`."""
 
     check_module: Callable[[nn.Module], None]
     check_function: Callable[[Any, nn.Module | None], None]
@@ -487,7 +489,7 @@ class Calls(Expressions):
 
     @staticmethod
     def _isinstance(kinds: What) -> What:
-        """A class may have an opinion of its own about what its instances are."""
+        """A class may define itself what its instances are."""
         whats = kinds.parts or (kinds,)
         for what in whats:
             for kind in what.objects:
@@ -500,7 +502,7 @@ class Calls(Expressions):
 
 
 def stored(nodes: Iterable[ast.AST]) -> Iterable[str]:
-    """Names that a function assigns, but for those of comprehensions: these are other names, outside they are not."""
+    """Names that a function assigns, except for those of comprehensions, which are separate."""
     for node in nodes:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node.id
@@ -514,7 +516,7 @@ _sources: dict[int, tuple[types.CodeType, ast.FunctionDef | str]] = {}
 
 
 def source_of(code: types.CodeType) -> ast.FunctionDef:
-    """The source of a function, as a tree, if it is what was compiled; else `Impure`."""
+    """The syntax tree of a function, if it is what was compiled; else `Impure`."""
     known = _sources.get(id(code))
     if known is None or known[0] is not code:
         if len(_sources) > 4096:
@@ -547,7 +549,7 @@ def _file(name: str) -> tuple[dict[tuple[str, int], ast.FunctionDef], dict[tuple
 
 
 def _codes(code: types.CodeType) -> list[types.CodeType]:
-    """Every code object inside, however deep."""
+    """Every code object inside, at any depth."""
     inner = [part for part in code.co_consts if isinstance(part, types.CodeType)]
     return inner + [deeper for part in inner for deeper in _codes(part)]
 
@@ -569,7 +571,7 @@ def _same_code(one: types.CodeType, other: types.CodeType) -> bool:
 
 
 class Analysis:
-    """Looks at functions; ``module`` raises `Impure` for a module that may not be called."""
+    """Checks functions; ``module`` raises `Impure` for a module that may not be called."""
 
     def __init__(self, module: Callable[[nn.Module], None]) -> None:
         self.module = module
@@ -578,7 +580,7 @@ class Analysis:
         self.assumed = False
 
     def function(self, function: Any, owner: nn.Module | None) -> None:
-        """A function, or a method of ``owner``; all other arguments are data. Raises `Impure`."""
+        """Check a function, or a method of ``owner``; all other arguments are data. Raises `Impure`."""
         key = id(function), id(owner)
         if key not in self.seen:
             if key in self.running:
@@ -600,7 +602,7 @@ class Analysis:
 
 
 class _Reader(Calls):
-    """One function's source."""
+    """The source of one function."""
 
     def __init__(self, analysis: Analysis, function: types.FunctionType, owner: nn.Module | None) -> None:
         self.check_module, self.check_function = analysis.module, analysis.function
@@ -641,7 +643,7 @@ class _Reader(Calls):
             handler(statement)
 
     def do_Pass(self, node: Any) -> None:
-        """Nothing to do."""
+        """Does nothing."""
 
     do_Break = do_Continue = do_Pass
 

@@ -1,9 +1,9 @@
-"""Whether a module's Python provably writes no state outside of itself, so that a tail may answer its call unrun.
+"""Whether a module's Python provably writes no state outside of itself, so that a tail may skip its call.
 
-Pure are modules of ``torch.nn`` whose own, unmodified code runs, and modules whose forward says in its source all that
-it does, in the few words that `purity.code` knows. What is not proven is not pure. Writes to tensors are none of this:
-the kernels of a recording show them. Nor are the tensors of a call's arguments looked at: a caller knows that they are
-plain tensors, numbers, text, None, or tuples of those.
+Pure are modules of ``torch.nn`` whose own, unmodified code runs, and modules whose forward does only what `purity.code`
+knows. What is not proven is not pure. Writes to tensors are not considered: the kernels of a recording show them. Nor
+are the tensors of a call's arguments: a caller knows that they are plain tensors, numbers, text, None, or tuples of
+those.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ def pure_modules(modules: Iterable[nn.Module]) -> set[nn.Module]:
 
 
 def trouble_of(module: nn.Module, known: dict[nn.Module, str] | None = None) -> str:
-    """Why a module is not pure, in words; "" if it is.
+    """Why a module is not pure, as text; "" if it is.
 
-    ``known``: what was found of other modules a moment ago, so that a tree is walked once. It must not outlive a change
-    of the model.
+    ``known``: recent results for other modules, so that a tree is walked once. It must not outlive a change of the
+    model.
     """
     return _Look({} if known is None else known).trouble_of(module)
 
 
 class _Look:
-    """One look at a model. It keeps what it found: modules hold each other, and share their classes."""
+    """One check of a model. It caches results, since modules contain each other and share classes."""
 
     def __init__(self, known: dict[nn.Module, str]) -> None:
         self.known = known
@@ -83,7 +83,7 @@ class _Look:
         self.torch_is_own: bool | None = None
 
     def trouble_of(self, module: nn.Module) -> str:
-        """See there. What is assumed of functions that call themselves is assumed for one module at a time."""
+        """As `trouble_of`. Assumptions about recursive functions are made for one module at a time."""
         self.code = Analysis(self.module)
         try:
             self.module(module)
@@ -92,7 +92,7 @@ class _Look:
         return ""
 
     def module(self, module: nn.Module) -> None:
-        """Raises `Impure`."""
+        """Check a module. Raises `Impure`."""
         if module in self.running:
             self.code.assumed = True  # a module that calls itself is as pure as the rest of what it does
             return
@@ -128,7 +128,7 @@ class _Look:
             self.code.function(forward, module)
 
     def _check_torchs_own(self, module: nn.Module) -> None:
-        """torch's forward writes no state; it may be handed some by what it finds on the module."""
+        """Check that torch's forward finds nothing on the module that writes state."""
         kind = type(module).__qualname__
         if self.torch_is_own is None:
             self.torch_is_own = _torch_is_own()
@@ -147,11 +147,11 @@ class _Look:
 
 
 _seen: tuple[list[Any], bool] = [], False
-"""What torch's names stood for when its functions were last looked into, and whether these were its own."""
+"""What torch's names referred to when its functions were last checked, and whether these were its own."""
 
 
 def _torch_is_own() -> bool:
-    """Whether none of torch's functions is replaced. They are looked into again once any name stands for another."""
+    """Whether none of torch's functions is replaced. They are checked again once any name refers to another object."""
     global _seen
     spaces = [list(vars(space).values()) for space in (torch, torch.nn.functional)]
     values, (known, own) = [*spaces[0], *spaces[1]], _seen
@@ -165,7 +165,7 @@ def _torch_is_own() -> bool:
 
 
 def _descriptors(kind: type) -> frozenset[str]:
-    """Names under which its instances find something of their class's that acts when it is found, such as a method."""
+    """Names of descriptors of the class, such as methods."""
     return frozenset(
         name for base in kind.__mro__ for name, value in vars(base).items() if hasattr(type(value), "__get__")
     )
@@ -223,7 +223,7 @@ def _trouble_of_class(kind: type) -> str:
 
 
 def _check_only_extends(base: type, kind: str) -> None:
-    """A class that inherits torch's forward must not change what that forward finds."""
+    """Check that a class that inherits torch's forward does not change what that forward uses."""
     if base in _BARE:
         return
     for name, value in vars(base).items():
@@ -240,7 +240,7 @@ def _is_torch_class(kind: type) -> bool:
 
 
 def _is_torchs(function: Any) -> bool:
-    """A function of ``torch.nn`` that holds nothing of anybody else's."""
+    """Whether it is a function of ``torch.nn`` that holds nothing from elsewhere."""
     return (
         isinstance(function, types.FunctionType)
         and function.__code__.co_filename.startswith(_TORCH_NN)
@@ -249,7 +249,9 @@ def _is_torchs(function: Any) -> bool:
 
 
 def _is_inert(value: Any, depth: int = 3) -> bool:
-    """What torch's own modules keep: numbers, text, tensors, lists of those, torch's functions as activations."""
+    """Whether it is what torch's own modules keep: numbers, text, tensors, lists of those, torch's functions as
+    activations.
+    """
     if is_plain(value) or isinstance(value, weakref.ref) or value is None:
         return True
     if type(value) in (list, tuple) and depth:
@@ -260,7 +262,7 @@ def _is_inert(value: Any, depth: int = 3) -> bool:
 
 
 def is_safe(value: Any) -> bool:
-    """An argument that a module can do nothing to but by an operation: what `is_pure` takes for granted."""
+    """Whether a module can affect this argument only by an operation, as `is_pure` assumes."""
     if type(value) is tuple:
         return all(map(is_safe, value))
     return value is None or type(value) in (bool, int, float, str, torch.Tensor, nn.Parameter, Placeholder)

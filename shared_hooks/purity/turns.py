@@ -1,9 +1,9 @@
-"""Runs of one model: at once where its Python provably writes no state, else one after the other, each from the same
+"""Runs of one model: concurrent if its Python provably writes no state, else one after the other, each from the same
 state.
 
 What code keeps in an attribute from one line to the next would be another thread's by then, and what it keeps from one
 forward to the next would be another caller's: a wrong answer, made of somebody else's data. So such a model runs in one
-thread at a time, and what a run leaves behind is put back after it, whatever path it took.
+thread at a time, and what a run leaves behind is undone after it, whatever path it took.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PAST_COUNTERS = {"data", "untyped_storage", "set_"}
 
 
 class Turns:
-    """Decides which runs of one model may overlap. Looked at when it first runs: by then it is as it stays."""
+    """Decides which runs of one model may overlap; determined when it first runs."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -38,20 +38,20 @@ class Turns:
         self._counted: list[torch.Tensor] = []
         self._hides_writes = False
         self.before: PythonState | None = None
-        """In a turn of a model that may keep state: how it began."""
+        """In a turn of a model that may keep state: its state at the beginning."""
         self.nested = 0
-        """How many turns this thread is in, where the model keeps state."""
+        """The nesting depth of turns of this thread, if the model keeps state."""
         self.looked = False
-        """Whether, in this turn, the state was found to be as it was, and nothing of the model runs any more."""
+        """Whether, in this turn, the state was found unchanged, and nothing of the model runs any more."""
         self.broken = ""
-        """What a run has changed and nobody can put back; empty while there is no such thing."""
+        """What a run has changed and cannot be restored; empty if there is none."""
 
     def one(self, *, writes: bool = False, foreseen: bool = True) -> AbstractContextManager[Any]:
         """A run of the model, or several that belong together; nests in one thread.
 
-        ``writes``: a plan knows that it writes in place to its own tensors, and what that means. ``foreseen``: it takes
-        the path of a plan to its end; false where data may lead it elsewhere. Raises ModelChanged at the end of a run
-        that wrote unforeseen, and from then on for every run until `renew`.
+        ``writes``: according to a plan it writes in place to its own tensors, with known effect. ``foreseen``: it
+        follows a plan to its end; false if data may lead it elsewhere. Raises ModelChanged at the end of a run that
+        wrote unforeseen, and from then on for every run until `renew`.
         """
         watches = not foreseen and not writes
         if self._may_run_at_once():
@@ -70,7 +70,7 @@ class Turns:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """Several at once: only what is written in place can stay."""
+        """A concurrent run, in which only writes in place can stay."""
         self._check()
         with self._lock:
             self.state()
@@ -84,7 +84,7 @@ class Turns:
 
     @contextmanager
     def _put_back(self) -> Iterator[None]:
-        """Where the model's code may write past torch's counters of writes. Raises PlanMismatch where it did."""
+        """Undo writes that torch's version counters miss. Raises PlanMismatch if there were any."""
         if not self._hides_writes:
             yield
             return
@@ -131,7 +131,7 @@ class Turns:
             self._check()
 
     def state(self) -> PythonState:
-        """As it is before a run. Looked at again only where its owner has changed the model since the last one."""
+        """The state before a run; determined again only if the model's owner has changed it since the last one."""
         if self._state is None or not self._state.looks_same:
             self._state = PythonState(self.model, settings=False)
             tensors = {id(one): held(one) for one in (*self.model.parameters(), *self.model.buffers())}
@@ -142,12 +142,12 @@ class Turns:
         return self._state
 
     def renew(self) -> None:
-        """The model was put right."""
+        """The model was restored."""
         with self._lock:
             self.broken, self._state = "", None
 
     def _marks(self) -> tuple[list[int], list[int], list[type]]:
-        """By what a write in place to one of the model's tensors shows, and other memory or another class of one."""
+        """What shows a write in place to one of the model's tensors, other memory, or another class of one."""
         return (
             [one._version for one in self._counted],
             [one.data_ptr() for one in self._tensors],
@@ -155,7 +155,7 @@ class Turns:
         )
 
     def _look(self, marks: tuple[list[int], list[int], list[type]], tensors: list[torch.Tensor]) -> None:
-        """After a run: was one of these tensors written? A class is put back, content cannot be."""
+        """Check after a run whether one of these tensors was written. A class is restored, content cannot be."""
         if self._marks() == marks:
             return
         versions, places, kinds = marks

@@ -1,10 +1,10 @@
-"""One forward recorded: the facts that plans are made from.
+"""One recorded forward: the facts from which plans are made.
 
-recorder    one run, recorded as often as it takes -> a trace
+recorder    one run, recorded as often as needed -> a trace
 operations  calls of torch functions
 trace       the facts
-kernels     what is read, overwritten and written, below
-ledger      storages and values met meanwhile
+kernels     what is read, overwritten and written, at the level below
+ledger      storages and values met on the way
 outliving   which changes of Python state affect the next run
 
 May import purity, forward, state, crossing, metrics, modules, tensors, errors.

@@ -43,24 +43,24 @@ class KernelLog(Ledger):
         self.generators: list[torch.Generator] = []
         self.doubtful = False
         self.regular = True
-        """Whether all kernels since this was set do the same whatever the values they are given."""
+        """Whether all kernels since this was set behave the same for any values."""
         self.undeclared: set[Storage] = set()
         self.scratch: set[Storage] = set()
         """The model's own storages that are rewritten before they are read; known at the end."""
 
     def addresses(self, storages: set[Storage]) -> set[int]:
-        """What tells storages of the model's own apart for as long as it keeps them."""
+        """Identifies storages of the model's own, as long as it keeps them."""
         return {address for address, storage in self.storages.items() if storage in storages}
 
     def not_written(self, addresses: set[int]) -> list[str]:
-        """Names of those among these storages of the model's own that this run has not written to."""
+        """The names of those storages of the model's own that this run has not written to."""
         written = {storage for event in self.events for storage in event.writes}
         storages = [self.storages.get(address) for address in addresses]
         lost = {"memory that it no longer has" for storage in storages if storage is None}
         return sorted(lost | {self.named(storage) for storage in storages if storage and storage not in written})
 
     def named(self, storage: Storage) -> str:
-        """Where the model keeps a storage."""
+        """The place where the model keeps a storage."""
         return storage.name
 
     def reads_first(self, addresses: set[int]) -> bool:
@@ -69,7 +69,7 @@ class KernelLog(Ledger):
         return any(live_at_start(storage, self.events) for storage in storages)
 
     def kernel(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One operation of the dispatcher: which storages it reads and writes."""
+        """Record one operation of the dispatcher: which storages it reads and writes."""
         seq = self.tick()
         facts = facts_of(func)
         inputs = arguments_of(args, kwargs)
@@ -144,7 +144,7 @@ class KernelLog(Ledger):
     def _undeclared(
         self, inputs: list[torch.Tensor], handed: list[Storage], bits: list[str], declared: Set[int]
     ) -> Set[int]:
-        """Identities of what was written: somebody else's operation may write to more than it declares."""
+        """What was written, by identity: another library's operation may write to more than it declares."""
         written = declared
         for tensor, storage, was in zip(inputs, handed, bits, strict=True):
             self.doubtful |= storage.outside
@@ -156,27 +156,27 @@ class KernelLog(Ledger):
     def _reads(
         self, facts: Facts, args: tuple[Any, ...], inputs: list[torch.Tensor], spans: list[Span], unread: Set[int]
     ) -> list[Span]:
-        """What a kernel reads of what it is handed, where that is less than all."""
+        """What a kernel reads of its arguments, if that is less than all."""
         rows = self._rows(facts.func, args) if facts.indexes else None
         if rows is not None:
             return [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
         return [span for tensor, span in zip(inputs, spans, strict=True) if id(tensor) not in unread]
 
     def _takes_chosen(self, inputs: list[torch.Tensor]) -> bool:
-        """Whether an argument is a view that data has chosen: what is computed from it hangs on the inputs."""
+        """Whether an argument is a view chosen by data: what is computed from it depends on the inputs."""
         if self.op is not None:
             return self.op.takes_chosen
         known = (self.value_by_id.get(id(tensor)) for tensor in inputs)
         return any(entry is not None and entry[1].chosen for entry in known)
 
     def note_chosen(self, op: Op) -> None:
-        """Results that are views of what hangs on no input, where data says of what: a row of a table, say."""
+        """Mark results that are views chosen by data of what depends on no input, such as a row of a table."""
         if op.takes_chosen or (op.dynamic and op.reads_tainted):
             for value in op.results:
                 value.chosen |= value not in op.args and not value.hangs(self.seq)
 
     def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
-        """What of its first argument an indexing reads, where the index is a constant; None where that is not known."""
+        """What an indexing with a constant index reads of its first argument; None if unknown."""
         name = func._schema.name
         if self.dynamic:
             return None  # an index that Python made after it had read data may be made from the data
@@ -205,7 +205,7 @@ class KernelLog(Ledger):
         self.dice.setdefault(name, []).append((self.seq - 1, self.seq))
 
     def note_dynamic(self, op: Op | None) -> None:
-        """What the model does from here on may depend on the data."""
+        """Record that what the model does from here on may depend on data."""
         self.dynamic.append(self.seq)
         if op is not None:
             op.dynamic = True
@@ -234,7 +234,7 @@ class KernelLog(Ledger):
             self.refuse("a tensor is given other memory in place, before it", self.seq)
 
     def _unseen(self, func: Any, inputs: list[torch.Tensor], result: Any) -> Op | None:
-        """An operation that no torch function call of the model's Python stands for."""
+        """An operation that belongs to no torch function call of the model's Python."""
         if self.in_opaque:
             return None
         op = Op(self.seq, str(func), [self.value_of(tensor) for tensor in inputs], hidden=True, end=self.seq)
@@ -258,11 +258,11 @@ def _all_in(made: list[Storage], handed: list[Storage]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What an operation of the dispatcher says of itself; looking it up takes longer than many a kernel.
+    """What the schema of an operation says; looking it up takes longer than many kernels.
 
     ``written``: the place of each argument that it writes, and whether it is overwritten without being read;
-    ``writes_first``: that is the first argument alone; ``writes_no_data``: it writes what is said of a tensor;
-    ``regular``: what it reads, writes and makes hangs on the forms of its arguments alone.
+    ``writes_first``: that is the first argument only; ``writes_no_data``: it writes a tensor's metadata; ``regular``:
+    what it reads, writes and creates depends only on the forms of its arguments.
     """
 
     func: Any
@@ -316,7 +316,7 @@ def _looked_up(func: Any) -> Facts:
 
 
 def written_and_unread(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Set[int], Set[int]]:
-    """Identities of the tensors an operation writes, and of those among them that it does not read."""
+    """The tensors that an operation writes, by identity, and those among them that it does not read."""
     if len(facts.written) == 1:
         place, overwritten = facts.written[0]
         if not overwritten and place < len(args) and isinstance(args[place], torch.Tensor):
@@ -335,7 +335,7 @@ def written_and_unread(facts: Facts, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _random_state(func: Any, kwargs: dict[str, Any], tensors: Any) -> torch.Tensor:
-    """The state of the generator an operation would draw from: the one it is given, or its device's."""
+    """The state of the generator that an operation would draw from: its argument, or its device's."""
     generator = kwargs.get("generator")
     if generator is not None:
         return generator.get_state().clone()  # type: ignore[no-any-return]

@@ -1,12 +1,11 @@
-"""The storages and values that a recording has met, and memory of the model that code outside torch has got hold of.
+"""The storages and values of a recording, and memory of the model that code outside torch has access to.
 
-Storages and values are distinguished by identity and remembered by weak references: planning needs the memory of a
-plain forward.
+Storages and values are identified by identity and referenced weakly: planning needs the memory of a plain forward.
 
-What code outside torch writes (through NumPy views, raw pointers, storages) leaves no event. So while a model is
-recorded the bytes of every parameter, buffer or other constant that was handed out are compared with what they were, at
-each step; and where tensors come from outside torch, their bytes are noted, so that recordings with other inputs tell a
-constant table from a result.
+What code outside torch writes (through NumPy views, raw pointers, storages) leaves no event. So during a recording the
+bytes of every parameter, buffer or other constant that was handed out are compared with their previous ones, at each
+step; and where tensors come from outside torch, their bytes are recorded, so that recordings with other inputs
+distinguish a constant table from a result.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from shared_hooks.tensors import LiveSet, View, bytes_of, flatten
 
 PRUNE = 32
 MAX_TICKS = 500_000
-"""What a plan keeps of one of them is a kilobyte or two."""
+"""For each of them a plan keeps a kilobyte or two."""
 _POINT = View((1,), (1,), 0)
 
 
 class Ledger:
-    """Numbers storages and values as they appear, and knows what was there before.
+    """Numbers storages and values as they appear, and knows what existed before.
 
-    ``seq`` is the running number of the recording, ``op`` the operation and ``stack`` the module calls that are
-    running.
+    ``seq``: the running number of the recording, ``op``: the current operation, ``stack``: the module calls in
+    progress.
     """
 
     def __init__(self, existing: list[torch.Tensor]) -> None:
@@ -52,7 +51,7 @@ class Ledger:
         self.storages: dict[int, Storage] = {}
         self.opaque: dict[int, tuple[Any, Storage]] = {}
         self.numbered = 0
-        """How many storages have been seen."""
+        """The number of storages seen."""
         self._alive: dict[int, StorageWeakRef] = {}
         self._prune_at = PRUNE
         self.fresh: list[Storage] = []
@@ -98,7 +97,7 @@ class Ledger:
         self.started = True
 
     def storage_of(self, tensor: torch.Tensor, created: int | None = None, *, is_input: bool = False) -> Storage:
-        """The storage of a tensor; one never seen existed before the forward unless ``created`` says otherwise."""
+        """The storage of a tensor; an unknown one existed before the forward unless ``created`` is given."""
         try:
             if tensor.is_quantized or tensor.is_nested:
                 raise NotImplementedError
@@ -136,7 +135,7 @@ class Ledger:
         return self.numbered - 1
 
     def _prune(self) -> None:
-        """Forget what is gone. Some bytes of it stay where they were while they are known, between large pieces of free
+        """Forget what was freed. While it is known, some of its bytes stay allocated between large pieces of free
         memory that nothing fits into: the process grew by nearly all that a forward computes.
         """
         for key in [key for key, reference in self._alive.items() if reference.expired()]:
@@ -162,11 +161,11 @@ class Ledger:
         return storage
 
     def is_constant(self, tensor: torch.Tensor | None) -> bool:
-        """Whether a tensor that no operation made is known to hold the same bits whatever the inputs."""
+        """Whether a tensor that no operation created is known to hold the same bits for all inputs."""
         return False
 
     def refuse(self, reason: str, first: int = 0, last: int = NEVER) -> None:
-        """No cut at a position from ``first`` to ``last``."""
+        """Refuse cuts at positions from ``first`` to ``last``."""
         refusal = Refusal(first, last, reason)
         if refusal not in self.refusals:
             self.refusals.append(refusal)
@@ -177,7 +176,9 @@ class Ledger:
 
     @staticmethod
     def is_exact(tensor: torch.Tensor, storage: Storage) -> bool:
-        """Whether `view` is what the tensor shows alone: of elements of another size it is all of the storage."""
+        """Whether `view` covers exactly what the tensor shows: for elements of another size it covers the whole
+        storage.
+        """
         size = tensor.dtype.itemsize
         if size == storage.itemsize or storage.opaque:
             return True
@@ -192,7 +193,7 @@ class Ledger:
         return View.of(tensor, storage.base)
 
     def value_of(self, tensor: torch.Tensor, *, hidden: bool = False) -> Value:
-        """The value a tensor object is; objects are distinguished by identity."""
+        """The value that a tensor object is, by identity."""
         known = self.value_by_id.get(id(tensor))
         if known is not None and known[0]() is tensor:
             return known[1]
@@ -216,7 +217,7 @@ class Ledger:
         return value
 
     def _base(self, tensor: torch.Tensor, storage: Storage) -> int:
-        """Where offsets count from, in elements of this tensor's dtype."""
+        """The origin of offsets, in elements of this tensor's dtype."""
         if tensor.dtype.itemsize == storage.itemsize:
             return storage.base
         start = storage.base * storage.itemsize
@@ -225,7 +226,7 @@ class Ledger:
         return start // tensor.dtype.itemsize
 
     def _note_class(self, tensor: torch.Tensor, storage: Storage) -> None:
-        """A tensor that has a class of its own, and depends on the inputs: the other side would see a plain one."""
+        """Refuse a tensor of a class of its own that depends on the inputs: the other side would see a plain one."""
         if type(tensor) is not torch.nn.Parameter and not is_mapped([tensor]):
             self.refuse(
                 f"a {type(tensor).__name__}, a tensor of a class of its own, is made before it", storage.created
@@ -244,7 +245,7 @@ def _shape(tensor: torch.Tensor) -> tuple[int, ...]:
 
 @contextmanager
 def put_off() -> Iterator[None]:
-    """No collection inside; reference counts free what they free. In threads at a time, the first to leave ends it."""
+    """No garbage collection in the block. With several threads, the first to leave ends it."""
     if not gc.isenabled():
         yield
         return
@@ -266,9 +267,9 @@ def put_off() -> Iterator[None]:
 
 
 def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Storage, int, int, str]]:
-    """For each storage that existed before and is written: the positions where that rules a cut out, and what it does.
+    """For each storage that existed before and is written: the positions where that rules out a cut, and what it does.
 
-    ``timeless``: data does not decide on the path. The last position is below `NEVER` for scratch alone.
+    ``timeless``: data does not decide on the path. The last position is below `NEVER` for scratch only.
     """
     written: dict[Storage, list[Event]] = {}
     for event in events:
@@ -300,7 +301,7 @@ def live_at_start(storage: Storage, events: list[Event]) -> bool:
 
 
 def bits_of(tensor: torch.Tensor) -> str:
-    """A digest of a tensor's elements; of its form where they cannot be read."""
+    """A digest of a tensor's elements; of its form if they cannot be read."""
     text = f"{tensor.dtype} {tuple(tensor.shape)}"
     try:
         return f"{text} {xxhash.xxh3_64_hexdigest(bytes_of(tensor).numpy().data)}"
@@ -315,20 +316,20 @@ def _whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Handed:
-    """Storages that existed before the forward and were handed to code outside torch; none for most models."""
+    """Storages that existed before the forward and were passed to code outside torch; none for most models."""
 
     def __init__(self) -> None:
         self.known: dict[Storage, tuple[torch.Tensor, str]] = {}
         self.changed: set[Storage] = set()
 
     def add(self, storage: Storage, tensor: torch.Tensor) -> None:
-        """From now on the bytes of this storage are watched."""
+        """Watch the bytes of this storage from now on."""
         if storage not in self.known and not storage.opaque:
             whole = _whole(tensor)
             self.known[storage] = whole, bits_of(whole)
 
     def look(self) -> None:
-        """Compare; no operation has run since the last look or `settle`."""
+        """Compare the bytes; no operation has run since the last check or `settle`."""
         for storage, (whole, before) in self.known.items():
             now = bits_of(whole)
             if now != before:
@@ -336,7 +337,7 @@ class Handed:
                 self.known[storage] = whole, now
 
     def settle(self) -> None:
-        """An operation has run: what it wrote is known."""
+        """An operation has run, whose writes are known."""
         for storage, (whole, _) in self.known.items():
             self.known[storage] = whole, bits_of(whole)
 
@@ -345,9 +346,9 @@ Fresh = Callable[[], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
 def perturbed(fresh: Fresh) -> Iterator[Fresh]:
-    """Sources of inputs of the same form with other values: the same elements in other places, numbers scaled.
+    """Sources of inputs of the same form with other values: the elements rearranged, numbers scaled.
 
-    What is no number keeps its values (flags, indices, masks), so that the model likely takes the same path.
+    What is no number keeps its values (flags, indices, masks), so that the model probably takes the same path.
     """
     for seed, scale in ((1, 0.9375), (2, 0.75)):
 

@@ -1,4 +1,4 @@
-"""What the calls of torch functions of a recorded run did: the level at which operations are numbered."""
+"""What the torch function calls of a recorded run did: the level at which operations are numbered."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from shared_hooks.state import DiceWatch
 from shared_hooks.tensors import UnknownHolder, View, flatten, tensors_in
 
 _OF_OBJECTS = frozenset({"_version.__get__", "_base.__get__"})
-"""What a tensor says of its history, and not of its content."""
+"""Attributes that concern a tensor's history, not its content."""
 
 
 class OperationLog(KernelLog):
-    """A log that also keeps the operations, with what they gave, and what of them only data tells.
+    """A log that also keeps the operations, with their results, and what only data tells about them.
 
-    ``closely``: with a look at memory that code outside torch may have written to. ``into_all``: as of `Repeats`.
+    ``closely``: check memory that code outside torch may have written to. ``into_all``: as for `Repeats`.
     """
 
     def __init__(self, existing: list[torch.Tensor], *, closely: bool = False, into_all: bool = False) -> None:
@@ -59,7 +59,7 @@ class OperationLog(KernelLog):
         self.repeats = Repeats(into_all=into_all)
 
     def operation(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of a torch function; the function mode is off while it runs."""
+        """Record one call of a torch function; the function mode is off meanwhile."""
         name = name_of(func)
         tensors = arguments_of(args, kwargs)
         if is_mapped(tensors):
@@ -156,7 +156,7 @@ class OperationLog(KernelLog):
             self.muted = muted
 
     def _hand(self, op: Op, tensors: list[torch.Tensor]) -> None:
-        """Code outside torch gets hold of the memory: what is constant is watched, the rest counts as written."""
+        """Code outside torch gets access to the memory: constants are watched, the rest counts as written."""
         self.muted = True
         for tensor in tensors:
             storage = self.storage_of(tensor)
@@ -167,12 +167,12 @@ class OperationLog(KernelLog):
         self.muted = False
 
     def _viewed(self, storage: Storage, results: list[torch.Tensor]) -> None:
-        """A call has run that only makes views."""
+        """Called after a call that only creates views."""
         known = self.storages
         self.repeats.wrong |= any(known.get(tensor.untyped_storage()._cdata) is not storage for tensor in results)
 
     def _assigned(self, op: Op, tensor: torch.Tensor, index: Any, value: torch.Tensor) -> None:
-        """A call has run that only copies ``value`` to a view of ``tensor``."""
+        """Called after a call that only copies ``value`` to a view of ``tensor``."""
         target, source = (argument.storage for argument in op.args)
         view = run_unseen(torch.Tensor.__getitem__, (tensor, index), {})
         reads, overwrites = [self.span(value)], [(target, self.view(view, target))] * self.is_exact(view, target)
@@ -183,7 +183,7 @@ class OperationLog(KernelLog):
             target.tainted = min(target.tainted, self.seq)
 
     def _repeated(self, op: Op, repeat: Repeat, results: list[torch.Tensor]) -> None:
-        """A call has run of which it is known what it does below: numbers go on as if it had been looked into."""
+        """Called after a call whose kernels are known: numbering continues as if it had been observed."""
         first = self.numbered
         if not repeat.gives(results) or any(tensor.untyped_storage()._cdata in self.storages for tensor in results):
             self.repeats.wrong = True
@@ -198,9 +198,9 @@ class OperationLog(KernelLog):
         op.unasked += repeat.unasked
 
     def _may_hold_data(self, op: Op) -> None:
-        """What Python makes from its own numbers after it has read data may be made from the data.
+        """What Python creates from its own numbers after it has read data may be made of data.
 
-        So it is sent, and what follows from it is not computed twice: a token of a decoder, say.
+        So it is sent, and what follows from it is not computed twice: such as a decoder's token.
         """
         for storage in self.fresh:
             if not storage.outside and storage.created >= op.seq:
@@ -208,9 +208,10 @@ class OperationLog(KernelLog):
                 op.unforeseen = True  # elsewhere the numbers are not known to hold data
 
     def _read_unseen(self, op: Op, tensors: list[torch.Tensor], first_event: int) -> None:
-        """Arguments that no kernel was handed are read by raw pointer, unless the function is known to want their form.
+        """Arguments that no kernel received are read by raw pointer, unless the function is known to need only their
+        form.
 
-        For functions written in C++ only: those in Python consist of calls that are seen.
+        For functions written in C++ only: those in Python consist of calls that are observed.
         """
         if len(self.events) == first_event or op.name in FORM_OF_OTHERS:
             return
@@ -265,10 +266,10 @@ class OperationLog(KernelLog):
 
 
 def _is_told(op: Op) -> bool:
-    """Whether all that an operation did stands in its events."""
+    """Whether everything that an operation did is in its events."""
     return not (op.trouble or op.reshapes or op.draws or op.dynamic or op.unforeseen) and bool(op.args)
 
 
 def _placed(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where in its storage a tensor lies, and as what."""
+    """Where in its storage a tensor lies, and its type."""
     return tensor.shape, tensor.dtype, tensor.layout == torch.strided and (tensor.stride(), tensor.storage_offset())

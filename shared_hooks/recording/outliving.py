@@ -1,8 +1,8 @@
-"""What of a change of Python state tells on later runs: the rules by which planning judges a recorded run.
+"""Which changes of Python state affect later runs: the rules by which planning judges a recorded run.
 
-A change does not matter where an equal value takes the old one's place and does not hang on the inputs, or where no
-code of the model's ever reads the attribute. All else does: the next run starts from another state than this one, and
-two processes that each run a part of the model would keep two states.
+A change does not matter if an equal value replaces the old one and does not depend on the inputs, or if no code of the
+model ever reads the attribute. Everything else does: the next run would start from another state, and two processes
+that each run a part of the model would have two states.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from shared_hooks.tensors import tensors_in
 
 
 class Taint(TorchDispatchMode):
-    """Active while the model runs on ``inputs``; asked afterwards. ``reads_data``: Python looked at such values;
-    ``escaped``: their bytes went to code outside torch, which may have made any tensor of them.
+    """Tracks what depends on ``inputs`` while the model runs. ``reads_data``: Python read such values; ``escaped``:
+    their bytes went to code outside torch, which may have made any tensor of them.
     """
 
     def __init__(self, inputs: Any) -> None:
@@ -70,7 +70,7 @@ class Taint(TorchDispatchMode):
         return result
 
     def has(self, tensor: torch.Tensor) -> bool:
-        """Whether it hangs on the inputs; so does what cannot be known."""
+        """Whether it depends on the inputs; also if that is unknown."""
         key = _key(tensor)
         return key in self._marked or key == 0
 
@@ -93,7 +93,7 @@ def _is_whole(tensor: torch.Tensor) -> bool:
 
 
 class _Values(TorchFunctionMode):
-    """Some values are read past the dispatcher: ``tolist``, ``numpy``."""
+    """Some values are read without the dispatcher: ``tolist``, ``numpy``."""
 
     def __init__(self, taint: Taint) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ def is_unreachable(
     """Whether ``function`` is a method that sets an attribute of this name for none of ``objects``, given as class and
     attributes: all that its first argument may be. ``is_changed``: whether any code sets attributes of a name.
 
-    False where the source is not at hand, or the function is not a method of modules.
+    False if the source is unavailable, or the function is not a method of modules.
     """
     owners = [(kind, flags) for kind, flags in objects if _has(kind, function)]
     # what is in ``_modules`` counts as the module's, too; a descriptor of the class goes before its attributes
@@ -160,7 +160,7 @@ def is_unreachable(
 
 
 def _rebinds(code: types.CodeType, name: str) -> bool:
-    """Whether a function, or one inside it, gives this name another value."""
+    """Whether a function, or one inside it, assigns this name."""
     binds = any(step.opname in _BINDS and step.argval == name for step in dis.get_instructions(code))
     return binds or any(_rebinds(part, name) for part in code.co_consts if isinstance(part, types.CodeType))
 
@@ -180,7 +180,7 @@ class _Walk:
         self._me, self._attribute, self._flags, self._is_changed = me, attribute, flags, is_changed
 
     def block(self, body: Sequence[ast.AST]) -> tuple[bool, bool]:
-        """Whether the assignment may be reached, and whether the end may."""
+        """(whether the assignment may be reached, whether the end may be)."""
         for node in body:
             reached, falls = self._statement(node)
             if reached or not falls:
@@ -209,7 +209,7 @@ class _Walk:
         )
 
     def _truth(self, test: ast.expr) -> bool | None:
-        """None: it depends."""
+        """The truth of a test; None if it depends."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             inner = self._truth(test.operand)
             return None if inner is None else not inner
@@ -231,7 +231,7 @@ class _Walk:
 
 
 class Judge:
-    """Judges changes since ``state`` by what one recording has seen."""
+    """Judges changes since ``state`` by one recording."""
 
     def __init__(self, state: PythonState, log: KernelLog) -> None:
         self.state = state
@@ -243,7 +243,7 @@ class Judge:
 
     @property
     def reads_data(self) -> bool:
-        """Whether Python has looked at values that hang on the inputs."""
+        """Whether Python has read values that depend on the inputs."""
         return bool(self.log.dynamic or self.log.escaped)
 
     def changes(self) -> list[Change]:

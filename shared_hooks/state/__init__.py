@@ -1,10 +1,10 @@
-"""Python state: all that code can change besides tensors, compared and put back.
+"""Python state: everything besides tensors that code can change, compared and restored.
 
-python_state  what a model's code can reach, as it is at one moment
-walk          ... how it is found
-probes        what objects written in C keep, and functools.lru_cache; generators of random numbers
-agreed        what somebody has changed on a model since two sides agreed on it
-reach         which code a forward may run, and what that reads
+python_state  what a model's code can reach, at one time
+walk          how that is found
+probes        the state of objects written in C, and of functools.lru_cache; random number generators
+agreed        changes of a model since two sides agreed on it
+reach         which code a forward may run, and what it reads
 
 May import modules, errors.
 """

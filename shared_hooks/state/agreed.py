@@ -1,8 +1,8 @@
-"""What somebody has changed on a model since two sides agreed that they have the same one.
+"""Detects changes of a model since two sides agreed that theirs are the same.
 
-Looking takes some tens of microseconds where nothing has changed. Changes that the model's own code may have made are
-ignored: names that it sets, and containers that it may write to. Planning and generation check those. Of a write that
-torch does not count (through ``data``, or NumPy's view of a tensor) a few elements of each tensor tell.
+A check takes some tens of microseconds if nothing has changed. Changes that the model's own code may have made are
+ignored: names that it sets, and containers that it may write to; planning and generation check those. Writes that torch
+does not count (through ``data``, or NumPy's view of a tensor) are detected by a few elements of each tensor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MAX_BYTES: Final = 64 << 20
 
 
 class Samples:
-    """Three elements of each tensor that lies in the memory of the CPU, read in place."""
+    """Three elements of each tensor in the memory of the CPU, read in place."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         found = [place for tensor in tensors for place in _places(tensor)]
@@ -41,8 +41,10 @@ class Samples:
 
 
 def _places(tensor: torch.Tensor) -> Iterator[tuple[memoryview, int]]:
-    """The first, the middle and the last element: the memory of the tensor, which stays while this is held, as whole
-    numbers of the element's size, and the element's place in it.
+    """The first, middle and last element: the tensor's memory as integers of the element's size, and the element's
+    index in it.
+
+    The memory stays valid while the view is kept.
     """
     size, count = tensor.element_size(), tensor.numel()
     if tensor.device.type != "cpu" or tensor.layout != torch.strided or not count or size not in _WHOLE:
@@ -62,7 +64,7 @@ _WHOLE: Final[dict[int, Any]] = {1: "B", 2: "H", 4: "I", 8: "Q"}
 
 
 class Agreed:
-    """A model as it is when this is made; of its weights, as they are when `agree` is called."""
+    """The state of a model on construction; of its weights, when `agree` is called."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model, self._hash, self._code = model, "", ForwardCode(model)
@@ -80,7 +82,7 @@ class Agreed:
         self.agree("")
 
     def agree(self, weights: str) -> None:
-        """The other side has weights of this `weights_hash`, as this one has now. Says nothing of other tensors."""
+        """The other side has weights with this `weights_hash`, as this one has now. Says nothing of other tensors."""
         before = dict(zip(map(id, self._tensors), zip(*self._marks, strict=True), strict=True))
         self._hash, self._weights = weights, _weights(self._model)
         self._tensors = [one for one in self._weights if _is_counted(one)] + self._others
@@ -114,7 +116,7 @@ class Agreed:
             self._marks, self._bits = self._now(), self._samples.now()
 
     def changed(self) -> str:
-        """The name of something that has changed, `WEIGHTS` before all; "" where nothing has that tells on a run."""
+        """The name of something that has changed, `WEIGHTS` first; "" if nothing has that affects a run."""
         for _ in range(_TRIES):
             with contextlib.suppress(RuntimeError):  # another thread changes it just now
                 return self._changed()
@@ -147,7 +149,7 @@ class Agreed:
         return min(names, default="")
 
     def hooked(self) -> list[nn.Module]:
-        """Modules that have got hooks."""
+        """The modules that have got hooks."""
         return [module for module, before in self._hooks.items() if hooks_of(module) != before]
 
     def _matters(self, change: Change) -> bool:
@@ -168,7 +170,7 @@ class Agreed:
 
 
 def _weights(model: nn.Module) -> list[Any]:
-    """Parameters and persistent buffers themselves: a state dictionary may hold copies."""
+    """Parameters and persistent buffers themselves, since a state dictionary may hold copies."""
     found: list[Any] = []
     for module in model.modules():
         found += module._parameters.values()

@@ -1,4 +1,4 @@
-"""State that objects written in C keep out of sight: asked for, compared by value, put back where that can be done."""
+"""The state of objects written in C: read, compared by value, and restored if possible."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Interval = tuple[int, int]
 
 
 def _python_and_numpy() -> dict[str, Any]:
-    """States of the generators that torch does not know, comparable."""
+    """The states of the generators unknown to torch, comparable."""
     states: dict[str, Any] = {"python": random.getstate()}
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
@@ -41,7 +41,7 @@ def _python_and_numpy() -> dict[str, Any]:
 
 
 class Dice:
-    """The states of all generators when this is made, to be restored after runs that only plan."""
+    """The states of all generators on construction, to restore after runs that only plan."""
 
     def __init__(self) -> None:
         self._torch = devices.rng_state()
@@ -49,19 +49,19 @@ class Dice:
 
     @property
     def rolled(self) -> bool:
-        """Whether any of them stands elsewhere now."""
+        """Whether any of them has changed."""
         return not torch.equal(self._torch, devices.rng_state()) or bool(self.others)
 
     @property
     def others(self) -> list[str]:
-        """Those of them that stand elsewhere now and are not torch's: "python", "numpy"."""
+        """Those of them that have changed and are not torch's: "python", "numpy"."""
         now = _python_and_numpy()
         if now == self._others:
             return []
         return [name for name, state in self._others.items() if now[name] != state]
 
     def restore(self) -> None:
-        """As they were."""
+        """Restore them."""
         devices.set_rng_state(self._torch)
         random.setstate(self._others["python"])
         if "numpy" in self._others:
@@ -71,7 +71,7 @@ class Dice:
 
 
 class DiceWatch:
-    """Between which looks Python's and NumPy's generators were used."""
+    """Records between which checks Python's and NumPy's generators were used."""
 
     def __init__(self) -> None:
         self.drawn: dict[str, list[Interval]] = {}
@@ -79,7 +79,7 @@ class DiceWatch:
         self._seq = 0
 
     def look(self, seq: int) -> None:
-        """Compare with the last look."""
+        """Compare with the last check."""
         now = _python_and_numpy()
         for name, state in now.items():
             if state != self._before.get(name, state):
@@ -94,7 +94,7 @@ _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 
 
 class Probe:
-    """Asks one object."""
+    """Reads the state of one object."""
 
     can_be_undone = True
     only_goes_on = False
@@ -103,11 +103,11 @@ class Probe:
         self.value = value
 
     def now(self) -> Any:
-        """What compares equal as long as nothing changed."""
+        """A value that compares equal as long as nothing changed."""
         raise NotImplementedError
 
     def restore(self, kept: Any) -> None:
-        """Put it back, if that can be done."""
+        """Restore the state, if possible."""
 
 
 class _Lock(Probe):
@@ -117,7 +117,7 @@ class _Lock(Probe):
         return self.value.locked() if hasattr(self.value, "locked") else "owner=0 " not in repr(self.value)
 
     def restore(self, kept: Any) -> None:
-        """A run that ended half way holds it still."""
+        """Release a lock that an interrupted run still holds."""
         if not kept:
             with contextlib.suppress(RuntimeError):  # another thread's
                 self.value.release()
@@ -153,7 +153,7 @@ class _NumpyGenerator(Probe):
 
 
 class _Held:
-    """Equal to what holds the same object: tensors do not compare to a yes or no."""
+    """Equal to a reference to the same object, because tensors do not compare to a truth value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -166,8 +166,8 @@ class _Held:
 
 
 class _Variable(Probe):
-    """A context variable. Taking a value away again wants the token of whoever set it, so one that had none gets its
-    default; planning takes place in a context of its own, of which nothing stays.
+    """A context variable. Removing a value needs the token of the code that set it, so a variable without a value gets
+    its default; planning runs in a context of its own, of which nothing remains.
     """
 
     def __init__(self, value: Any) -> None:
@@ -186,7 +186,7 @@ class _Variable(Probe):
 
 
 class _Bytes(Probe):
-    """What holds plain bytes: bytearrays, arrays of Python and of C (`ctypes`), views of memory."""
+    """Containers of plain bytes: bytearrays, arrays of Python and of C (`ctypes`), memory views."""
 
     def now(self) -> Any:
         with contextlib.suppress(ValueError):  # a view that was given back
@@ -215,7 +215,7 @@ class _NumpyArray(Probe):
 
 
 class _File(Probe):
-    """What can be read again from where it stands: files, and text and bytes in memory with what they hold."""
+    """Files, and text and byte streams in memory, which can be read again from their position."""
 
     def now(self) -> Any:
         with contextlib.suppress(ValueError, OSError):  # closed; or a line of it is being read
@@ -243,7 +243,7 @@ class _SimpleQueue(Probe):
 
 
 class _Generator(Probe):
-    """Something that runs in steps, and cannot be wound back."""
+    """A generator or iterator, which cannot be rewound."""
 
     only_goes_on = True
     can_be_undone = False
@@ -283,7 +283,7 @@ def _is_read_again(value: Any) -> bool:
 
 
 def _is_at_its_end(iterator: Any) -> bool:
-    """Whether it is one over a list or such that has given all; asked for more, it lets go of the list."""
+    """Whether an iterator over a list or the like is exhausted; reading it would make it drop the list."""
     with contextlib.suppress(Exception):
         _, content, *position = iterator.__reduce__()
         return content in (([],), ((),), ("",)) or bool(position and position[0] >= len(content[0]))
@@ -291,7 +291,7 @@ def _is_at_its_end(iterator: Any) -> bool:
 
 
 def probe_of(value: Any) -> Probe | None:
-    """How to ask this object, or None if there is nothing to ask."""
+    """The probe for an object, or None."""
     kind = type(value)
     if isinstance(value, _LOCKS):
         return _Lock(value)
@@ -331,12 +331,12 @@ _DEPTH = 6
 
 
 def function_of(cached: _Cached[Any]) -> str:
-    """What its function is called; a partial one has no name."""
+    """The name of its function; a partial one has none."""
     return str(getattr(cached, "__qualname__", "a function"))
 
 
 def results_in(cached: _Cached[Any]) -> list[tuple[Any, Any]]:
-    """Keys and results. Nothing says them but the garbage collector, which must know them."""
+    """(key, result) pairs, which only the garbage collector reveals."""
     held = gc.get_referents(cached)
     if cached.cache_parameters()["maxsize"] is None:
         return next((list(one.items()) for one in held if type(one) is dict), [])
@@ -345,7 +345,7 @@ def results_in(cached: _Cached[Any]) -> list[tuple[Any, Any]]:
 
 
 def _arguments(key: Any, typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The call that a key was made of, from positional ones, a mark, keywords with their values, and types."""
+    """The call that a key was made of, from positional arguments, a mark, keywords with their values, and types."""
     if type(key) is not tuple:
         return (key,), {}
     mark = next((at for at, one in enumerate(key) if type(one) is object), None)
@@ -357,17 +357,17 @@ def _arguments(key: Any, typed: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
 
 
 _verified: weakref.WeakKeyDictionary[_Cached[Any], dict[int, tuple[Any, list[int]]]] = weakref.WeakKeyDictionary()
-"""By identity: results that were compared, which only a write to a tensor can change, and their tensors' versions."""
+"""By identity: compared results that only a write to a tensor can change, and their tensors' versions."""
 
 
 def counts(cached: _Cached[Any]) -> tuple[int, int]:
-    """How often it ran, and how many results it keeps."""
+    """(how often it ran, how many results it keeps)."""
     info = cached.cache_info()
     return info.misses, info.currsize
 
 
 def is_repeatable(cached: _Cached[Any]) -> bool:
-    """Whether the function would give now what it has kept. It runs for that, where a result may have changed."""
+    """Whether the function would return now what it has cached. It is called where a result may have changed."""
     typed, before, known = cached.cache_parameters()["typed"], _verified.get(cached, {}), dict[int, Any]()
     for key, result in results_in(cached):
         versions = [one._version for one in tensors_in(result) if not one.is_inference()]
@@ -398,7 +398,7 @@ def _is_fixed(value: Any) -> bool:
 
 
 def _alike(one: Any, other: Any, depth: int = _DEPTH) -> bool:
-    """Whether two results are the same to code that reads them; what cannot be compared is, if of one class."""
+    """Whether two results are the same for code that reads them; incomparable ones of one class are."""
     if one is other:
         return True
     if type(one) is not type(other) or not depth:

@@ -1,7 +1,6 @@
-"""All mutable Python state that a model's code can reach (`state_walk`), as it is at one moment: to compare, and to put
-back.
+"""All mutable Python state that a model's code can reach (`state.walk`) at one time, to compare and to restore.
 
-Comparing is made to be cheap, since planning does it after many layers: one pass over all containers, in C.
+Comparing is cheap, because planning does it after many layers: one pass over all containers, in C.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ _DEVICES = devices.AUTOCAST
 
 
 def _device() -> torch.device | None:
-    """What tensors are made on by default. `torch.get_default_device` says the same in ten times the time,
-    and planning asks after many a layer.
+    """The default device of new tensors. `torch.get_default_device` takes ten times as long, and planning needs it
+    after many a layer.
     """
     for place in reversed(range(torch._C._len_torch_function_stack())):
         mode = torch._C._get_function_stack_at(place)
@@ -106,7 +105,7 @@ def _set_flags(value: tuple[Any, ...]) -> None:
 
 
 def _flushes_denormals() -> bool:
-    """Whether this thread does. torch offers no way to ask, but Python divides by the same unit."""
+    """Whether this thread flushes denormals. torch has no function for that, but Python divides with the same unit."""
     return sys.float_info.min / 2 == 0.0
 
 
@@ -115,8 +114,8 @@ _OWN_VALUES = list(_OWN.values())
 
 
 def _functional() -> dict[str, Any]:
-    """Functions that stand in place of torch's own. Others in this process may have put some there for a while (a
-    compiler does): what was there before a run and is not torch's is nobody's to put back.
+    """Functions that replace torch's own. Others in this process may have set some temporarily (a compiler does): what
+    was there before a run and is not torch's is never restored.
     """
     space = vars(torch.nn.functional)
     if all(map(operator.is_, map(space.get, _OWN), _OWN_VALUES)):
@@ -154,13 +153,13 @@ _GETTERS = [get for get, _ in SETTINGS.values()]
 
 
 class Settings:
-    """All of them as they are now."""
+    """The current values of all settings."""
 
     def __init__(self) -> None:
         self._kept = [get() for get in _GETTERS]
 
     def changed(self) -> list[str]:
-        """Names of those that differ now."""
+        """The names of those that have changed."""
         now = [get() for get in _GETTERS]
         with contextlib.suppress(Exception):  # something else has been put there: a tensor, in place of a function
             if now == self._kept:
@@ -168,7 +167,7 @@ class Settings:
         return [name for name, one, kept in zip(SETTINGS, now, self._kept, strict=True) if _differs(one, kept)]
 
     def restore(self) -> list[str]:
-        """Put back what differs; names of what could not be."""
+        """Restore changed settings; returns the names of those that could not be restored."""
         differ = self.changed()
         if not differ:
             return []
@@ -190,7 +189,7 @@ _MUTABLE = (dict, list, set, collections.deque)
 
 
 class PythonState:
-    """A model's Python state at the moment this is made. ``overflow``: there is more than is looked at."""
+    """A model's Python state on construction. ``overflow``: there is more than is examined."""
 
     def __init__(self, model: nn.Module, *, settings: bool = True) -> None:
         walk = Walk(model)
@@ -226,7 +225,7 @@ class PythonState:
 
     @property
     def is_same(self) -> bool:
-        """Whether nothing has changed since; some tens of microseconds for a large model."""
+        """Whether nothing has changed since; takes some tens of microseconds for a large model."""
         try:
             if list(map(len, self._views)) != self._lengths:  # type: ignore[arg-type]
                 return False
@@ -248,7 +247,7 @@ class PythonState:
 
     @property
     def looks_same(self) -> bool:
-        """As `is_same`, but a value may have become an equal one; a third of its time."""
+        """As `is_same`, but a value may have been replaced by an equal one; takes a third of the time."""
         try:
             held = itertools.chain.from_iterable(self._held)
             if (
@@ -273,7 +272,7 @@ class PythonState:
         return not self._caches or list(map(counts, self._caches)) == self._counts
 
     def changes(self) -> list[Change]:
-        """What differs now."""
+        """The changes since."""
         if self.is_same:
             return []
         found = [change for place in self.places for change in place.changes()]
@@ -285,7 +284,7 @@ class PythonState:
         return found + ([Change("hooks of a module", MISSING, MISSING)] if any(self._hooks) else [])
 
     def restore(self) -> list[str]:
-        """Put back, in place, what has changed since; names of what could not be."""
+        """Undo changes in place; returns the names of those that could not be undone."""
         if self.is_same:
             return []
         for place in self.places:
@@ -302,19 +301,19 @@ class PythonState:
 
     @property
     def unrepeatable(self) -> list[str]:
-        """Names of generators and iterators: they only go on."""
+        """The names of generators and iterators, which cannot be rewound."""
         return [name for name, probe, _ in self.probes if probe.only_goes_on]
 
     def unrepeatable_result(self) -> str:
-        """The function of which `functools.lru_cache` has kept another result than it gives now; "" if none."""
+        """The function whose `functools.lru_cache` keeps another result than it would return now; "" if none."""
         return next((function_of(one) for one in self._caches if not is_repeatable(one)), "")
 
     def of_threads(self) -> list[threading.local]:
-        """What was found that each thread has for itself."""
+        """The thread-local objects found."""
         return [one for one in self._seen.values() if isinstance(one, threading.local)]
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor that was found."""
+        """All tensors found."""
         found = [value for place in self.places for value in place.values if isinstance(value, torch.Tensor)]
         frozen = (value for value in self._seen.values() if isinstance(value, (tuple, frozenset)))
         return found + [value for held in frozen for value in held if isinstance(value, torch.Tensor)]
@@ -329,7 +328,7 @@ Spot = tuple[int, str]
 
 
 class Numbers:
-    """What is in the attributes of the objects that ``state`` holds, without what the model's own runs change.
+    """The values of the attributes of objects in ``state``, except for what the model's own runs change.
 
     ``own``: those, as (place, attribute). Each combination of values gets a number of its own.
     """
@@ -343,7 +342,7 @@ class Numbers:
         self._learn()
 
     def current(self) -> int:
-        """The number of the values as they are now; next to nothing as long as they are the same objects."""
+        """The number of the current values; very cheap as long as they are the same objects."""
         try:
             same = list(map(len, self._held)) == self._lengths and all(
                 map(operator.is_, itertools.chain.from_iterable([get(held) for get, held in self._get]), self._flat)
@@ -376,12 +375,12 @@ class Numbers:
 
 
 def is_plain(value: Any) -> bool:
-    """A number, text, None, or a tuple of those."""
+    """Whether it is a number, text, None, or a tuple of those."""
     return type(value) in _PLAIN or (type(value) is tuple and all(map(is_plain, value)))
 
 
 def _typed(value: Any) -> Any:
-    """1, 1.0 and True are three values; so are 0.0 and -0.0, and nan is one."""
+    """A key in which 1, 1.0 and True differ, as do 0.0 and -0.0, and nan equals itself."""
     return tuple(map(_typed, value)) if type(value) is tuple else (type(value), repr(value))
 
 
@@ -389,7 +388,9 @@ def _typed(value: Any) -> Any:
 
 
 def lasting_name(change: Change, places: Iterable[Container]) -> str:
-    """What a change is remembered by: what is in a list counts as a whole, and is not the attribute that holds it."""
+    """The name under which a change is remembered: a list's content counts as a whole, apart from the attribute that
+    holds it.
+    """
     series = _series_of(change, places)
     return change.name if series is None else _content(series)
 
@@ -402,7 +403,7 @@ def _series_of(change: Change, places: Iterable[Container]) -> Container | None:
 
 
 def lasting(change: Change, places: Iterable[Container]) -> Change:
-    """The same change by its `lasting_name`: of a list, all that was in it, and all that is in it now."""
+    """The same change under its `lasting_name`: for a list, its whole content before and now."""
     series = _series_of(change, places)
     if series is None:
         return change
@@ -415,8 +416,8 @@ def _content(series: Container) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One value that a dictionary, list or object holds; ``attribute`` is the last one on the way to it, of ``kind``.
-    A list, a deque and a set are one value.
+    """One value that a dictionary, list or object holds; ``attribute``: the last one on the path, of ``kind``. A list,
+    deque or set is one value.
     """
 
     value: Any
@@ -431,9 +432,11 @@ _OF_CLASSES = (
 
 
 def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_: True) -> dict[str, Entry]:
-    """What was where, by `portable` names as of `lasting_name`; where ``wanted`` is true of an `Entry`'s attribute, and
-    whether it is one. Containers that functions hold (`held_by_code`) are always among it, and the globals and
-    variables around them that they may set.
+    """All values by `portable` names as of `lasting_name`, for which ``wanted`` is true of the attribute and whether it
+    is one.
+
+    Containers that functions hold (`held_by_code`) are always included, and globals and closure variables that they may
+    set.
     """
     found = {}
     rebound = state.reach.names_rebound()
@@ -463,9 +466,11 @@ def entries(state: PythonState, wanted: Callable[[str, bool], bool] = lambda *_:
 def spread(
     state: PythonState, names: Iterable[str], values: Mapping[str, Any] = MappingProxyType({}), *, classes: bool = True
 ) -> bool:
-    """Put poison where ``names`` say, also where there was nothing; whether all of them could be reached. What was
-    there is in ``state``. ``values``: by name, what is put there instead. ``classes``: poison also where other objects
-    would find it, in classes and globals.
+    """Put poison at ``names``, also where nothing was; returns whether all could be reached. ``state`` has the old
+    values.
+
+    ``values``: what is put there instead, by name. ``classes``: also where other objects would find it, in classes and
+    globals.
     """
     left = _outermost(set(map(portable, names)))
     inside: dict[str, list[str]] = {}
@@ -512,7 +517,7 @@ def spread(
 
 
 def _outermost(names: set[str]) -> set[str]:
-    """Those of `entries`' names that are not of something within another one of them."""
+    """The names that are not inside another one of them."""
     ends = {name: [at for at, sign in enumerate(name) if sign in ".["] for name in names}
     return {name for name in names if not any(name[:end] in names for end in ends[name])}
 
@@ -521,8 +526,8 @@ def _outermost(names: set[str]) -> set[str]:
 def poisoned(
     state: PythonState, names: Iterable[str], values: Mapping[str, Any] = MappingProxyType({})
 ) -> Iterator[bool]:
-    """The model with poison, or ``values``, where ``names`` say (`spread`, of its own objects), for a block that `Read`
-    may leave; then as in ``state`` again. Gives whether all of them were reached.
+    """In the block the model has poison, or ``values``, at ``names`` (`spread`, of its own objects); the block may
+    raise `Read`. Then ``state`` is restored. Yields whether all were reached.
     """
     state.restore()
     try:
@@ -536,7 +541,7 @@ def _is_series(place: Container) -> bool:
 
 
 def remains(value: Any, depth: int = 6) -> bool:
-    """Whether there is poison in a value."""
+    """Whether a value contains poison."""
     if hasattr(type(value), "is_poison"):
         return bool(type(value).is_poison)
     if not depth:
@@ -557,12 +562,12 @@ _BY_NAME = frozenset({"getattr", "vars", "__dict__", "hasattr", "attrgetter"})
 
 
 def is_read(reach: Reach, name: str, kind: type) -> bool:
-    """Whether any code may look at an attribute of this name of objects of this class."""
+    """Whether any code may read an attribute of this name of objects of this class."""
     return reach.reads(name) or bool(_BY_NAME & reach.names) or name in reach.names_of_others(kind)
 
 
 def agree(before: Any, now: Any, may_differ: Callable[[Any], bool] = lambda _: False, depth: int = 5) -> bool:
-    """Whether an equal value took the old one's place, and always will: ``may_differ`` is asked of each part."""
+    """Whether an equal value replaced the old one, and always will: ``may_differ`` is called with each part."""
     if before is now:
         return before is not MISSING
     if type(before) is not type(now) or not depth:
@@ -588,7 +593,7 @@ def lost(state: PythonState, known: frozenset[str]) -> list[str]:
 
 
 def left(state: PythonState) -> list[Change]:
-    """What a run has changed since ``state`` that would tell on a later one if it were not put back."""
+    """What a run has changed since ``state`` that would affect a later one if it were not undone."""
     return [
         change
         for change in state.changes()
@@ -604,11 +609,11 @@ def first_few(names: Iterable[str]) -> str:
 
 
 def portable(name: str) -> str:
-    """A name as both sides have it: without addresses, and not too long."""
+    """A name that is the same on both sides: without addresses, and not too long."""
     return _ADDRESS.sub("0x", name)[:200]
 
 
 def _forms_agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether both lie alike in memory: what is computed from them may hang on that, too."""
+    """Whether both have the same layout in memory, which may affect what is computed from them."""
     plain = one.layout == other.layout == torch.strided and not (one.is_nested or other.is_nested)
     return plain and one.stride() == other.stride()

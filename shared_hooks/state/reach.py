@@ -1,7 +1,7 @@
 """Which Python code a model's forward may run, and the globals and closures that this code names.
 
-By names, so that it is too much rather than too little: starting from ``forward``, every function of a class of the
-model counts whose name some function that counts mentions. Code of torch and of the standard library does not count.
+An over-approximation by names: starting from ``forward``, every function of a class of the model counts whose name some
+counted function mentions. Code of torch and of the standard library does not count.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from shared_hooks.modules.tables import is_opaque
 _KINDS = ("stdlib", "platstdlib", "purelib", "platlib")
 _LIBRARIES = tuple(path + os.sep for kind, path in sysconfig.get_paths().items() if kind in _KINDS)
 _NAMES = frozenset({"site-packages", "dist-packages"})
-"""What interpreters call the folders of their libraries, be it another interpreter than this one."""
+"""The folder names of interpreters' libraries, including other interpreters'."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def is_installed(file: str) -> bool:
-    """Whether code of this file is an installed library's, the standard one's included. Not a path, not installed."""
+    """Whether this file belongs to an installed or the standard library. Not a path: False."""
     path = PurePath(file)
     if not path.is_absolute():
         return False
@@ -55,7 +55,7 @@ def is_installed(file: str) -> bool:
 
 @functools.lru_cache(maxsize=1 << 12)
 def _recorded(folder: PurePath) -> frozenset[str]:
-    """The files below a folder that the records of the distributions in it list."""
+    """The files below a folder that the records of its distributions list."""
     found: set[str] = set()
     try:
         for record in Path(folder).glob("*.dist-info/RECORD"):
@@ -74,12 +74,12 @@ _STANDARD = tuple(sysconfig.get_paths()[kind] + os.sep for kind in ("stdlib", "p
 
 
 def is_foreign(kind: type) -> bool:
-    """Whether a class belongs to torch, NumPy or the standard library: nothing is kept on it for a model."""
+    """Whether a class belongs to torch, NumPy or the standard library, which keep nothing on it for a model."""
     return kind.__module__.partition(".")[0] in _NOT_OURS
 
 
 def file_of(kind: type) -> str:
-    """The file a class is written in; "" if there is none."""
+    """The file that defines a class, or ""."""
     return getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
 
 
@@ -87,8 +87,8 @@ _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 def unwrapped(value: Any) -> Iterator[types.FunctionType]:
-    """The Python functions in what a class or a module holds under a name; what torch's decorators stand before
-    (`torch.no_grad`), and other libraries' where that is not their own, too.
+    """The Python functions behind an attribute of a class or module, unwrapped from torch's decorators
+    (`torch.no_grad`), and from other libraries' if the function is not their own.
     """
     if isinstance(value, types.FunctionType):
         yield value
@@ -120,7 +120,7 @@ def _names(code: _Same) -> frozenset[str]:
 
 
 class _Same:
-    """Code by identity: two functions may have equal code in different places."""
+    """Code compared by identity: two functions may have equal code in different places."""
 
     __slots__ = ("code",)
 
@@ -143,7 +143,7 @@ def _rebinds(code: _Same) -> frozenset[str]:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _loads(code: _Same) -> frozenset[str]:
-    """Names of globals that code loads."""
+    """The names of globals that code loads."""
     found = {
         str(step.argval) for step in dis.get_instructions(code.code) if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
     }
@@ -155,7 +155,7 @@ _REBINDS = ("STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF", "DELETE_DEREF")
 
 
 def names_in(function: types.FunctionType) -> frozenset[str]:
-    """Globals and attributes that a function mentions, and the functions written inside it."""
+    """Globals and attributes that a function mentions, and the functions defined in it."""
     return _names(_Same(function.__code__))
 
 
@@ -183,7 +183,7 @@ def _accesses(code: _Same) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _only_added_to(steps: list[dis.Instruction]) -> bool:
-    """Whether a load begins ``x.n += constant or name``, so that what is read of x.n goes nowhere else."""
+    """Whether a load begins ``x.n += constant or name``, so that the value of x.n is used for nothing else."""
     if len(steps) < 4:
         return False
     load, operand, operation, last = steps[:4]
@@ -201,19 +201,19 @@ def accesses(function: types.FunctionType) -> tuple[frozenset[str], frozenset[st
 
 
 def sets_in(function: types.FunctionType) -> frozenset[str]:
-    """Names of attributes that a function may set: by a statement, or as text for ``setattr`` and its like."""
+    """Names of attributes that a function may set: by a statement, or as text for ``setattr`` and the like."""
     read, written = accesses(function)
     return written | read if names_in(function) & _SETTERS else written
 
 
 _SETTERS = frozenset({"setattr", "delattr", "patch"})
 _MAKERS = frozenset({"__init__", "__post_init__"})
-"""Methods that set attributes of an object that has just been made."""
+"""Methods that set attributes of an object that has just been created."""
 
 
 @functools.lru_cache(maxsize=1 << 14)
 def _set_on_self(code: _Same) -> frozenset[str]:
-    """Attributes that a function sets on its first argument and on nothing else."""
+    """Attributes that a function sets on its first argument only."""
     steps = [step for step in dis.get_instructions(code.code) if step.opname not in _IDLE]
     me = code.code.co_varnames[0] if code.code.co_argcount else None
     if any(step.opname in ("STORE_FAST", "DELETE_FAST") and step.argval == me for step in steps):
@@ -228,11 +228,11 @@ def _set_on_self(code: _Same) -> frozenset[str]:
 
 
 class Reach:
-    """The functions that a model's forward may run: grows by classes and functions that are found on the way. What sets
-    a property counts where some function sets an attribute of its name.
+    """The functions that a model's forward may run; grows by classes and functions that are found. The setter of a
+    property counts if some function sets an attribute of its name.
 
-    ``files``: where the model's own classes are written. Of installed libraries only functions in these count; a
-    model's library has thousands of others.
+    ``files``: where the model's own classes are defined. Of installed libraries only functions in these count, because
+    a model's library has thousands of others.
     """
 
     def __init__(self, files: set[str]) -> None:
@@ -246,7 +246,7 @@ class Reach:
         self._setters: dict[str, list[types.FunctionType]] = {}
         self._sets_by_text = False
         self._on_contexts: set[int] = set()
-        """Functions whose first argument is an object that torch makes for each of their calls."""
+        """Functions whose first argument is an object that torch creates for each of their calls."""
 
     def counts(self, file: str) -> bool:
         """Whether code of this file is the model's own."""
@@ -259,7 +259,7 @@ class Reach:
         return not is_foreign(kind) and self.counts(file_of(kind))
 
     def add_class(self, kind: type) -> None:
-        """A class of which there is an instance, or which some function names; its bases are classes, too."""
+        """Add a class that has an instance, or that some function names, with its bases."""
         if kind in self._kinds:
             return
         self._kinds.add(kind)
@@ -276,7 +276,7 @@ class Reach:
                     waiting.setdefault(name, []).append(function)
 
     def add(self, function: types.FunctionType) -> None:
-        """A function that may run."""
+        """Add a function that may run."""
         if id(function) in self.functions or not self.counts(function.__code__.co_filename):
             return
         self.functions[id(function)] = function
@@ -295,32 +295,30 @@ class Reach:
                 self.add(function)
 
     def fresh(self) -> list[types.FunctionType]:
-        """Functions that were added since the last call."""
+        """The functions that were added since the last call."""
         found, self._fresh = self._fresh, []
         return found
 
     def reads(self, attribute: str) -> bool:
-        """Whether any of the functions may look at an attribute of this name."""
+        """Whether any function may read an attribute of this name."""
         return any(attribute in accesses(function)[0] for function in self.functions.values())
 
     def names_of_others(self, kind: type) -> set[str]:
-        """What a class inherits mentions, where that is not the model's own code: torch's normalisation reads
-        ``training``.
-        """
+        """The names in inherited code that is not the model's own: torch's normalisation reads ``training``."""
         others = [base for base in kind.__mro__[:-1] if not self.owns(base)]
         functions = (function for base in others for value in vars(base).values() for function in unwrapped(value))
         return {name for function in functions for name in names_in(function)}
 
     def sets(self, attribute: str) -> bool:
-        """Whether any of the functions may set an attribute of this name, be it by ``setattr``."""
+        """Whether any function may set an attribute of this name, including by ``setattr``."""
         return any(attribute in sets_in(function) for function in self.functions.values())
 
     def names_read(self) -> set[str]:
-        """Names of attributes that any of the functions may look at."""
+        """Names of attributes that any function may read."""
         return set().union(*(accesses(function)[0] for function in self.functions.values()))
 
     def names_set(self) -> set[str]:
-        """Names of attributes that any of the functions may set, but of an object that it has just made."""
+        """Names of attributes that any function may set, except on an object that it has just created."""
         return {
             name
             for function in self.functions.values()
@@ -329,11 +327,11 @@ class Reach:
         }
 
     def names_rebound(self) -> set[str]:
-        """Names of globals, and of variables of functions around them, that any of the functions may set."""
+        """Names of globals and closure variables that any function may set."""
         return set().union(*(_rebinds(_Same(function.__code__)) for function in self.functions.values()))
 
     def writes(self, attribute: str) -> bool:
-        """Whether any of the functions sets an attribute of this name, but of an object that it has just made."""
+        """Whether any function sets an attribute of this name, except on an object that it has just created."""
         return bool(self.writers(attribute))
 
     def writers(self, attribute: str) -> list[types.FunctionType]:
@@ -351,11 +349,11 @@ class Reach:
 
 
 class ForwardCode:
-    """What a forward may look at, be it in functions of installed libraries that its code calls by name, or behind
-    their decorators: `Reach` leaves those out. What is read for a warning alone does not count.
+    """What a forward may read, including in functions of installed libraries that its code calls by name, or behind
+    their decorators, which `Reach` omits. What is only read for a warning does not count.
 
-    ``attributes``: names of those that are read and not set. ``names``: all names that code mentions; ``rebound``:
-    those of variables that it sets; ``written_to``: of what may be written to as a container.
+    ``attributes``: names that are read and not set. ``names``: all names that code mentions; ``rebound``: variables
+    that it sets; ``written_to``: what may be written to as a container.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -372,9 +370,10 @@ class ForwardCode:
         self.written_to: frozenset[str] = frozenset().union(*writers)
 
     def constants(self) -> Iterator[tuple[str, Any]]:
-        """Globals, attributes of classes and functions, variables around functions, defaults of arguments, and the
-        process's environment, which no code sets or writes to: how they are named on any machine, and what they are.
-        Those of installed libraries, which may say what a machine has, do not count, and neither do functions.
+        """(name on any machine, value) of globals, attributes of classes and functions, closure variables, defaults of
+        arguments, and environment variables that no code sets or writes to.
+
+        Those of installed libraries, which may depend on the machine, do not count, and neither do functions.
         """
         for function in self._functions:
             if is_installed(function.__code__.co_filename):
@@ -401,7 +400,7 @@ class ForwardCode:
                     yield f"{kind.__qualname__}.{name}", value
 
     def compiled(self) -> list[str]:
-        """Functions among them that `torch.compile` has made: it reads what code runs around them, too."""
+        """Functions made by `torch.compile`, which also depends on the code that calls them."""
         modules = [module for module in self._model.modules() if not is_opaque(module)]
         held = [one for module in modules for value in vars(module).values() for one in _parts(value)]
         for function in self._functions:
@@ -411,8 +410,8 @@ class ForwardCode:
         return sorted({one.__qualname__ for one in made if one is not None})
 
     def sources(self) -> Iterator[tuple[str, types.FunctionType]]:
-        """Functions of the model's own code, by their qualified names, other than its modules' methods. Of those that
-        are globals only what some function loads as one.
+        """Functions of the model's own code by qualified name, except for its modules' methods; globals only if a
+        function loads them as such.
         """
         methods = {id(one) for kind in self._kinds for value in vars(kind).values() for one in unwrapped(value)}
         loaded = frozenset().union(*(_loads(_Same(one.__code__)) for one in self._functions))
@@ -438,7 +437,7 @@ _OF_MACHINES = frozenset(
     WORLD_SIZE
     """.split()
 )
-"""Variables that say which process and machine this is."""
+"""Variables that identify a process or machine."""
 _DESCRIPTORS = (property, staticmethod, classmethod, functools.cached_property)
 
 
@@ -466,7 +465,7 @@ def _sets_entries(code: _Same) -> bool:
 
 
 MOST_READ = 4000
-"""Functions that are looked into."""
+"""The maximum number of functions that are examined."""
 
 
 def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
@@ -517,7 +516,7 @@ def _any_functions(model: nn.Module) -> Iterator[types.FunctionType]:
 
 
 def _is_called_by_syntax(name: str) -> bool:
-    """Whether a method runs without being named: where an object is called, or an element taken from it."""
+    """Whether a method runs without being named: when an object is called or indexed, for example."""
     return name.startswith("__") and name.endswith("__") and name not in _CALLED_ELSEWHERE
 
 
@@ -548,15 +547,15 @@ _BY_CODE = re.compile(
 
 
 def held_by_code(name: str) -> str:
-    """The global, or the variable of a function around it, that a function holds what `Container.entry` names by;
-    "defaults" for those of its arguments, "" for what an object holds.
+    """The global or closure variable of a function that holds the `Container.entry` with this name; "defaults" for
+    those of its arguments, "" for what an object holds.
     """
     found = _BY_CODE.fullmatch(name)
     return "" if found is None else found[1] or found[2] or "defaults"
 
 
 def attribute_in(name: str) -> str:
-    """The last name in what `Container.entry` gives: the attribute that holds it."""
+    """The last attribute in a name of `Container.entry`: the one that holds it."""
     last = name
     while last.endswith("]") and "[" in last:
         last = last[: last.rindex("[")]
@@ -570,7 +569,7 @@ _OURS = (Shim, Instead)
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """One thing that differs: where, what was there and what is there now (`MISSING` for nothing)."""
+    """One difference: the place, the value before and now (`MISSING` for none)."""
 
     name: str
     before: Any
@@ -578,20 +577,20 @@ class Change:
     is_attribute: bool = False
     can_be_undone: bool = True
     spot: tuple[int, str] | None = None
-    """The identity of what holds an attribute, and its name."""
+    """The identity of what holds an attribute, and the attribute's name."""
     kind: type = object
     """The class of what holds an attribute."""
 
     @property
     def attribute(self) -> str:
-        """The last name in ``name``: the attribute that holds it."""
+        """The last attribute in ``name``: the one that holds it."""
         return attribute_in(self.name)
 
 
 class Container:
-    """One container. ``view`` always gives what is in it now; ``name`` is for people; ``owner`` restores.
+    """One container. ``view``: always gives the current content; ``name``: for people; ``owner``: restores it.
 
-    ``kind``: of the attributes of an object, and of a slot, its class. ``set_one``: of a single value, how to set it.
+    ``kind``: the class of the object whose attributes or slots these are. ``set_one``: how to set a single value.
     """
 
     __slots__ = ("keys", "kind", "name", "owner", "put", "set_one", "values", "view")
@@ -607,7 +606,7 @@ class Container:
         self.keys: list[Any] | None = list(owner) if isinstance(owner, dict) else None
 
     def changes(self) -> list[Change]:
-        """What differs now."""
+        """The current differences."""
         now = list(self.view)
         if self.keys is not None:
             return self._changed_entries()
@@ -643,14 +642,14 @@ class Container:
 
     @property
     def in_order(self) -> bool:
-        """Whether the order of the entries means something to somebody: that of attributes does not."""
+        """Whether the order of the entries matters, which it does not for attributes."""
         return not self.is_attributes
 
     def entry(self, key: Any) -> str:
         return f"{self.name}{key}" if self.name.endswith(".") else f"{self.name}[{key!r:.40}]"
 
     def key_of(self, rest: str) -> Any:
-        """The key of which `entry` is the name here and ``rest``; `MISSING` where that cannot be said."""
+        """The key whose `entry` has the name ending in ``rest``; `MISSING` if that is unknown."""
         if self.name.endswith("."):
             return rest if rest.isidentifier() else MISSING
         try:
@@ -661,7 +660,7 @@ class Container:
 
 
 def put_dict(place: Container) -> None:
-    """Entry by entry: another thread may be running the model."""
+    """Restore entry by entry, because another thread may be running the model."""
     owner, kept = place.owner, dict(zip(place.keys or (), place.values, strict=True))
     # an OrderedDict keeps its order beside the entries, and knows nothing of what a dictionary's own methods do to it
     base: Any = collections.OrderedDict if isinstance(owner, collections.OrderedDict) else dict
@@ -677,8 +676,8 @@ def put_dict(place: Container) -> None:
 
 
 def _is_attaching(before: Any, now: Any) -> bool:
-    """Whether a wrapper of ours was put there or taken away. A model that has something else there for a while, and
-    then puts our wrapper back, is another matter.
+    """Whether one of this package's wrappers was attached or detached there. Something else in between is another
+    matter.
     """
     return type(now) in _OURS or (type(before) in _OURS and (now is MISSING or now is before.before))
 
@@ -716,7 +715,7 @@ class ClassEntries:
 
 
 class Fetched:
-    """Values fetched one by one: cells, slots, globals. Something that is missing counts as a value."""
+    """Values fetched one by one: cells, slots, globals. A missing one counts as a value."""
 
     def __init__(self, fetch: list[Callable[[], Any]]) -> None:
         self.fetch = fetch
@@ -729,7 +728,7 @@ class Fetched:
 
 
 def fetched_all(several: list[Callable[[], Any]]) -> list[Any]:
-    """The values; something that is missing counts as one."""
+    """The values; a missing one counts as a value."""
     try:
         return [fetch() for fetch in several]
     except (AttributeError, KeyError, ValueError):

@@ -1,7 +1,7 @@
 """The walk to all mutable Python state that a model's code can reach.
 
-From the modules it goes through attributes, containers, plain objects, closures, class attributes and the globals that
-the model's code names; not into torch, the standard library, or tensors (those count by identity).
+It starts from the modules and follows attributes, containers, plain objects, closures, class attributes and the globals
+that the model's code names; not into torch, the standard library, or tensors (which count by identity).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from shared_hooks.state.reach import (
 
 
 class Read(BaseException):
-    """Poison was looked at; not an Exception, so that the model does not catch it."""
+    """Poison was read. No Exception, so that the model does not catch it."""
 
 
 def _raise(*args: Any, **kwargs: Any) -> NoReturn:
@@ -60,7 +60,7 @@ _LOOKS = """
 """.split()  # fmt: skip
 Poison: type = type("Poison", (), dict.fromkeys(_LOOKS, _raise) | {"is_poison": True})
 Spare: type = type("Spare", (Poison,), {"is_poison": False})
-"""Stands behind the poison in a list, which would be longer if that were looked at; no run has to overwrite it."""
+"""Follows the poison in a list, which would be longer if that were read; no run needs to overwrite it."""
 
 
 MAX_OBJECTS = 50_000
@@ -85,9 +85,9 @@ _EMPTY_MOSTLY = tuple(name for name, value in vars(nn.Module()).items() if "hook
 
 
 class Walk:
-    """What one walk from a model has found. ``overflow``: there is more than is looked at; ``probes``: of objects
-    written in C: (name, probe, its result); ``caches``: functions with `functools.lru_cache`; ``hooks``: dictionaries
-    of modules' hooks that are empty.
+    """The result of one walk from a model. ``overflow``: there is more than is examined; ``probes``: of objects written
+    in C: (name, probe, its result); ``caches``: functions with `functools.lru_cache`; ``hooks``: empty dictionaries of
+    modules' hooks.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -205,7 +205,7 @@ class Walk:
             self._add(name, held)
 
     def _instance(self, name: str, value: Any) -> None:
-        """Attributes of an object, and its class."""
+        """Visit the attributes of an object, and its class."""
         if isinstance(value, type):
             return
         own = getattr(value, "__dict__", None)
@@ -241,7 +241,7 @@ class Walk:
                 self._add(f"{function.__qualname__}.", (function.__dict__,))
 
     def _functions(self) -> bool:
-        """The globals that functions found meanwhile name; whether there is more to look at."""
+        """Visit the globals named by functions that were found since; returns whether there is more to visit."""
         for function in self.reach.fresh():
             self.seen.setdefault(id(function), function)
             self._function(function.__qualname__, function)
@@ -265,7 +265,7 @@ class Walk:
         return bool(self._todo)
 
     def _attributes_of_functions(self) -> None:
-        """What functions carry that have nothing yet, where code that names them sets attributes."""
+        """Visit the attributes of functions without any yet, if code that names them sets attributes."""
         functions = list(self.reach.functions.values())
         setting = [one for one in functions if sets_in(one) or "__dict__" in names_in(one)]
         named = {name for one in setting for name in names_in(one)}
@@ -274,7 +274,9 @@ class Walk:
                 self._visit(f"{function.__qualname__}.", function.__dict__)
 
     def _attributes_of_tensors(self) -> None:
-        """What parameters and buffers carry: where they have attributes, or some code sets one that no object has."""
+        """Visit the attributes of parameters and buffers, if they have any, or some code sets one that no
+        object has.
+        """
         known = {key for place in self.places if place.is_attributes for key in place.keys or ()}
         may_be_set = not self.reach.names_set() <= known.union(dir(torch.Tensor))
         for name, tensor in self._tensors.values():
@@ -284,7 +286,7 @@ class Walk:
                 self._entries(f"{name}.", own)
 
     def _replaced(self, function: types.FunctionType, names: frozenset[str]) -> None:
-        """What a function may set in modules and classes of libraries (``torch.relu = ...``)."""
+        """Visit what a function may set in modules and classes of libraries (``torch.relu = ...``)."""
         may_set = sets_in(function)
         if not may_set:
             return
