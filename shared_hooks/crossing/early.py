@@ -31,7 +31,7 @@ class EarlyOutput:
     They may lie in memory that must not be written (the ``bytes`` they came in). ``values``: structures of the Python
     values that were read from data. ``generators``: states of random number generators, uint8, as many as ``crossing``
     names. ``starts``: the address of each slot's storage on the edge modulo 64, in bytes; empty if all are 0.
-    ``disposable``: used once, so the tail may work in its memory.
+    ``disposable``: it is used once, so the tail may write to its memory.
     """
 
     crossing: Crossing
@@ -48,12 +48,12 @@ class EarlyOutput:
 
     @property
     def layer_name(self) -> str:
-        """The name of that layer, or block; of a branch cut all of its names."""
+        """The name of that layer or block; for a branch cut all of its names."""
         return self.crossing.name
 
     @property
     def nbytes(self) -> int:
-        """Raw bytes of the frontier."""
+        """The raw bytes of the frontier."""
         return self.crossing.payload_bytes
 
     def pack(self, codec: str | Codec | Sequence[Codec] = "raw") -> Parcel:
@@ -66,14 +66,14 @@ class EarlyOutput:
 
     @property
     def meta(self) -> Any:
-        """What its header says beside the tensors, as JSON has it."""
+        """The part of its header besides the tensors, for JSON."""
         if self.values or self.starts:
             return [self.crossing.digest, self.values, self.starts]
         return self.crossing.digest
 
     @property
     def tensors(self) -> list[torch.Tensor]:
-        """What it is packed from: pieces, and states of generators."""
+        """What is packed: pieces, and states of generators."""
         return [*self.pieces, *self.generators]
 
     @classmethod
@@ -174,9 +174,9 @@ _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def books_of(heads: Sequence[EarlyOutput], step: float) -> tuple[Book | None, ...]:
-    """One for each piece; None for a piece that holds no floats, is too large (with those before it), or never changes.
+    """A book for each piece; None for one that holds no floats, is too large (with those before it), or never changes.
 
-    ``heads``: of one cut; lengths and batches may differ. ``step``: as in `learn`. Raises SpecError for heads of
+    ``heads``: at one cut; lengths and batches may differ. ``step``: as in `learn`. Raises SpecError for heads of
     different cuts, and for none.
     """
     if not heads:

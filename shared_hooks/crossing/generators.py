@@ -60,15 +60,15 @@ _LEFT_AND_NEXT = struct.Struct("<8xi4xQ")
 
 
 def _check_words(words: Sequence[int]) -> None:
-    """A Mersenne Twister of zeros gives zeros for ever, and who draws until a number fits (normal, gamma) never ends,
-    in code that nothing can interrupt. Of the first word the highest bit alone counts for what comes.
+    """Refuse a state of zeros, for which a Mersenne Twister returns zeros for ever, so that rejection sampling (normal,
+    gamma) never ends, in code that cannot be interrupted. Of the first word only the highest bit counts.
     """
     if not any(words[1:]) and not words[0] & 0x8000_0000:
         raise ValueError("a state of zeros gives nothing but zeros")
 
 
 def _torch_checked(state: bytes) -> torch.Tensor:
-    """Torch checks each of the two numbers alone, and reads beyond its words where both are large."""
+    """Check a state more strictly than torch, which reads out of bounds if both of its numbers are large."""
     if len(state) < _LEFT_AND_NEXT.size + 8 * _WORDS:
         raise ValueError("a state of torch's generator is longer")
     left, following = _LEFT_AND_NEXT.unpack_from(state)
@@ -83,7 +83,7 @@ def _torch_set(state: torch.Tensor) -> None:
 
 
 def torch_generator(state: bytes) -> torch.Generator:
-    """One of torch's, of the CPU, in this state. Raises ValueError, and RuntimeError of torch's own checks."""
+    """A torch generator of the CPU in this state. Raises ValueError, and RuntimeError from torch's own checks."""
     made = torch.Generator()
     made.set_state(_torch_checked(state))
     return made
@@ -112,7 +112,7 @@ def now(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
 
 
 def fresh(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
-    """States with new seeds, for a run of a model without generators of his own."""
+    """States with new seeds, for a run of a model without generators of its own."""
     seed = secrets.randbits(32)
     made = {
         "torch": lambda: torch.Generator().manual_seed(seed).get_state(),
@@ -123,7 +123,7 @@ def fresh(names: Sequence[str]) -> tuple[torch.Tensor, ...]:
 
 
 def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
-    """What tells whether any generator has moved, except those named in ``but``; some tens of microseconds."""
+    """Changes if any generator moves, except those named in ``but``; takes some tens of microseconds."""
     found: dict[str, object] = {}
     if "torch" not in but:
         found["torch"] = _text(devices.rng_state())

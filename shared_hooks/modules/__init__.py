@@ -1,9 +1,9 @@
-"""The model as it stands: its modules, and how Isthmus attaches to them.
+"""The modules of a model, and how Isthmus attaches to them.
 
 attach     the shim before a module's forward
 constants  numbers, and what else never changes, in modules and code; digests
 tables     which modules are walked, and tensors that no state dictionary names; groups
-manifest   what all digests are made of, fact by fact
+manifest   the facts behind all digests
 
 May import tensors, errors.
 """

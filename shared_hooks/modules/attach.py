@@ -1,12 +1,12 @@
-"""Put a shim before a module's ``forward``, and take exactly that away again.
+"""Puts a shim before a module's ``forward``, and removes exactly that.
 
 A pre-hook can replace a module's inputs but cannot skip its forward, and hooks do not see direct ``.forward()`` calls;
-so Isthmus stands in the instance's ``forward`` attribute, where ``Module.__call__`` and direct calls both look. The
-shim is shared by all `WrappedModel`s of one module and finds the running session through a context variable: installed
-once, safe with many threads, and free of cost to everybody who runs the model outside a session (one look-up).
+so Isthmus uses the instance's ``forward`` attribute, where ``Module.__call__`` and direct calls both look. The shim is
+shared by all `WrappedModel`s of one module and finds the running session through a context variable: installed once,
+thread-safe, and nearly free for whoever runs the model outside a session (one lookup).
 
-A module that is compiled in place (`Module.compile`) is called past its ``forward``: there the shim stands in front of
-the compiled code. While torch.compile reads a module, a shim is not there, so that what it compiles stays the same.
+A module that is compiled in place (`Module.compile`) is called without its ``forward``: there the shim precedes the
+compiled code. While torch.compile reads a module the shim is hidden, so that the compiled code is unchanged.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _before = True
 
 
 class fast_path_off:  # used as a function
-    """Switch the fast path off for the duration; nests, and counts over threads."""
+    """Disables torch's fast path for the duration; nests, and counts over threads."""
 
     def __enter__(self) -> None:
         global _running, _before
@@ -58,22 +58,22 @@ class fast_path_off:  # used as a function
 
 
 class Instead:
-    """A function on a module, in place of a method. Who looks at what a model keeps between calls does not look into
-    it: what is behind it is ours.
+    """A function on a module that replaces a method. Checks of what a model keeps between calls ignore it and what is
+    behind it.
     """
 
     def __init__(self, function: Callable[..., Any], before: Any) -> None:
         self._function = function
         self.before = before
-        """What was there, None for nothing."""
+        """What was there, or None."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._function(*args, **kwargs)
 
 
 def put_instead(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> Callable[[], None]:
-    """Put functions there by the methods' names. Gives what takes them away again, and leaves alone what others have
-    put over them since.
+    """Put functions there under the methods' names. Returns a function that removes them, except where others have
+    replaced them since.
     """
     own = vars(module)
     before = {name: own[name] for name in functions if name in own}
@@ -92,7 +92,7 @@ def put_instead(module: nn.Module, functions: dict[str, Callable[..., Any]]) -> 
 _ABSENT = object()
 COMPILED = "_compiled_call_impl"  # what `Module.compile` sets
 lock = threading.RLock()
-"""Held around every change of shims, and of what observers leave on them."""
+"""Held during every change of shims, and of what observers leave on them."""
 
 
 class Runner(Protocol):
@@ -106,29 +106,29 @@ class Runner(Protocol):
     ) -> Any: ...
 
     def failed(self, error: BaseException) -> None:
-        """Something went wrong that must not be lost, even if the model's own code catches the exception."""
+        """Record an error that must not be lost, even if the model's own code catches the exception."""
 
 
 class Shown(Runner, Protocol):
-    """A runner whose calls observers are shown, though it is no `Session`. ``modules``: whose model it runs."""
+    """A runner whose calls observers see, though it is no `Session`. ``modules``: of the model that it runs."""
 
     modules: object
     is_shown: bool
 
 
 class Watching(Protocol):
-    """What observers leave on a shim: they are shown the module's call, in a session or outside one."""
+    """What observers leave on a shim: they see the module's call, in a session or outside one."""
 
     def call(self, shim: Shim, session: Runner | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
 
 running: ContextVar[Runner | None] = ContextVar("isthmus_session", default=None)
 watchers: set[Any] = set()
-"""The observers that are attached to any model; changed under `lock`."""
+"""The observers attached to any model; changed under `lock`."""
 
 
 def is_of_class(module: nn.Module, forward: Any) -> bool:
-    """Whether a module has under "forward" what its class gives: so do copies of modules with shims."""
+    """Whether a module's "forward" is what its class defines; so it is for copies of modules with shims."""
     is_own = type(forward) is types.MethodType and forward.__self__ is module
     return is_own and forward.__func__ is type(module).forward
 
@@ -141,15 +141,15 @@ class Shim:
         self.users = 0
         self.watching: Watching | None = None
         self.gate: Callable[..., Any] | None = None
-        """What stands for ``forward`` below sessions and observers (`shared_hooks.generation.together`)."""
+        """Replaces ``forward`` below sessions and observers (`shared_hooks.generation.together`)."""
         self.entry: Callable[..., Any] | None = None
-        """What a call in no session becomes (`shared_hooks.generation.split`)."""
+        """Handles calls outside sessions (`shared_hooks.generation.split`)."""
         self.before = module.__dict__.get(slot, _ABSENT)
         if is_of_class(module, self.before):
             self.before = _ABSENT
         self.forward: Callable[..., Any] = getattr(module, slot)
         self._class = type(module) if slot == "forward" and self.before is _ABSENT else None
-        """Whose method `forward` is; None where it is the module's own."""
+        """The class whose method `forward` is; None if it is the module's own."""
         # transformers reads inspect.signature(model.forward); __wrapped__ keeps it the model's own
         functools.update_wrapper(self, self.forward, updated=())
 
@@ -183,11 +183,11 @@ class Shim:
 
 
 _LOOK_ONLY = ("shared_hooks.", "transformers.utils.output_capturing")
-"""Hooks that look, and that each side puts on for itself."""
+"""Hooks that only observe, and that each side adds itself."""
 
 
 def hooks_of(module: nn.Module) -> list[str]:
-    """Names of a module's forward hooks, less those that each side puts on for itself."""
+    """The names of a module's forward hooks, except for those that each side adds itself."""
     return [name for name, _ in named_hooks(module)]
 
 
@@ -215,13 +215,13 @@ def _slot(module: nn.Module) -> str:
 
 
 def shim_of(module: nn.Module) -> Shim | None:
-    """The shim that is installed."""
+    """The installed shim, or None."""
     shim = module.__dict__.get(_slot(module))
     return shim if isinstance(shim, Shim) and shim.module is module else None
 
 
 def attach(module: nn.Module) -> Shim:
-    """Install the shim, or count one more user of the one that is there."""
+    """Install the shim, or count one more user of the existing one."""
     with lock:
         slot = _slot(module)
         shim = module.__dict__.get(slot)
@@ -233,7 +233,7 @@ def attach(module: nn.Module) -> Shim:
 
 
 def detach(module: nn.Module) -> None:
-    """Count one user less; the last one restores what was there. Leaves alone what others put over the shim since."""
+    """Count one user less; the last one restores what was there. Leaves what others have put over the shim since."""
     with lock:
         slot = _slot(module)
         shim = module.__dict__.get(slot)
@@ -251,9 +251,10 @@ QUIET_RUNS = 4
 
 
 class Needed:
-    """Shims on the modules that runs of one kind have to see: at first on all of them. When `QUIET_RUNS` runs in a row
-    have called no others than those before, what lies within these, and within others of the lists that these are in,
-    runs without. Any thread may call.
+    """Shims on the modules that runs of one kind must see: at first on all of them. Thread-safe.
+
+    After `QUIET_RUNS` runs in a row that called no new ones, the modules inside these, and inside others of the lists
+    that they are in, run without.
     """
 
     def __init__(self, paths: Mapping[nn.Module, str], above: Collection[str] = ()) -> None:
@@ -262,16 +263,16 @@ class Needed:
         self._above = frozenset(above)
         self._attached: list[nn.Module] = []
         self.hooks: dict[nn.Module, list[Any]] = {}
-        """See `hooks_within`, of modules that were asked for."""
+        """See `hooks_within`; cached."""
         self._bare: frozenset[nn.Module] = frozenset()
         self._quiet = 0
         self._count = 0
         self._all = False
         self.settled = False
         self.called: set[nn.Module] = set()
-        """Modules that runs have called as a whole; they add what they call, and use `end_run`."""
+        """Modules that runs have called as a whole; runs add to it, and call `end_run`."""
         self.simple: set[type] = set()
-        """Classes of arguments that runs need not look into; they add to it."""
+        """Classes of arguments that runs need not examine; they add to it."""
 
     def attach(self) -> None:
         with lock:
@@ -289,7 +290,7 @@ class Needed:
             self._attached = []
 
     def end_run(self) -> None:
-        """A run has ended as it should."""
+        """Called after a run without errors."""
         if self.settled or self._all:
             return
         with lock:
@@ -304,7 +305,7 @@ class Needed:
             self._attached = [module for module in self._attached if module not in self._bare]
 
     def _within(self) -> list[nn.Module]:
-        """The modules within those that were called, and within others of their lists."""
+        """The modules inside those that were called, and inside others of their lists."""
         modules = {path: module for module, path in self._paths.items()}
         whole = {self._paths[module] for module in self.called}
         for path in list(whole):
@@ -326,7 +327,7 @@ class Needed:
         return self.hooks[module]
 
     def need_all(self) -> None:
-        """From now on runs have to see all modules."""
+        """Let runs see all modules from now on."""
         with lock:
             attached = set(self._attached)
             self._all, self.settled, self._bare = True, False, frozenset()

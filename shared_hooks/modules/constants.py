@@ -1,7 +1,7 @@
-"""What both sides must have alike: digests of a model, and its constants.
+"""What must be equal on both sides: digests of a model, and its constants.
 
 A digest is hexadecimal and the same in every process, on every device: of structure, configuration, code and weights.
-Weights and structure come from the state dictionary; the constants are what it does not show: a slope, an epsilon, a
+Weights and structure come from the state dictionary; the constants are what it does not contain: a slope, an epsilon, a
 factor in a dictionary, in a class, or in what a function closes over.
 """
 
@@ -39,19 +39,19 @@ from shared_hooks.tensors import dtype_name
 
 
 def digest_of(value: Any) -> str:
-    """Digest of a JSON-able value."""
+    """The digest of a JSON-able value."""
     text = json.dumps(value, separators=(",", ":"), sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def structure_digest(model: nn.Module, depth: int | None) -> str:
-    """Over paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
+    """The digest of paths, classes, depth, and the names, shapes and dtypes of parameters and buffers."""
     modules = [[name, type(module).__name__] for name, module in model.named_modules(remove_duplicate=False)]
     return digest_of([modules, [[name, *form_of(value)] for name, value in state_of(model)], depth])
 
 
 def state_of(model: nn.Module) -> list[tuple[str, Any]]:
-    """The state dictionary, without what it is packed in: tensors, and other values (a quantised layer has both)."""
+    """The entries of the state dictionary, unpacked: tensors, and other values (a quantised layer has both)."""
     return [one for name, value in model.state_dict().items() for one in _unpacked(name, value)]
 
 
@@ -64,7 +64,7 @@ def _unpacked(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def form_of(value: Any) -> list[Any]:
-    """The dtype and shape of a tensor; of another value its `repr`."""
+    """The dtype and shape of a tensor; the `repr` of another value."""
     return [dtype_name(value.dtype), list(value.shape)] if isinstance(value, torch.Tensor) else [repr(value)]
 
 
@@ -73,14 +73,14 @@ def attributes(
     is_read: Callable[[str], bool] = lambda _: True,
     is_written: Callable[[str], bool] = lambda _: False,
 ) -> dict[str, dict[str, Any]]:
-    """By path, the constants that each module holds, and by the way to them ("config.eps") those in objects that it
-    holds: dictionaries, lists, functions, modules that are no part of the model. Ask before the first forward.
+    """The constants in each module, by path, and by the way to them ("config.eps") those in objects that it holds:
+    dictionaries, lists, functions, modules that are no part of the model. Call it before the first forward.
 
     Constants are numbers, and what has the same text in every process (a mode, a type, a function): no paths, no
-    devices. What torch keeps on every module, which differs between releases, is left out; and so is what is no number
-    on a module itself, and all that an object holds, where no code looks at an attribute of that name (``is_read``):
-    it may be a process's own. A set or list that code may write to (``is_written``) is none, but for a list of numbers
-    on a module itself.
+    devices. Omitted is what torch keeps on every module, which differs between releases; so is what is no number on a
+    module itself, and all that an object holds, if no code reads an attribute of that name (``is_read``): it may be a
+    process's own. A set or list that code may write to (``is_written``) is none, except for a list of numbers on a
+    module itself.
     """
     walk = _Walk(is_read, is_written, map(id, model.modules()))
     found = {}
@@ -103,8 +103,10 @@ def attributes(
 
 
 def words_of(value: Any, is_read: Callable[[str], bool], is_written: Callable[[str], bool]) -> str:
-    """The text of a constant that code holds, with what is in it; "" for anything else. Truth values by themselves, or
-    of a class or module, are none: they say what a machine has. ``is_read``, ``is_written``: as in `attributes`.
+    """The text of a constant that code holds, with its content; "" for anything else.
+
+    Truth values alone, or of a class or module, are none: they describe a machine. ``is_read``, ``is_written``: as in
+    `attributes`.
     """
     if value is None or type(value) is bool:
         return ""
@@ -116,18 +118,18 @@ def words_of(value: Any, is_read: Callable[[str], bool], is_written: Callable[[s
 
 
 MOST_KEYS: Final = 64
-"""A dictionary that has more is a table: it is one constant, and not looked into."""
+"""A dictionary with more keys is a table: a single constant, whose values are not examined."""
 MOST_ENTRIES: Final = 1 << 16
-"""Most entries of such a table, and of a list."""
+"""The maximum number of entries of such a table, and of a list."""
 MOST_OBJECTS: Final = 4096
 MOST_TEXT: Final = 256
 _DEPTH: Final = 8
 _ADDRESS: Final = 1 << 32
-"""A whole number above it as a key is some object's `id`, another in each process."""
+"""A larger integer as a key is some object's `id`, which differs between processes."""
 
 
 class _Walk:
-    """Goes through what a model's modules hold, each object once. ``known``: ids of those that are no concern of it."""
+    """Visits what a model's modules hold, each object once. ``known``: ids of objects that are skipped."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class _Walk:
         self._left = MOST_OBJECTS
 
     def facts(self, way: str, held: Mapping[str, Any], *, named: bool, depth: int = _DEPTH) -> Iterator[Fact]:
-        """The constants in ``held``, by the way to them. ``named``: of attributes that code looks at alone."""
+        """The constants in ``held``, by the way to them. ``named``: only of attributes that code reads."""
         for name, value in list(held.items()):
             if named and (name.startswith("__") or not self._is_read(name)):
                 continue
@@ -252,7 +254,7 @@ def _of_class(kind: type) -> dict[str, Any]:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Attributes of an object, those in slots too."""
+    """The attributes of an object, including slots."""
     found = dict(getattr(value, "__dict__", ()))
     for kind in type(value).__mro__:
         for name, slot in vars(kind).items():
@@ -263,7 +265,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _entries(value: Any) -> list[Any]:
-    """What is in a list, whatever its class says of that; nothing of one that is too long."""
+    """The entries of a list, whatever its class defines; empty for one that is too long."""
     kind = next(one for one in _LISTS if isinstance(value, one))
     if kind is collections.UserList:
         kind, value = list, value.data
@@ -271,7 +273,7 @@ def _entries(value: Any) -> list[Any]:
 
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
-    """What is in a dictionary, likewise."""
+    """The entries of a dictionary, likewise."""
     return list(dict.items(value)) if isinstance(value, dict) else list(value.items())
 
 
@@ -285,7 +287,7 @@ def _around(function: types.FunctionType) -> dict[str, Any]:
 
 
 def cells(function: types.FunctionType) -> Iterator[Any]:
-    """What the variables around a function hold; one that has no value yet holds nothing."""
+    """The values of a function's closure variables; those without a value are omitted."""
     return (value for cell in function.__closure__ or () for value in _filled(cell))
 
 
@@ -295,7 +297,7 @@ def _filled(cell: types.CellType) -> Iterator[Any]:
 
 
 def _key(key: Any) -> str | None:
-    """A key in words that are the same in every process."""
+    """A key as text that is the same in every process."""
     if type(key) is str:
         return None if key.startswith("__") else key if key.isprintable() else ascii(key)
     if type(key) is int and key > _ADDRESS:
@@ -305,13 +307,13 @@ def _key(key: Any) -> str | None:
 
 
 def _may_grow(value: Any) -> bool:
-    """Whether runs may leave something in it."""
+    """Whether runs may add to it."""
     return isinstance(value, (set, bytearray, array.array, *_LISTS, *_DICTIONARIES)) and not isinstance(value, tuple)
 
 
 def _constant(value: Any) -> Any:
-    """A number, or numbers, as they are; anything else that never changes in words (`Word`) that are the same in every
-    process; None for the rest.
+    """A number, or numbers, as they are; another constant as text (`Word`) that is the same in every process; None for
+    anything else.
     """
     if _is_number(value):
         return _fixed(value)
@@ -348,14 +350,14 @@ def _words(value: Any, depth: int = _DEPTH) -> str | None:
 
 
 def _said(value: Any, depth: int = _DEPTH) -> str | None:
-    """A constant in words, if it is no deeper."""
+    """A constant as text, if it is not too deep."""
     if _is_number(value):
         return repr(_fixed(value))
     return _words(value, depth - 1) if depth else None
 
 
 def _table(value: Mapping[Any, Any], depth: int) -> str | None:
-    """A large dictionary of constants alone."""
+    """A large dictionary that contains only constants."""
     entries = [(_key(key), _said(one, depth)) for key, one in _items(value)]
     return digest_of(sorted(map(str, entries))) if all(None not in one for one in entries) else None
 
@@ -371,7 +373,7 @@ _OF_MACHINES = re.compile(
 
 
 def _is_word(value: Any) -> bool:
-    """Whether this is a text that is the same on any machine: no path, device, address, version, date."""
+    """Whether this is text that is the same on any machine: no path, device, address, version, date."""
     return type(value) is str and bool(_WORD.fullmatch(value)) and not _OF_MACHINES.match(value)
 
 
@@ -410,7 +412,7 @@ def _attributes(module: nn.Module, own: Mapping[str, Any], is_written: Callable[
 
 
 def _function(value: Any) -> str:
-    """A function in words: torch's by the name alone, others also by what they do and the numbers that they hold."""
+    """A function as text: torch's by its name, others also by their source and the numbers that they hold."""
     if isinstance(value, functools.partial):
         held = [*map(_held, value.args), *(f"{name}={_held(one)}" for name, one in sorted(value.keywords.items()))]
         return f"{_function(value.func)}({', '.join(held)})"
@@ -425,23 +427,21 @@ def _function(value: Any) -> str:
 
 
 def _held(value: Any) -> str:
-    """An argument in words that are the same in every process: no address."""
+    """An argument as text that is the same in every process: no address."""
     if _is_number(value) or type(value) is str:
         return repr(_fixed(value))
     return (_function(value) if callable(value) else "") or type(value).__qualname__
 
 
 def _is_own_forward(module: nn.Module, name: str, value: Any) -> bool:
-    """Whether what stands on the module is what its class has under that name: the shim of one that is wrapped, or
-    what a copy has of it.
-    """
+    """Whether an attribute of the module is what its class defines: the shim of a wrapped module, or a copy's."""
     if isinstance(value, Shim):
         value = value.forward
     return isinstance(value, types.MethodType) and value.__func__ is getattr(type(module), name, None)
 
 
 _OF_LIBRARIES = ("torch.", "transformers.", "accelerate.")
-"""Hooks that come with how a model is loaded: on one device, or divided among several."""
+"""Hooks that come from how a model is loaded: on one device, or divided among several."""
 
 
 class Named(str):
@@ -457,12 +457,12 @@ class Word(str):
 
 
 def is_torchs(kind: type) -> bool:
-    """Whether what its instances hold comes from torch, at least in part."""
+    """Whether a part of what its instances hold comes from torch."""
     return any(one is not nn.Module and one.__module__.startswith("torch.nn.") for one in kind.__mro__)
 
 
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
-"""Attributes that torch keeps on each."""
+"""Attributes that torch keeps on each module."""
 
 
 _LEFT_BY_LOADING = frozenset({"_use_kernels", "_weight_conversions"})
@@ -473,7 +473,7 @@ nothing.
 
 
 def configuration_digest(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """A digest of `attributes`."""
+    """The digest of `attributes`."""
     return digest_of([[path, [[name, repr(value)] for name, value in each.items()]] for path, each in found.items()])
 
 
@@ -484,9 +484,10 @@ def _is_number(value: Any, depth: int = _DEPTH) -> bool:
 
 
 def code_digest(model: nn.Module) -> str:
-    """Over the source of the model's own classes: the functions they define or inherit, and numbers of the class.
+    """The digest of the source of the model's own classes: the functions they define or inherit, and numbers of the
+    class.
 
-    Classes of torch itself are left out; releases of torch may differ as long as the plan does not.
+    torch's classes are omitted; its releases may differ as long as the plan does not.
     """
     kinds: set[Any] = {type(module) for module in model.modules()}
     # without the module's name: what is a script on one side may be installed on the other
@@ -494,12 +495,12 @@ def code_digest(model: nn.Module) -> str:
 
 
 def source_digest(kind: type) -> str:
-    """The same of one class; of torch's own all the same."""
+    """The digest of the source of one class; the same for all of torch's."""
     return digest_of(_source(kind))
 
 
 def function_digest(function: types.FunctionType) -> str:
-    """The same of a function."""
+    """The digest of the source of a function."""
     return digest_of(_source_of(function))
 
 
@@ -509,7 +510,7 @@ def _source(kind: Any) -> list[str]:
 
 
 class _Identity:
-    """Equal to itself alone: what a class holds may be replaced."""
+    """Equal only to itself, because what a class holds may be replaced."""
 
     __slots__ = ("value",)
 
@@ -553,7 +554,7 @@ def _takes_class(kind: type, function: types.FunctionType) -> bool:
 
 
 def assigned_by(function: types.FunctionType) -> Iterator[str]:
-    """Names of the attributes that a function assigns to, of whatever object."""
+    """The names of the attributes that a function assigns to, on any object."""
     return (one.argval for one in dis.get_instructions(function) if one.opname == "STORE_ATTR")
 
 
@@ -565,8 +566,8 @@ def _unbound(value: Any) -> types.FunctionType | None:
 
 
 def _source_of(function: types.FunctionType) -> str:
-    """Its own text and that of what it wraps, less torch's, whose releases word the same thing differently: a model may
-    wrap a method of ``nn.Module``, and torch's decorators wrap a model's.
+    """The source of a function and of what it wraps, without torch's, which differs between releases: a model may wrap
+    a method of ``nn.Module``, and torch's decorators wrap a model's.
     """
     texts: list[str] = []
     wrapped: Any = function
@@ -578,8 +579,8 @@ def _source_of(function: types.FunctionType) -> str:
 
 
 def _text_of(function: types.FunctionType) -> str:
-    """As `inspect.getsource`, which first looks up the files of all loaded modules. Its name where there is no source:
-    typed at a prompt, or compiled. Then the plan has to do.
+    """As `inspect.getsource`, which first looks up the files of all loaded modules. The function's name if there is no
+    source (typed at a prompt, or compiled); then the plan must suffice.
     """
     code = function.__code__
     linecache.checkcache(code.co_filename)
@@ -594,7 +595,7 @@ _OF_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
 
 
 def weights_hash(model: nn.Module) -> str:
-    """Over the state dictionary: names, shapes, dtypes and bytes, whatever device they are on."""
+    """The digest of the state dictionary: names, shapes, dtypes and bytes, on any device."""
     digest = hashlib.blake2b(digest_size=16)
     for name, value in sorted(state_of(model), key=lambda one: one[0]):
         digest.update(json.dumps([name, *form_of(value)]).encode())
@@ -604,7 +605,7 @@ def weights_hash(model: nn.Module) -> str:
 
 
 def tensor_hash(value: Any) -> str:
-    """Over the bytes of one tensor; empty for another value."""
+    """The digest of the bytes of one tensor; empty for another value."""
     return hashlib.blake2b(_bytes(value), digest_size=8).hexdigest() if isinstance(value, torch.Tensor) else ""
 
 

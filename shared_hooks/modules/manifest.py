@@ -1,9 +1,8 @@
-"""What a model's digests are made of, in words: asked for only where the digests of two sides differ.
+"""The facts behind a model's digests, as text: needed only if the digests of two sides differ.
 
-A manifest is flat, one entry for each fact, so that hostile bytes cannot make more of it than they are. Releases of
-torch store the same module in different ways, so an attribute that torch's own code keeps, and that has the value that
-its constructor takes by default, is a *note* where one side alone knows it. Everything else that differs is a
-*difference*.
+A manifest is flat, with one entry per fact, so that hostile bytes cannot inflate it. Releases of torch store the same
+module in different ways, so an attribute that torch's own code keeps, with its constructor's default value, is a *note*
+if only one side has it. Every other difference is a *difference*.
 """
 
 from __future__ import annotations
@@ -24,30 +23,31 @@ from shared_hooks.modules.constants import Word, assigned_by, form_of, source_di
 from shared_hooks.modules.tables import Tables, compared
 
 MAX_BYTES: Final = 1 << 20
-"""Most bytes of a manifest on its way."""
+"""Most bytes of a manifest on the wire."""
 MAX_TEXT: Final = 8 << 20
-"""... unpacked. A model of a thousand modules has some 300,000."""
+"""Most bytes unpacked. A model of a thousand modules has about 300,000."""
 MAX_ENTRIES: Final = 100_000
 TIMES: Final = 4
-"""A manifest may have so many times the entries and bytes of the one that it is compared with, and the spare ones: two
-models that differ more have little in common that could be named."""
+"""Most entries and bytes of a manifest, relative to the one that it is compared with, plus the spare ones: models that
+differ more have little in common.
+"""
 SPARE_ENTRIES: Final = 1000
 SPARE_BYTES: Final = 64 << 10
 MAX_DIFFERENCES: Final = 16
-"""Named by one comparison; one more says that there are more."""
+"""The number of differences that are named; one more line says that there are more."""
 MAX_NOTES: Final = 32
 MAX_LINE: Final = 300
-"""Characters of one of them."""
+"""Most characters of a line."""
 SHOWN: Final = 4
-"""Names of tensors with other values, in one line."""
+"""The number of names of tensors with other values in one line."""
 
 Fact = tuple[str, str, str]
-"""Kind, path of the module (of ``code``: the class; of ``operation``: its number), name."""
+"""(kind, path of the module (for ``code``: the class; for ``operation``: its number), name)."""
 Manifest = Mapping[Fact, str]
 
 SET, USUAL, HELD = "set", "usual", "held"
-"""Attributes: with a value of their own; kept by torch's own code, with its constructor's default; and what one side
-alone may have without harm.
+"""Kinds of attributes: with a value of its own; kept by torch's own code, with its constructor's default; and what one
+side alone may have without harm.
 """
 KIND, TENSOR, TABLE, CODE, OPERATION = "class", "tensor", "table", "code", "operation"
 _KINDS: Final = frozenset({SET, USUAL, HELD, KIND, TENSOR, TABLE, CODE, OPERATION})
@@ -63,7 +63,7 @@ def manifest(
     tables: Tables | None = None,
     held: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[Fact, str]:
-    """All that both sides must agree on. ``attributes``: by path, from before the first forward
+    """All facts that both sides must agree on. ``attributes``: by path, from before the first forward
     (`constants.attributes`), as ``tables`` (`tables.tables`); ``depth``: of the hierarchy; ``operations``: of the plan
     on the example; ``held``: numbers in code.
     """
@@ -91,8 +91,8 @@ def manifest(
 
 @functools.lru_cache(maxsize=1024)
 def _usual(kind: Any) -> Mapping[str, Any]:
-    """Defaults of the constructor of this class, or of the first one of torch's that it is made from: of arguments that
-    torch's own code keeps under their names. What others set on such a module may mean anything to them.
+    """The defaults of the constructor of this class, or of the first of torch's that it is derived from, for arguments
+    that torch's own code keeps under their names. Attributes set by others may mean anything.
     """
     torchs = [one for one in kind.__mro__ if one is not nn.Module and one.__module__.partition(".")[0] == "torch"]
     if not torchs:
@@ -106,7 +106,7 @@ def _usual(kind: Any) -> Mapping[str, Any]:
 
 
 def _kept_by(kind: type) -> Iterator[str]:
-    """Names of attributes that the functions of a class assign to."""
+    """The names of attributes that the functions of a class assign to."""
     return (name for one in vars(kind).values() if isinstance(one, types.FunctionType) for name in assigned_by(one))
 
 
@@ -128,7 +128,7 @@ class Comparison:
 
 
 def compare(client: Manifest, server: Manifest) -> Comparison:
-    """What differs, the first module first: `MAX_DIFFERENCES` and one more, and `MAX_NOTES`, at most."""
+    """The differences, the first module first: at most `MAX_DIFFERENCES` and one more, and `MAX_NOTES`."""
     mine, theirs = _by_place(client), _by_place(server)
     differences = list(_other_values(mine, theirs))
     notes: list[str] = []
@@ -154,13 +154,13 @@ def compare(client: Manifest, server: Manifest) -> Comparison:
 
 
 Value = tuple[str, str]
-"""Which sort of attribute, or the kind again; the value."""
+"""(kind of attribute, or the kind again; the value)."""
 
 
 def _unequal(
     mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]
 ) -> Iterator[tuple[Fact, Value | None, Value | None]]:
-    """Places whose facts differ, less those that follow from others; the plan's operations come last."""
+    """The places whose facts differ, without those that follow from others; the plan's operations come last."""
     planned = all(any(place[0] == OPERATION for place in side) for side in (mine, theirs))  # else one has no example
     others = {place[1] for place in {**theirs, **mine} if place[0] == KIND and mine.get(place) != theirs.get(place)}
     for last in (False, True) if planned else (False,):
@@ -177,7 +177,7 @@ def _unequal(
 
 
 def _other_values(mine: Mapping[Fact, Value], theirs: Mapping[Fact, Value]) -> Iterator[str]:
-    """One line for all tensors of the same form with other values, for where one side has another file all are."""
+    """One line for all tensors of the same form with other values: with another weights file, all of them differ."""
     names = [place[1:] for place, here in theirs.items() if _is_other_value(place, mine.get(place), here)]
     if names:
         shown = ", ".join(".".join(filter(None, name))[:MAX_LINE] for name in names[:SHOWN])
@@ -192,12 +192,12 @@ def _is_other_value(place: Fact, there: Value | None, here: Value | None) -> boo
 
 
 def printable(text: str) -> str:
-    """What the other side wrote stands in logs: it may not begin a line there."""
+    """The other side's text for logs, without line breaks."""
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _by_place(facts: Manifest) -> dict[Fact, Value]:
-    """What sort of attribute it is may differ: another release has another default."""
+    """The facts by place: the kind of an attribute may differ, because another release has another default."""
     found = {}
     for (kind, path, name), value in facts.items():
         place = _ATTRIBUTE if kind in (SET, USUAL, HELD) else kind
@@ -224,7 +224,7 @@ def _value(found: Value | None) -> str:
 
 
 def encode(facts: Manifest) -> bytes | None:
-    """As it goes over the wire; None for one that is too large for that."""
+    """The manifest for the wire; None if it is too large."""
     lines = [_FIELD.join((*fact, value)) for fact, value in facts.items()]
     if len(lines) > MAX_ENTRIES or any(line.count(_FIELD) != 3 or _ENTRY in line for line in lines):
         return None
@@ -234,7 +234,9 @@ def encode(facts: Manifest) -> bytes | None:
 
 
 def decode(data: bytes, like: Manifest | None = None) -> dict[Fact, str]:
-    """``like``: what it is to be compared with, for a stranger's. Raises BadFrame, and TooLarge before it is read."""
+    """The manifest in ``data``. ``like``: the one to compare it with. Raises BadFrame, and TooLarge before it is
+    decoded.
+    """
     most_entries, most = MAX_ENTRIES, MAX_TEXT
     if like is not None:
         most_entries = min(most_entries, TIMES * len(like) + SPARE_ENTRIES)

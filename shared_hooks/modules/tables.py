@@ -1,8 +1,8 @@
-"""Tables: what a model computes with and no state dictionary names: tensors and arrays of frequencies, masks, windows.
+"""Tables: tensors and arrays that a model computes with and no state dictionary names: frequencies, masks, windows.
 
-They are made by code from numbers, such as buffers that are not persistent, so nothing else tells that two sides have
-other ones. Where they were made by another release of torch, or on another processor, they differ in their last bits:
-so a fact has besides a hash some values, and `compared` says whether two sides' are equal but for rounding.
+Code creates them from numbers, such as buffers that are not persistent, so nothing else shows that two sides differ in
+them. Another release of torch, or another processor, changes their last bits: so a fact has, besides a hash, some
+values, and `compared` says whether two sides' are equal except for rounding.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ROOT = "(model)"
 
 @dataclass(frozen=True)
 class ModuleInfo:
-    """One module of the tree. ``path`` is its first name; ``(model)`` for the model itself."""
+    """One module of the tree. ``path``: its first name; ``(model)`` for the model itself."""
 
     path: str
     module_type: str
@@ -41,7 +41,7 @@ class ModuleInfo:
 
 
 def is_opaque(module: nn.Module) -> bool:
-    """Scripted and compiled modules run outside Python's sight: one layer, nothing inside."""
+    """Whether a module runs without Python (scripted or compiled): one layer, with nothing inside."""
     return (
         isinstance(module, torch.jit.ScriptModule)
         or type(module).__name__ == "OptimizedModule"
@@ -78,7 +78,7 @@ def walk(model: nn.Module, depth: int | None) -> dict[nn.Module, ModuleInfo]:
 # `add_group`.
 
 GROUP: Final = "group:"
-"""What names a group in place of modules: "group:vision"."""
+"""The prefix for a group in place of modules: "group:vision"."""
 GROUPS: dict[str, tuple[re.Pattern[str], re.Pattern[str]]] = {}
 """Group -> (pattern for the last part of a name, pattern for a type's name), both searched in lower case."""
 
@@ -102,7 +102,8 @@ add_group(
 
 
 def grouped(modules: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
-    """The modules of each group that has some: ``{group: {path: path of the outermost module around it}}``.
+    """The modules of each group that has any: ``{group: {path: path of the outermost module around it}}``.
+
     ``modules``: pairs (path, name of the type), parents before children.
     """
     found: dict[str, dict[str, str]] = {}
@@ -121,7 +122,7 @@ def grouped(modules: Iterable[tuple[str, str]]) -> dict[str, dict[str, str]]:
 
 
 def groups_of(model: nn.Module) -> dict[str, dict[str, str]]:
-    """As `grouped`, of all modules of a model, in definition order."""
+    """As `grouped`, for all modules of a model, in definition order."""
     return grouped((info.path, info.module_type) for info in walk(model, None).values())
 
 
@@ -146,9 +147,7 @@ def aliases(model: nn.Module) -> dict[str, str]:
 
 
 def holder_modules(model: nn.Module) -> set[str]:
-    """Python modules whose dataclasses and named tuples this model may take or return: those its own classes live
-    in.
-    """
+    """The Python modules whose dataclasses and named tuples this model may take or return: those of its own classes."""
     found = {cls.__module__ for module in model.modules() for cls in type(module).__mro__}
     if any(name.startswith("transformers.") for name in found):
         found.add("transformers.modeling_outputs")
@@ -156,27 +155,34 @@ def holder_modules(model: nn.Module) -> set[str]:
 
 
 def call_name(path: str, number: int) -> str:
-    """What a module's call is called: the module's path, with ``#n`` from the second call on."""
+    """The name of a module's call: the module's path, with ``#n`` from the second call on."""
     return path if number == 1 else f"{path}#{number}"
 
 
 WHOLE: Final = 256
-"""Values of a table that are given one by one; of a larger one half as many, and the means of as many parts."""
+"""The number of values of a table that are given one by one; for a larger one half as many, and the means of as many
+parts.
+"""
 LONGEST: Final = 4096
-"""An angle is known as well as its position is large: a table of sines is trusted by its length, to this length."""
+"""The precision of an angle depends on its position's size: a table of sines is trusted by its length, up to this
+length.
+"""
 ULPS: Final = 16
-"""By which two machines' functions may differ, of each value; `FEW` of the largest one, where values cancel out."""
+"""The tolerated difference of two machines' functions, relative to each value; `FEW` to the largest one, where values
+cancel out.
+"""
 FEW: Final = 4
 FLIPPED: Final = 0.01
-"""Share of a table's values that may be rounded to another neighbour where they are kept in half the bits."""
+"""The share of a table's values that may be rounded to another neighbour if they are kept in half the bits."""
 
 Tables = Mapping[tuple[str, str], str]
 """By the module's path and a name."""
 
 
 def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple[str, str], str]:
-    """The tables of a model: each one's form, a hash, and some values of fractions. Ask before the first forward.
-    ``held``: what its code holds, by name: globals, variables around functions.
+    """The tables of a model: the form, a hash, and some values of each. Call it before the first forward.
+
+    ``held``: what its code holds, by name: globals, closure variables.
     """
     modules = list(model.named_modules())
     stated = {id(parameter) for parameter in model.parameters()}
@@ -206,8 +212,8 @@ def tables(model: nn.Module, held: Iterable[tuple[str, Any]] = ()) -> dict[tuple
 
 
 def _in(value: Any, package: str, known: Iterable[int]) -> Iterator[torch.Tensor]:
-    """Through containers, functions, modules but those ``known``, and objects of the module's own package, however deep
-    they lie in each other.
+    """The tensors in containers, functions, modules except those ``known``, and objects of the module's own package, at
+    any depth.
     """
     seen = set(known)
     left = [value]
@@ -238,7 +244,7 @@ def _in(value: Any, package: str, known: Iterable[int]) -> Iterator[torch.Tensor
 
 
 def digest(found: Tables) -> str:
-    """A digest of forms and hashes."""
+    """The digest of forms and hashes."""
     return digest_of([[*place, fact.rpartition(" ")[0]] for place, fact in sorted(found.items())])
 
 
@@ -261,8 +267,8 @@ def _fact(value: torch.Tensor) -> str:
 
 
 def _told(flat: torch.Tensor) -> str:
-    """Which values are not finite (a hash), in how many bits they fit, how many of the sample are no means, and the
-    sample, after the largest magnitude of all.
+    """Which values are not finite (a hash), how many bits they fit in, how many of the sample are no means, and the
+    sample, after the largest magnitude.
     """
     odd, largest, narrow = hashlib.blake2b(digest_size=8), 0.0, True
     means: list[float] = []
@@ -289,16 +295,16 @@ def _told(flat: torch.Tensor) -> str:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two sides' facts of one table. ``client``, ``server``: the values that are furthest apart, in words."""
+    """Two sides' facts of one table. ``client``, ``server``: the values that differ most, as text."""
 
     alike: bool
-    """But for rounding."""
+    """Equal except for rounding."""
     client: str
     server: str
 
 
 def compared(client: str, server: str) -> Compared:
-    """Compare facts that are not equal. What comes from a stranger may be anything."""
+    """Compare facts that are not equal. A client's may be malformed."""
     (form, _, reported), (own_form, _, own) = _three(client), _three(server)
     if form != own_form:
         return Compared(False, form[:60], own_form)
@@ -337,7 +343,9 @@ class _Sample:
 
 
 def _allowed(form: str, mine: _Sample, narrow: bool) -> NDArray[np.float64]:
-    """How far the client's may be from each of these values: by rounding, and not by another number in a formula."""
+    """How far the client's may differ from each of these values: by rounding, and not by another number in a
+    formula.
+    """
     eps, largest = 2.0**-23 if narrow and mine.narrow else 2.0**-52, mine.sample[0]
     shape = [int(size) for size in form.partition("[")[2].rstrip("]").split(",") if size]
     angles = min(max(shape, default=0), LONGEST) if mine.has_both_signs else 0
@@ -356,7 +364,7 @@ def _share(mine: _Sample) -> float:
 
 
 def _half(form: str) -> torch.finfo | None:
-    """The type of a table whose values have fewer bits than they were computed with; None for another."""
+    """The type of a table whose values have fewer bits than they were computed with; else None."""
     dtype = getattr(torch, form.partition("[")[0], None)
     if isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize < 4:
         return torch.finfo(dtype)
@@ -370,7 +378,7 @@ def _three(fact: str) -> tuple[str, str, str]:
 
 
 def _read(reported: str) -> _Sample:
-    """Raises ValueError."""
+    """Parse a sample. Raises ValueError."""
     odd, width, spots, text = reported.split(":")
     sample = np.frombuffer(base64.b64decode(text, validate=True), dtype="<f4" if width == "single" else "<f8")
     if not len(sample):

@@ -1,4 +1,4 @@
-"""One forward of a model, recorded: its calls of modules, and what outlives it."""
+"""A recorded forward of a model: its calls of modules, and what outlives it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Functions(TorchFunctionMode):
 class _Kernels(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        """Tells torch that the method below needs no protection from its compiler, whose import takes over a second."""
         return False
 
     def __init__(self, log: OperationLog) -> None:
@@ -64,7 +64,7 @@ class _Kernels(TorchDispatchMode):
 
 
 class _ShieldedKernels(_Kernels):
-    """For a process in which torch's compiler is at work."""
+    """For a process in which torch's compiler is active."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -133,7 +133,7 @@ class Recorder(OperationLog):
         raise error
 
     def thread_starts(self) -> None:
-        """The model starts one."""
+        """Refuse a thread that the model starts."""
         self.refuse("the model starts a thread, and what that does nobody here sees")
 
     def is_constant(self, tensor: torch.Tensor | None) -> bool:
@@ -144,12 +144,12 @@ class Recorder(OperationLog):
         return len(self.appeared) - 1 in self.constants
 
     def is_unclear(self) -> bool:
-        """Whether something happened that a closer look must settle."""
+        """Whether something happened that a closer examination must settle."""
         unseen = bool(self.unknown or self.handed.known or self.escaped or self.doubtful)
         return unseen or bool(self.dice_watch.drawn)
 
     def unseen_writes(self) -> set[str]:
-        """Names of parameters, buffers and the like whose bytes were changed by no operation."""
+        """The names of parameters, buffers and the like whose bytes were changed by no operation."""
         logged = {storage for event in self.events for storage in event.writes}
         found = self.handed.changed | self.undeclared
         for tensor, version, bits in self.own:
@@ -159,7 +159,7 @@ class Recorder(OperationLog):
         return {self.named(storage) for storage in found} | self.written_unseen
 
     def named(self, storage: Storage) -> str:
-        """Where the model keeps this storage."""
+        """The place where the model keeps this storage."""
         if not storage.name:
             storage.name = next(
                 (name for name, tensor in _named(self.model) if self._on(tensor, storage)), "a constant"
@@ -227,7 +227,7 @@ class Recorder(OperationLog):
         return output
 
     def _look_at_state(self, call: ModuleCall) -> None:
-        """Is the state as it was at the beginning? Only where code that may write state has run since the last look."""
+        """Compare the state with that at the beginning, if code that may write state has run since the last check."""
         if not self.looked:
             self.looked = True
             self.changes = self.judge.changes()
@@ -238,7 +238,7 @@ class Recorder(OperationLog):
     def _opaque_effects(
         self, call: ModuleCall, args: list[torch.Tensor], results: list[torch.Tensor], known: int
     ) -> None:
-        """A scripted or compiled module may run fused kernels that nobody sees: take its arguments as read."""
+        """A scripted or compiled module may run fused kernels that are not observed: its arguments count as read."""
         self.events.append(Event(call.exit, [self.span(tensor) for tensor in args], [], []))
         for storage in [self.storage_of(tensor, created=call.exit) for tensor in results]:
             if storage.index >= known and call.args_tainted:
@@ -291,7 +291,7 @@ _GENERATORS = frozenset(
 
 
 def _sets_attributes(module: nn.Module) -> bool:
-    """Whether a scripted module keeps something from one line or call to another."""
+    """Whether a scripted module keeps state."""
     if not isinstance(module, torch.jit.ScriptModule):
         return False
     return "prim::SetAttr" in str(module._c._get_method("forward").inlined_graph)
@@ -320,12 +320,12 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 def record(
     model: nn.Module, modules: dict[nn.Module, ModuleInfo], fresh_inputs: Callable[[], Inputs], state: PythonState
 ) -> tuple[Trace, Any, Judge]:
-    """Run the model on fresh inputs; return what it did, its output, and a judge of what it did to ``state``, which is
-    the model's Python state now. The model's own exceptions pass through.
+    """Run the model on fresh inputs; returns what it did, its output, and a judge of what it did to ``state``, the
+    model's current Python state. The model's own exceptions pass through.
 
-    A tensor that no operation made is a constant kept somewhere (a global, a closure), or the work of code that torch
-    does not see. Where there are such tensors the model is recorded again: what is there a second time is a constant.
-    What is made again each time (``torch.from_numpy``) is one if its bits are the same for other inputs, too.
+    A tensor that no operation created is a constant kept somewhere (a global, a closure), or comes from code that torch
+    does not see. If there are such tensors the model is recorded again: what exists a second time is a constant. What
+    is created each time (``torch.from_numpy``) is one if its bits are the same for other inputs.
     """
 
     def recorded(**close: Any) -> tuple[Recorder, Any]:
@@ -358,7 +358,7 @@ def _again(
     known: list[torch.Tensor],
     fresh_inputs: Callable[[], Inputs],
 ) -> Recorder | None:
-    """One more recording, for what it shows of memory that torch does not see; None if it cannot be made."""
+    """Another recording, for what it shows of memory that torch does not see; None if it fails."""
     state.restore()
     recorder = Recorder(model, modules, state, known, closely=True)
     try:
@@ -369,7 +369,7 @@ def _again(
 
 
 def _agreeing(appeared: list[str], others: list[Recorder | None]) -> frozenset[int]:
-    """Which of the tensors that no operation made had the same bits in every recording, by order of appearance."""
+    """Which of the tensors that no operation created had the same bits in every recording, by order of appearance."""
     lists = [other.appeared for other in others if other is not None]
     if len(lists) < len(others) or any(len(found) != len(appeared) for found in lists):
         return frozenset()

@@ -1,8 +1,8 @@
-"""What one forward did: the facts a plan is made from.
+"""What one forward did: the facts from which a plan is made.
 
 A trace holds, in order of a running number ``seq``: module calls (a tree), operations at the level of torch functions,
-and data events at the level below (which elements of which storage were read, overwritten or written). Nothing here
-refers to a live tensor.
+and data events at the level below (which elements of which storage were read, overwritten or written). It refers to no
+live tensor.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ NEVER = 1 << 62
 class Storage:
     """One allocation, numbered in order of appearance.
 
-    ``created`` and ``tainted`` are the seq at which it came to be and first held a value that depends on the inputs.
-    Inputs are created and tainted at -1. ``outside``: it existed before the forward and is no input (a parameter, say).
-    ``opaque``: its elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, made
-    by no operation. ``name``: of a storage from outside that the forward writes, where the model keeps it.
+    ``created`` and ``tainted`` are the seq at which it was created and first held a value that depends on the inputs;
+    -1 for inputs. ``outside``: it existed before the forward and is no input (a parameter, say). ``opaque``: its
+    elements cannot be addressed (sparse, nested). ``foreign``: it appeared during the forward, created by no operation.
+    ``name``: for a storage from outside that the forward writes, the place where the model keeps it.
     """
 
     index: int
@@ -58,10 +58,10 @@ class Storage:
 @short
 @dataclass(eq=False, slots=True)
 class Value:
-    """One tensor object: a view of a storage. ``made`` is the seq at which it appeared.
+    """One tensor object: a view of a storage. ``made``: the seq at which it appeared.
 
-    ``flags``: c = conjugated, n = negated view, g = autograd recorded how it was made. ``hidden``: no torch
-    function made it. ``chosen``: a view of memory that hangs on no input, but which view it is does.
+    ``flags``: c = conjugated, n = negated view, g = autograd recorded its creation. ``hidden``: no torch function
+    created it. ``chosen``: a view of memory that depends on no input, but which view it is does.
     """
 
     index: int
@@ -89,7 +89,7 @@ Span = tuple[Storage, View]
 @short
 @dataclass(eq=False, slots=True)
 class Event:
-    """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all it was given."""
+    """Data read, overwritten unread, or written by one operation of the dispatcher; ``handed``: all its arguments."""
 
     seq: int
     reads: list[Span]
@@ -101,10 +101,10 @@ class Event:
 @short
 @dataclass(eq=False, slots=True)
 class Op:
-    """One call of a torch function made from Python while no other was running.
+    """One call of a torch function from Python, not inside another one.
 
-    ``hidden``: made from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
-    ``unforeseen``: its result's form cannot be worked out without data (`is_unforeseen`); ``laid``: its strides can.
+    ``hidden``: called from elsewhere; ``reshapes``: it changes the shape of its argument in place (``unsqueeze_``);
+    ``unforeseen``: the form of its result depends on data (`is_unforeseen`); ``laid``: its strides do not.
     ``takes_chosen``: an argument is a ``chosen`` `Value`.
     """
 
@@ -131,7 +131,7 @@ class Op:
 
     @property
     def is_unforeseen(self) -> bool:
-        """``unforeseen``, once those have been asked who may know (how much of a kernel's results is foreseen)."""
+        """``unforeseen``, computed when it is first needed (how much of a kernel's results is foreseen)."""
         if self.unasked:
             least = min(foreseen() for foreseen in self.unasked)
             self.unforeseen |= least == NOTHING
@@ -141,7 +141,7 @@ class Op:
 
     @property
     def counts(self) -> bool:
-        """Whether a tail has to know of it: what hangs on no input it runs by itself, be it the first time or not."""
+        """Whether a tail must know of it: what depends on no input the tail runs itself."""
         return self.args_tainted or self.draws
 
 
@@ -173,8 +173,8 @@ class ModuleCall:
 
 
 class Places(NamedTuple):
-    """Calls after which a cut may be: layers by their ids, then blocks. ``numbers``: by name; a block that ends where
-    its last layer does has that layer's.
+    """Calls after which a cut is possible: layers by id, then blocks. ``numbers``: by name; a block that ends where its
+    last layer does has that layer's.
     """
 
     calls: list[ModuleCall]
@@ -183,7 +183,7 @@ class Places(NamedTuple):
 
 @dataclass(frozen=True)
 class Refusal:
-    """No cut at a position from ``first`` up to ``last`` (seqs) can be vouched for, because of ``reason``."""
+    """No cut is allowed at a position from ``first`` to ``last`` (seqs), because of ``reason``."""
 
     first: int
     last: int
@@ -195,18 +195,16 @@ class Refusal:
 class Trace:
     """The record of one forward.
 
-    ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``:
-    the last seq at which a tensor appeared that no operation made (threads of the model's own, extensions), -1 if none;
-    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where not to cut;
-    ``trains``: whether any module was in training mode.
+    ``input_structure``: of (args, kwargs); ``end``: the last seq; ``dynamic``: where Python read data; ``foreign``: the
+    last seq at which a tensor appeared that no operation created (the model's own threads, extensions), -1 if none;
+    ``draws``: where random numbers were drawn; ``unsteady``: why no two runs agree; ``refusals``: where cuts are
+    refused; ``trains``: whether any module was in training mode.
 
     ``dice``: which generators were used, and when: intervals (first seq, last seq] by name: ``python``, ``numpy``,
-    torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model hands over.
+    torch's by device (``cpu``, ``cuda:0``), and ``given`` for `torch.Generator` objects that the model passes.
 
-    ``output_bytes``: of the tensors that the model gives. ``writes_kept``: it always writes in place to tensors that
-    outlive the forward, and what that means is known.
-
-    ``weights``: the storages of the model's parameters, in the order of ``model.parameters()``.
+    ``output_bytes``: of the tensors in the output. ``writes_kept``: it always writes in place to tensors that outlive
+    the forward, with known effect. ``weights``: the storages of the parameters, in the order of ``model.parameters()``.
     """
 
     root: ModuleCall
@@ -230,7 +228,7 @@ class Trace:
 
     @property
     def has_no_cut(self) -> bool:
-        """Whether none is possible at any position."""
+        """Whether no cut is possible at any position."""
         return bool(self.unsteady) or any(one.first == 0 and one.last == NEVER for one in self.refusals)
 
     @cached_property
@@ -263,7 +261,7 @@ class Trace:
 
     @cached_property
     def unseen(self) -> list[Op]:
-        """The kernels that no torch function of the model's Python stands for, in order."""
+        """The kernels that belong to no torch function of the model's Python, in order."""
         return [item for _, _, item in self.placed if isinstance(item, Op) and item.hidden]
 
     @cached_property
@@ -286,8 +284,8 @@ class Trace:
 
     @cached_property
     def placed(self) -> list[tuple[ModuleCall, int, Op | ModuleCall]]:
-        """Every operation and call in order, with the call that makes it and its number among those of that call's
-        operations that count (for others and for calls: how many of them came before).
+        """Every operation and call in order, with the call that makes it and its number among that call's counted
+        operations (for others and for calls: how many of them came before).
         """
         found: list[tuple[ModuleCall, int, Op | ModuleCall]] = []
         waiting: list[tuple[ModuleCall, int, int]] = [(self.root, 0, 0)]
@@ -305,13 +303,13 @@ class Trace:
 
     @cached_property
     def writes_inputs(self) -> bool:
-        """Whether the model works in the memory of its inputs."""
+        """Whether the model writes to the memory of its inputs."""
         inputs = {value.storage for value in self.inputs}
         return any(storage in inputs for event in self.events for storage in event.writes)
 
     def path_items(self, position: int = NEVER) -> Iterator[tuple[Any, ...]]:
-        """What the path's digest is made of: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up to a
-        seq.
+        """The items of the path's digest: ``(CALL, path, number)`` and ``(name, ((shape, dtype), ...))``, up
+        to a seq.
         """
         for start, item in self._timed_items():
             if start >= position:
@@ -342,7 +340,9 @@ class Trace:
 
     @cached_property
     def places(self) -> Places:
-        """Where a cut may be: after each layer, and after each block behind whose last place something still runs."""
+        """Where a cut is possible: after each layer, and after each block with something running behind its
+        last place.
+        """
         seqs = [event.seq for event in self.events]
         for op in (*self.ops, *self.unseen):
             seqs += (op.seq, op.end)
@@ -368,7 +368,7 @@ class Trace:
 
 
 def calls_in(call: ModuleCall) -> list[ModuleCall]:
-    """Every call inside, inner ones first. No recursion: modules may be nested deeper than Python's stack."""
+    """Every call inside, inner ones first. Not recursive, because modules may be nested deeper than Python's stack."""
     found: list[ModuleCall] = []
     waiting = [call]
     while waiting:
@@ -389,7 +389,7 @@ def calls_in(call: ModuleCall) -> list[ModuleCall]:
 
 
 WORTH = 3
-"""Kernels from which on noting a call is less work than looking at it."""
+"""The number of kernels from which remembering a call is less work than observing it."""
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 _IN_C = (
     types.BuiltinFunctionType,
@@ -411,7 +411,7 @@ _SLICED_BY = frozenset({int, type(None)})
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """One result: its `form`, and of its storage when it came to be and its number, counted from the call's own."""
+    """One result: its `form`, and of its storage the time of creation and the number, relative to the call's own."""
 
     form: tuple[Any, ...]
     created: int
@@ -420,9 +420,9 @@ class Made:
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What a call does below. ``reads``: the number of an argument, and a view that counts from where it begins.
+    """What a call does at the level of kernels. ``reads``: the number of an argument, and a view relative to its start.
 
-    ``ticks`` and ``storages``: how many of them a look at the call has counted.
+    ``ticks`` and ``storages``: how many of them an observed call has counted.
     """
 
     reads: tuple[tuple[int, View], ...]
@@ -441,27 +441,27 @@ class Repeat:
         return Event(seq, reads, [], [], [value.storage for value in arguments])
 
     def gives(self, results: list[torch.Tensor]) -> bool:
-        """Whether these are results as they were before."""
+        """Whether these results have the same form as before."""
         return len(results) == len(self.made) and all(
             form(tensor) == made.form for tensor, made in zip(results, self.made, strict=True)
         )
 
 
 def run_unseen(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call, with nobody looking at its kernels."""
+    """Call without observing its kernels."""
     with torch._C._DisableTorchDispatch():
         return func(*args, **kwargs)
 
 
 def only_views(name: str, func: Any, args: tuple[Any, ...], tensors: list[torch.Tensor]) -> bool:
-    """Whether a call can give nothing but views of its one tensor, which the meta device foresees."""
+    """Whether a call can only give views of its one tensor, which the meta device foresees."""
     if name not in _VIEWS or len(tensors) != 1 or not is_dense(tensors[0]) or args[0] is not tensors[0]:
         return False
     return isinstance(func, _IN_C) and (name != "__getitem__" or _by_numbers(args[1]))
 
 
 def only_assigns(name: str, func: Any, args: tuple[Any, ...], op: Op) -> bool:
-    """Whether a call copies one tensor to a view of another, which this forward has made."""
+    """Whether a call copies one tensor to a view of another, created in this forward."""
     if name != "__setitem__" or len(op.args) != 2 or not isinstance(func, _IN_C) or not _by_numbers(args[1]):
         return False
     target, source = op.args[0].storage, op.args[1].storage
@@ -480,9 +480,9 @@ def _by_numbers(index: Any) -> bool:
 
 
 class Repeats:
-    """The calls of one recording that were looked into; ``into_all``: it looks into every call.
+    """The observed calls of one recording; ``into_all``: observe every call.
 
-    ``depth``: of the stack of dispatch modes, ours included.
+    ``depth``: of the stack of dispatch modes, including this package's.
     """
 
     def __init__(self, *, into_all: bool) -> None:
@@ -490,11 +490,11 @@ class Repeats:
         self.into_all = into_all
         self.depth = 0
         self.wrong = False
-        """Whether a call did not give what it gave before."""
+        """Whether a call gave something else than before."""
 
     @property
     def may_be_unseen(self) -> bool:
-        """Not where the model looks at kernels itself."""
+        """Whether calls may run unobserved: not if the model itself observes kernels."""
         return not self.into_all and torch._C._len_torch_dispatch_stack() == self.depth
 
     def find(
@@ -518,7 +518,9 @@ class Repeats:
         results: list[torch.Tensor],
         own: range,
     ) -> None:
-        """A call was looked into: ``events`` are all that it did, ``own`` the numbers of the storages that it made."""
+        """Record an observed call: ``events``: all that it did, ``own``: the numbers of the storages that it
+        created.
+        """
         if len(events) < WORTH or not isinstance(func, _IN_C) or len(results) != len(op.results):
             return
         key = self._key(args, kwargs, tensors, op)
@@ -535,7 +537,7 @@ class Repeats:
         )
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], op: Op) -> Any:
-        """All that may decide on what a call does below; None where something else may."""
+        """Everything that may decide what a call does at the level of kernels; None if something else may."""
         if torch.is_grad_enabled() or torch._C._is_any_autocast_enabled():
             return None
         stands = []
@@ -549,7 +551,7 @@ class Repeats:
 
 
 def form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What can be said of a result without looking at its elements."""
+    """What is known of a result without its elements."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return ()
     return (
@@ -564,12 +566,12 @@ def form(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _is_plain(value: Value) -> bool:
-    """Whether a value's storage can be addressed, and in elements of its own type."""
+    """Whether a value's storage can be addressed, in elements of its own type."""
     return not value.storage.opaque and not value.flags and value.dtype is value.storage.dtype
 
 
 def _reads(events: list[Event], arguments: list[Value], own: range) -> tuple[tuple[int, View], ...] | None:
-    """What of its arguments a call reads; None if it touches anything else but memory of its own."""
+    """What a call reads of its arguments; None if it uses anything else but memory of its own."""
     numbers = {value.storage: number for number, value in enumerate(arguments)}
     found: dict[tuple[int, View], None] = {}
     for event in events:
