@@ -1,8 +1,8 @@
-"""The life of the two processes as stages, where you can add hooks without editing our code.
+"""The life of the two processes as stages, with hooks that users can add.
 
 stages    `Stage`: where hooks are called, when, and with what
-registry  `Lifecycle`: registers, removes, loads, lists (as text, too), and dispatches
-log       the default hook: what happens, in the log, within bounds
+registry  `Lifecycle`: registers, removes, loads, lists (also as text), and calls hooks
+log       the default hook, which logs what happens, within limits
 """
 
 from shared_hooks.lifecycle.log import on_behalf_of as on_behalf_of

@@ -1,4 +1,4 @@
-"""The default hook, called "log": the rare events of a process, a line each, in its log."""
+"""The default hook, called "log": logs the rare events of a process, one line each."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from shared_hooks.lifecycle.stages import Event
 
 
 CHARACTERS = 1000
-"""Most of one line."""
+"""Most characters of a line."""
 TRACEBACK_LINES = 40
-"""Most of one traceback; the middle is left out."""
+"""Most lines of a traceback; the middle is left out."""
 MARGIN = "    | "
-"""Before each line of a traceback, so that none reads as a record of its own."""
+"""Precedes each line of a traceback, so that none looks like a record."""
 MINUTE = 60.0
 ACCOUNTS = 1000
-"""Whose lines are counted at a time; those beyond are counted together."""
+"""The number of accounts whose lines are counted separately."""
 UNKNOWN = "unknown"
-"""The account of what gRPC's own code says: a client's calls are the cause, and whose they are is not known."""
+"""The account of records from gRPC's own code, which some client's calls cause."""
 
 
 def one_line(text: str) -> str:
@@ -45,7 +45,7 @@ def one_line(text: str) -> str:
 
 @dataclass(slots=True)
 class Minute:
-    """What one account wrote since ``began``."""
+    """The lines of one account since ``began``."""
 
     began: float
     lines: int = 0
@@ -60,7 +60,7 @@ on_behalf = _OnBehalf()
 
 
 class on_behalf_of:  # used as a function
-    """What this thread logs in the block, a model's own code included, is this account's doing."""
+    """What this thread logs in the block, including a model's own code, is charged to this account."""
 
     def __init__(self, account: str | None) -> None:
         self.account = account or None
@@ -73,9 +73,10 @@ class on_behalf_of:  # used as a function
 
 
 class LogBounds(logging.Filter):
-    """A handler's filter: each record one line, tracebacks in a margin, and at most ``each`` lines a minute for what
-    one account causes, ``together`` for all accounts; warnings and what is less count apart, so that neither hides the
-    other. What was left out is counted, and reported when the handler next writes anything, or with `tell`.
+    """A handler's filter: each record is one line, tracebacks are indented, and at most ``each`` lines per minute are
+    written for what one account causes, ``together`` for all accounts. Warnings and less severe records count
+    separately, so that neither hides the other. What was dropped is counted, and reported with the next record, or by
+    `tell`.
 
     Put one on every handler of your own: ``handler.addFilter(LogBounds(handler))``.
     """
@@ -91,7 +92,7 @@ class LogBounds(logging.Filter):
         self.each, self.together = each, together
         self._handler, self._clock = handler, clock
         self.left_out = 0
-        """Lines of all accounts, since the beginning."""
+        """The dropped lines of all accounts."""
         self._lock = threading.Lock()
         self._minutes: dict[tuple[str, bool], Minute] = {}
         self._all = {grave: Minute(clock()) for grave in (False, True)}
@@ -108,7 +109,7 @@ class LogBounds(logging.Filter):
         return True
 
     def tell(self, age: float = 0.0) -> None:
-        """Write how many lines were left out in the minutes that began so many seconds ago."""
+        """Report how many lines were dropped in the minutes that began at least ``age`` seconds ago."""
         now, reported = self._clock(), []
         with self._lock:
             for key, minute in list(self._minutes.items()):
@@ -144,7 +145,7 @@ class LogBounds(logging.Filter):
 
 
 def _bound(record: logging.LogRecord) -> None:
-    """One line, whatever its arguments hold; a traceback in a margin."""
+    """Make the record one line, whatever its arguments hold; a traceback is indented."""
     try:
         text = record.getMessage()
     except Exception as error:  # arguments that do not fit: logging would print them as they are
@@ -184,7 +185,7 @@ class Console(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One object a line, in ASCII: no text can break out of it."""
+    """One JSON object per line, in ASCII, so that no text can add a line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, object] = {
@@ -207,7 +208,7 @@ class JsonLines(logging.Formatter):
 
 
 def when(record: logging.LogRecord) -> str:
-    """A record's time, to the millisecond, in local time with its difference to UTC."""
+    """A record's time, to the millisecond, in local time with its UTC offset."""
     return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
 
@@ -220,10 +221,10 @@ OURS = ("edge_client", "cloud_server", "shared_hooks")
 
 
 def show(level: str, format: str = "console") -> LogBounds:
-    """Log lines to standard error, from ``level`` ("debug" ... "error") up; below INFO only ours. ``format``: of
-    `FORMATS`. Returns what bounds the lines that clients cause.
+    """Log to standard error, from ``level`` ("debug" ... "error") up; below INFO only this package's loggers.
 
-    Other libraries' DEBUG lines, some for every image that is read, would bury what was asked for.
+    ``format``: of `FORMATS`. Returns the filter that limits the lines that clients cause. Other libraries' DEBUG
+    records, several for every image, would bury the others.
     """
     number = getattr(logging, level.upper())
     handler = logging.StreamHandler()
@@ -237,7 +238,7 @@ def show(level: str, format: str = "console") -> LogBounds:
 
 
 def _caused_by(event: Event) -> Mapping[str, object]:
-    """For ``extra=``: which request it is, and whose; else it is said on behalf of whom the thread works for."""
+    """For ``extra=``: the request and its account; otherwise the account that the thread works for."""
     about = event.request
     if about is None:
         return {"client": event.facts.get("client"), "model": event.facts.get("model_id")}
@@ -245,11 +246,11 @@ def _caused_by(event: Event) -> Mapping[str, object]:
 
 
 class Log:
-    """Writes to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".
+    """Logs to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".
 
-    A failure that the caller gets anyway is written on the edge at DEBUG; on the cloud, where nobody else sees it,
-    at INFO, and with its traceback where the model is to blame. That a server is lost which was there, and that it is
-    back, is written once at WARNING: with a fallback nobody else would hear of it.
+    A failure that the caller gets anyway is logged on the edge at DEBUG; on the cloud, where nobody else sees it, at
+    INFO, with its traceback if the model is to blame. The loss of a connected server, and its return, are logged once
+    at WARNING, because with a fallback nobody would notice otherwise.
     """
 
     name = "log"

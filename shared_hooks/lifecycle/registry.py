@@ -29,7 +29,7 @@ PREFIXES: Final = ("before_", "after_", "on_")
 
 
 class Priority(IntEnum):
-    """Smaller numbers come first. Any integer from 0 to 100 will do; these are MMEngine's names for some
+    """Smaller numbers come first. Any integer from 0 to 100 is valid; these are MMEngine's names for some
     (https://mmengine.readthedocs.io/en/latest/tutorials/hook.html).
     """
 
@@ -46,7 +46,7 @@ class Priority(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class HookMark:
-    """What `on` leaves on a function."""
+    """What `on` attaches to a function."""
 
     stages: tuple[Stage, ...]
     priority: int | str | None = None
@@ -57,7 +57,7 @@ class HookMark:
     def of(
         cls, stages: Iterable[Stage | str], priority: int | str | None, name: str | None, when: Condition | None
     ) -> HookMark:
-        """Raises SpecError for no stage, and one that there is not."""
+        """Raises SpecError without a stage, or for an unknown one."""
         found = tuple(dict.fromkeys(Stage.of(stage) for stage in stages))
         if not found:
             raise SpecError("on() needs a stage")
@@ -86,13 +86,13 @@ def on(
 
 
 def mark_of(hook: object) -> HookMark | None:
-    """What `on` left, None on anything else."""
+    """What `on` attached, or None."""
     mark = getattr(hook, MARK, None)
     return mark if isinstance(mark, HookMark) else None
 
 
 def calls_of(hook: Any) -> Mapping[Stage, Handler]:
-    """Stage -> what to call. Raises SpecError for an object without a stage, and for a method misspelt."""
+    """Stage -> what to call. Raises SpecError for an object without a stage, and for a misspelt method."""
     if isinstance(hook, type):
         raise SpecError(f"{hook.__name__} is a class: make one of it, and register that")
     mark = mark_of(hook)
@@ -118,7 +118,7 @@ def calls_of(hook: Any) -> Mapping[Stage, Handler]:
 
 
 def check_call(hook: Any, call: Handler) -> None:
-    """Raises SpecError for what would do nothing or only fail when its stage comes, as far as can be seen."""
+    """Raises SpecError for what would do nothing, or certainly fail, at its stage."""
     what = f"{name_of(hook)}: {getattr(call, '__qualname__', type(call).__name__)}"
     if inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call) or inspect.isgeneratorfunction(call):
         raise SpecError(f"{what} would not run: nobody awaits or iterates; a hook is a plain function")
@@ -133,7 +133,7 @@ def check_call(hook: Any, call: Handler) -> None:
 
 
 def priority_of(value: int | str | None) -> int:
-    """As a number; None is NORMAL. Raises SpecError."""
+    """A priority as a number; None is NORMAL. Raises SpecError."""
     if value is None:
         return int(Priority.NORMAL)
     if isinstance(value, str) and value.upper() in Priority.__members__:
@@ -145,7 +145,7 @@ def priority_of(value: int | str | None) -> int:
 
 
 def name_of(hook: Any) -> str:
-    """What a hook says it is called; else the function's or the class's name."""
+    """A hook's own name, or the function's or class's."""
     mark = mark_of(hook)
     own = mark.name if mark is not None else getattr(hook, "name", None)
     if isinstance(own, str) and own:
@@ -157,7 +157,7 @@ log = logging.getLogger(__name__)
 
 
 class Listener:
-    """One hook at one stage, and what it has cost so far."""
+    """One hook at one stage, and its cost so far."""
 
     def __init__(self, owner: Registered, stage: Stage, call: Handler, when: Condition | None) -> None:
         self.owner = owner
@@ -172,9 +172,9 @@ class Listener:
         self._inside: set[int] = set()  # threads
 
     def run(self, event: Event) -> HookRefused | None:
-        """Calls the hook if it is to act; contains what it raises, but for a refusal where one is allowed.
+        """Call the hook if its condition holds; contains what it raises, except for a refusal where one is allowed.
 
-        Even SystemExit: most stages come in threads that others wait for. Ctrl-C in the main thread propagates.
+        Even SystemExit is contained, because other threads wait for most stages. Ctrl-C in the main thread propagates.
         """
         thread = threading.get_ident()
         if thread in self._inside:  # what a hook does may bring its own stage, which would never end
@@ -244,7 +244,7 @@ class Registered:
 
 
 class _Request(on_behalf_of):
-    """The block of `Lifecycle.request`."""
+    """The context of `Lifecycle.request`."""
 
     def __init__(self, thread: threading.local, about: About) -> None:
         self.account = about.account or None
@@ -261,18 +261,18 @@ class _Request(on_behalf_of):
 
 
 class Lifecycle:
-    """The hooks of one client, one server, or one `WrappedModel` by itself (``side`` "local").
+    """The hooks of one client, one server, or one `WrappedModel` by itself (``side`` "local"). Thread-safe.
 
     `emit` calls the hooks of a stage by priority, equal ones by registration, in the thread that reached the stage:
-    their time is its time. What a hook raises is logged the first time, counted (`listing`) and goes no further, with
-    one exception: `HookRefused` at ``before_request`` refuses the request, after the stage's other hooks have been
-    called; if several refuse, the first is reported. All methods may be called from any thread.
+    their time is its time. What a hook raises is logged the first time, counted (`listing`) and contained, with one
+    exception: `HookRefused` at ``before_request`` refuses the request, after the stage's other hooks have been called;
+    if several refuse, the first is reported.
 
-    A hook may use the model, the client and torch, and register and remove hooks. It is not called at a stage that it
-    causes itself while it is at that stage. No lock is held that it could wait for, but these wait for it: a
-    client's other requests, at its first plan; the connection's own threads (connect, handshake, send, receive,
-    disconnect, reconnect, drain), where an `infer` would wait for itself until its deadline; and the place of its
-    request, which counts as in flight.
+    A hook may use the model, the client and torch, and register and remove hooks. It is not called recursively at a
+    stage that it causes. No lock is held that it could wait for, but these wait for it: a client's other requests, at
+    its first plan; the connection's own threads (connect, handshake, send, receive, disconnect, reconnect, drain),
+    where an `infer` would wait for itself until its deadline; and the place of its request, which counts as in
+    progress.
     """
 
     def __init__(self, side: str = "local") -> None:
@@ -284,7 +284,7 @@ class Lifecycle:
         self._thread = threading.local()
 
     def emit(self, stage: Stage, request: About | None = None, **facts: Any) -> None:
-        """A stage has come. ``request``: which one it belongs to; else the thread's (`request`)."""
+        """Call the hooks of a stage. ``request``: the one that it belongs to; by default the thread's (`request`)."""
         listeners = self._at.get(stage)
         if listeners is None:
             return
@@ -301,7 +301,7 @@ class Lifecycle:
 
     @property
     def current(self) -> About | None:
-        """Which request this thread works for."""
+        """The request that this thread works for, or None."""
         found: About | None = getattr(self._thread, "request", None)
         return found
 
@@ -318,12 +318,12 @@ class Lifecycle:
         when: Condition | None = None,
         replace: bool = False,
     ) -> str:
-        """Registers an object by its methods (``after_head(event)``), or a function marked by `on`; returns its name.
+        """Register an object by its methods (``after_head(event)``), or a function marked by `on`; returns its name.
 
-        ``name`` and ``priority`` default to the hook's own attributes of these names, else to its class's or
-        function's name and NORMAL. ``replace`` puts it in the place of the one of that name, among those of its own
-        priority. Raises SpecError: no such stage, none on this side, an invalid priority or name, or a function that
-        does not take one argument, or is `async` or a generator.
+        ``name`` and ``priority`` default to the hook's own attributes of these names, or to its class's or function's
+        name and NORMAL. ``replace`` replaces the one of that name, within its priority. Raises SpecError for an unknown
+        stage, or one that does not exist on this side, an invalid priority or name, or a function that does not take
+        one argument, or is `async` or a generator.
         """
         mark = mark_of(hook) or HookMark((), getattr(hook, "priority", None))
         return self._mount(hook, calls_of(hook), mark, name, priority, when, replace)
@@ -355,7 +355,7 @@ class Lifecycle:
         return name
 
     def calls(self, hook: Any) -> Mapping[Stage, Handler]:
-        """What of a hook would be called here: at the stages that come on this side. Raises SpecError."""
+        """Stage -> what would be called of a hook, for the stages of this side. Raises SpecError."""
         return self._here(calls_of(hook))
 
     def _here(self, calls: Mapping[Stage, Handler]) -> Mapping[Stage, Handler]:
@@ -368,7 +368,7 @@ class Lifecycle:
         name: str | None = None,
         when: Condition | None = None,
     ) -> Callable[[Function], Function]:
-        """A decorator that registers the function below it at once."""
+        """A decorator that registers a function at once."""
         mark = HookMark.of(stages, priority, None, when)
 
         def put(function: Function) -> Function:
@@ -378,7 +378,7 @@ class Lifecycle:
         return put
 
     def remove(self, hook: Any) -> None:
-        """Removes the hook of this name, or this very object. Raises SpecError if there is none."""
+        """Remove the hook of this name, or this object. Raises SpecError if there is none."""
         with self._lock:
             gone = [
                 one for one in self._hooks if (one.name == hook if isinstance(hook, str) else _same(one.hook, hook))
@@ -397,7 +397,7 @@ class Lifecycle:
         return tuple(one.hook for one in sorted(self._hooks, key=lambda one: one.number))
 
     def listing(self) -> list[Listed]:
-        """Stage by stage, the hooks in the order in which they are called, with their cost so far."""
+        """The hooks by stage, in the order in which they are called, with their cost so far."""
         return [
             Listed(
                 stage,
@@ -425,7 +425,7 @@ class Lifecycle:
         return wanted if wanted not in taken else next(one for one in numbered if one not in taken)
 
     def _set(self, hooks: list[Registered]) -> None:
-        """Sorted again into a new table: whoever dispatches at this moment continues with the old one."""
+        """Sort the hooks into a new table; a thread that is dispatching continues with the old one."""
         self._hooks = hooks
         at: dict[Stage, list[Listener]] = {}
         for one in sorted(hooks, key=lambda one: (one.priority, one.number)):
@@ -435,7 +435,7 @@ class Lifecycle:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether they are one object; a method is another object every time it is looked up."""
+    """Whether they are one object; a method is a new object at every access."""
     return one is other or (isinstance(one, MethodType) and isinstance(other, MethodType) and one == other)
 
 
@@ -458,14 +458,14 @@ LOGGERS: Final = {"edge": "edge_client", "cloud": "cloud_server"}
 
 
 def default(side: str) -> Lifecycle:
-    """With the default hook alone. ``side``: "edge" or "cloud"."""
+    """A lifecycle with only the default hook. ``side``: "edge" or "cloud"."""
     made = Lifecycle(side)
     made.register(Log(LOGGERS[side]))
     return made
 
 
 def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
-    """The hooks of a ``[lifecycle]`` table, None for none; its modules may lie in ``folder``. Raises SpecError."""
+    """The hooks of a ``[lifecycle]`` table (None: no table); its modules may lie in ``folder``. Raises SpecError."""
     made = default(side)
     table = table or Table({}, "lifecycle")
     hooks = table.take("hooks", list) or []
@@ -492,7 +492,7 @@ def load(side: str, table: Table | None, folder: Path) -> Lifecycle:
 
 
 def read(side: str, path: Path | None, beside: Iterable[str] = ()) -> Lifecycle:
-    """Read a file whose only tables are ``[lifecycle]`` and those ``beside`` it, which are the caller's."""
+    """Read a file whose only tables are ``[lifecycle]`` and those in ``beside``, which belong to the caller."""
     if path is None:
         return load(side, None, Path.cwd())
     file = Table.read(path)
@@ -524,7 +524,7 @@ def _register(made: Lifecycle, table: Table, value: object, folder: Path) -> Non
 
 
 def _made(hook: Any, options: dict[str, Any], where: str) -> Any:
-    """An object of a class; anything else as it is."""
+    """An instance of a class; anything else unchanged."""
     if not isinstance(hook, type):
         if options:
             raise SpecError(f"{where}: options are for classes, and this is {type(hook).__name__}")
@@ -555,7 +555,7 @@ def is_default(lifecycle: Lifecycle) -> bool:
 
 
 def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:
-    """As text, in the columns of `HEADERS`; a stage is named at its first hook."""
+    """The listing as text, in the columns of `HEADERS`; a stage is named at its first hook."""
     found: list[tuple[str, ...]] = []
     before = None
     for one in lifecycle.listing():
@@ -568,7 +568,7 @@ def rows(lifecycle: Lifecycle) -> list[tuple[str, ...]]:
 
 
 def lines(lifecycle: Lifecycle) -> Iterator[str]:
-    """A table in fixed columns."""
+    """The listing as a table with fixed columns."""
     table = [HEADERS, *rows(lifecycle)]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:

@@ -1,4 +1,4 @@
-"""The stages where hooks are called: when each comes on which side, and what its event contains."""
+"""The stages where hooks are called: when each occurs on which side, and what its event contains."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from shared_hooks.errors import SpecError, near
 
 
 class Stage(Enum):
-    """The stages, roughly in the order in which they come. A value is also the name of a hook object's method.
+    """The stages, roughly in chronological order. A value is also the name of a hook object's method.
 
-    Each has `edge` and `cloud`: when it comes on that side, empty if it does not; and `facts`: what its event has
-    beside `stage`, `side` and `request`. Values are live; do not change them.
+    Each has `edge` and `cloud`: when it occurs on that side, empty if it does not; and `facts`: what its event has
+    besides `stage`, `side` and `request`. Values are live; do not change them.
 
-    For run, request, shutdown, and the cloud's drain, ``after_X`` follows ``before_X`` always, failed or not; for the
-    others only on success. Send, receive and the connection's stages come in threads of their own: ``after_send`` may
-    come when the answer is already there.
+    For run, request, shutdown, and the cloud's drain, ``after_X`` always follows ``before_X``; for the others only on
+    success. Send, receive and the connection's stages occur in threads of their own: ``after_send`` may come when the
+    answer is already there.
     """
 
     edge: str
@@ -110,12 +110,12 @@ class Stage(Enum):
     AFTER_SHUTDOWN = "after_shutdown", "threads are ended, the model is as it was", "they have ended", ""
 
     def comes(self, side: str) -> bool:
-        """Whether there is such a stage on this side; a `WrappedModel` by itself ("local") may have any."""
+        """Whether the stage exists on this side; a `WrappedModel` by itself ("local") may have any."""
         return bool({"edge": self.edge, "cloud": self.cloud}.get(side, "yes"))
 
     @classmethod
     def of(cls, stage: Stage | str) -> Stage:
-        """The stage of this name. Raises SpecError, with near names, where there is none."""
+        """The stage of this name. Raises SpecError, with similar names, if there is none."""
         if isinstance(stage, Stage):
             return stage
         names = {known.value: known for known in cls}
@@ -129,16 +129,14 @@ class Stage(Enum):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """Which request an event belongs to.
+    """The request that an event belongs to.
 
     ``index`` counts from 0: on the edge within the run (`infer_many`), or within the client's single requests; on the
-    cloud within the process (-1: it was not taken in). ``total``: how many the run has; None where nobody knows.
-    ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not hold goes to
-    the server once more under another (`Answer.request_id`).
-    On the cloud, ``identity`` is the name that the client's credentials prove, empty without; ``account``: on whom
-    the request is charged.
-    ``carrier`` goes to the other side with the request: a hook at ``before_request`` on the edge may set its
-    "traceparent".
+    cloud within the process (-1: it was not accepted). ``total``: the number of requests in the run; None if unknown.
+    ``id`` is the same on both sides, together with ``client``; but an input whose path the plan did not contain is sent
+    once more under another (`Answer.request_id`). On the cloud, ``identity`` is the name that the client's credentials
+    prove, empty without; ``account``: what the request is charged to. ``carrier`` is sent with the request: a hook at
+    ``before_request`` on the edge may set its "traceparent".
     """
 
     id: int
@@ -152,8 +150,8 @@ class About:
 
 
 class Event:
-    """One stage has come: ``stage``, ``side`` ("edge", "cloud", or "local" for a `WrappedModel` by itself),
-    ``request`` (None where it belongs to none), and the stage's facts as attributes.
+    """The event of one stage: ``stage``, ``side`` ("edge", "cloud", or "local" for a `WrappedModel` by itself),
+    ``request`` (None if it belongs to none), and the stage's facts as attributes.
     """
 
     __slots__ = ("facts", "request", "side", "stage")
@@ -183,14 +181,14 @@ Condition = Callable[[Event], bool]
 
 
 def every_n_requests(n: int) -> Condition:
-    """The first request of a run and every n-th after it. False for events that belong to no request."""
+    """True for the first request of a run and every n-th after it. False for events without a request."""
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise SpecError(f"every_n_requests takes a number from 1 up, not {n!r}")
     return lambda event: event.request is not None and event.request.index % n == 0
 
 
 def every_n_seconds(seconds: float) -> Condition:
-    """The first event that is asked about, and then one after ``seconds`` at the soonest. Any thread may ask."""
+    """True for the first event, and then at most once in ``seconds``. Thread-safe."""
     if not 0 < seconds < float("inf"):
         raise SpecError(f"every_n_seconds takes a number of seconds above 0, not {seconds!r}")
     lock, due = threading.Lock(), 0.0
@@ -213,5 +211,5 @@ def is_first(event: Event) -> bool:
 
 
 def is_last(event: Event) -> bool:
-    """Whether it belongs to the last request of its run; False where nobody knows how many there are."""
+    """Whether it belongs to the last request of its run; False if their number is unknown."""
     return event.request is not None and event.request.index + 1 == event.request.total

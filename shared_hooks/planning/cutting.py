@@ -39,15 +39,17 @@ from shared_hooks.showing import short
 from shared_hooks.tensors import LiveSet, Structure, View, form_of
 
 Item = Op | ModuleCall
-"""An operation, or the call of a scripted or compiled module, which is not looked into."""
+"""An operation, or the call of a scripted or compiled module, whose inside is unknown."""
 
 
 @short
 @dataclass(frozen=True, eq=False)
 class Branch:
-    """``ends``: the calls that it is after, ``end``: the last of them, where the cut is; ``later``: the operations
-    before it that run behind it; ``calls``: the outermost calls that hold nothing else; ``places``: of these calls, and
-    of operations outside of them.
+    """Which calls and operations run before a cut along branches.
+
+    ``ends``: the calls that it is after, ``end``: the last of them, where the cut is; ``later``: the operations before
+    it that run behind it; ``calls``: the outermost calls that contain nothing else; ``places``: of these calls, and of
+    operations outside of them.
     """
 
     ends: tuple[ModuleCall, ...]
@@ -59,18 +61,20 @@ class Branch:
     """When ``later`` runs, in order: (first, last)."""
 
     def is_later(self, seq: int) -> bool:
-        """Whether that which happens at this seq happens behind the cut."""
+        """Whether what happens at this seq happens behind the cut."""
         at = bisect_right(self.seqs, (seq, 1 << 62)) - 1
         return seq > self.end.exit or (at >= 0 and self.seqs[at][0] <= seq <= self.seqs[at][1])
 
     def makes(self, value: Value) -> bool:
-        """Whether a value of before the end is made behind the cut."""
+        """Whether a value from before the end is created behind the cut."""
         return value.made >= 0 and self.is_later(value.made)
 
 
 def branch_of(trace: Trace, ends: Sequence[ModuleCall], end: ModuleCall) -> Branch | None:
-    """The cut after all of these calls and what they need, whose place is after ``end``; None where that is the plain
-    cut there. Raises CutRefused for what cannot run in another order.
+    """The cut after all of these calls and what they need, whose place is after ``end``; None if that is the plain cut
+    there.
+
+    Raises CutRefused for what cannot run in another order.
     """
     placed = [(call, number, item) for call, number, item in trace.placed if _begins(item) < end.exit]
     own = _needed(trace, placed, ends)
@@ -101,7 +105,7 @@ def _begins(item: Item) -> int:
 
 
 def _needed(trace: Trace, placed: Sequence[tuple[ModuleCall, int, Item]], ends: Sequence[ModuleCall]) -> set[Item]:
-    """What runs before the cut: all within ``ends`` that hangs on the inputs, and whatever that needs."""
+    """What runs before the cut: everything in ``ends`` that depends on the inputs, and what that needs."""
     events = sorted(trace.events, key=lambda event: event.seq)
     seqs = [event.seq for event in events]
     values: set[Value] = set()
@@ -133,7 +137,7 @@ def _needed(trace: Trace, placed: Sequence[tuple[ModuleCall, int, Item]], ends: 
 def _makes(
     item: Item, done: Iterable[Event], first: int, last: int, values: set[Value], storages: set[Storage]
 ) -> bool:
-    """Whether something of these is made or written by an item."""
+    """Whether an item creates or writes any of these."""
     if any(value in values and value not in item.args for value in item.results):
         return True
     written = {storage for event in done for storage in event.writes}
@@ -149,7 +153,9 @@ def _makes(
 def _outermost(
     placed: Sequence[tuple[ModuleCall, int, Item]], later: frozenset[Op], end: ModuleCall
 ) -> tuple[tuple[ModuleCall, ...], tuple[Place, ...]]:
-    """The outermost calls of which all that counts is later, and the places of these and of all other later items."""
+    """The outermost calls all of whose counted operations are later, and the places of these and of all other later
+    items.
+    """
     counts: dict[ModuleCall, list[int]] = {}
     for call, _, item in placed:
         if isinstance(item, Op) and item.counts:
@@ -180,7 +186,7 @@ def _outermost(
 
 
 def _check(trace: Trace, branch: Branch, own: set[Item]) -> None:
-    """Raises CutRefused where the order of the two sides would tell."""
+    """Raises CutRefused if the order of the two sides could affect the result."""
     end, begins = branch.end.exit, branch.seqs[0][0]
     for refusal in trace.refusals:
         if refusal.first <= end and refusal.last >= begins:
@@ -204,8 +210,8 @@ def _check(trace: Trace, branch: Branch, own: set[Item]) -> None:
 
 
 def _check_writes(trace: Trace, branch: Branch, own: set[Item]) -> None:
-    """What is read behind the cut must be as it was where it was read: nothing before the cut may write there after
-    that; and what is written behind the cut nothing before it may look at.
+    """Raises CutRefused if the cut changes what is read: nothing before the cut may write after a read that is behind
+    it, and nothing before it may use what is written behind it.
     """
     touched: dict[Storage, int] = {}
     wrote: dict[Storage, int] = {}
@@ -238,8 +244,9 @@ def _check_writes(trace: Trace, branch: Branch, own: set[Item]) -> None:
 
 
 def last_layer(block: str, ids: Mapping[str, int]) -> int | None:
-    """The last layer inside ``block``, of ``ids`` (name -> number); None where none is in it. With "…" it is the only
-    layer that it fits, or the only block; None where there are several.
+    """The last layer inside ``block``, among ``ids`` (name -> number); None if there is none.
+
+    With "…" it is the only layer that matches, or the only block; None if there are several.
     """
     before, shortened, after = block.partition("…")
     if shortened:
@@ -253,7 +260,7 @@ def last_layer(block: str, ids: Mapping[str, int]) -> int | None:
 
 
 def blocks(names: Iterable[str]) -> list[str]:
-    """The modules that hold these layers, in the order in which they are met."""
+    """The modules that contain these layers, in order."""
     found: dict[str, None] = {}
     for name in names:
         parts = name.partition("#")[0].split(".")
@@ -264,16 +271,16 @@ def blocks(names: Iterable[str]) -> list[str]:
 Frontier = dict[Storage, LiveSet]
 
 _STRIDE = 16
-"""A set is kept every so many events of a storage, so that cuts may be asked for in any order ..."""
+"""A set is kept every so many events of a storage, so that cuts can be computed in any order ..."""
 _LIGHT = 4096
-"""... if it consists of no more than so many numbers."""
+"""... if it consists of at most so many numbers."""
 
 
 class Liveness:
-    """The frontiers of one trace, worked out when asked for. Safe with threads: what is kept is only ever replaced."""
+    """The frontiers of one trace, computed lazily. Thread-safe, because cached values are only replaced."""
 
     def __init__(self, trace: Trace, branch: Branch | None = None) -> None:
-        """``branch``: of what happens, only that which does so behind it."""
+        """``branch``: consider only what happens behind it."""
         self._trace = trace
         self._branch = branch
         stories: dict[Storage, _Story] = {}
@@ -296,10 +303,10 @@ class Liveness:
         self._last_dynamic = max(trace.dynamic, default=-1)
 
     def at(self, cut: int) -> Frontier:
-        """What is read after ``cut`` (a seq; 0 = before anything ran) of what depends on the inputs by then.
+        """What is read after ``cut`` (a seq; 0: before anything ran) of what depends on the inputs by then.
 
-        Values that do not depend on the inputs are left out; the cloud computes them itself. A storage that is only
-        overwritten later must be there, too, though nothing of it is sent.
+        Values that do not depend on the inputs are omitted, because the cloud computes them itself. A storage that is
+        only overwritten later must exist, too, though nothing of it is sent.
         """
         if cut == 0 and self._trace.foreign >= 0:
             # somebody reads without being seen: the whole model on the other side gets the whole inputs
@@ -307,8 +314,8 @@ class Liveness:
         return dict(self._across(cut))
 
     def across_branch(self) -> Frontier:
-        """What is read behind the branch cut of what depends on the inputs by then and is made before it. A storage
-        that is only overwritten later must be there, too.
+        """What is read behind the branch cut of what depends on the inputs by then and is created before it. A storage
+        that is only overwritten later must exist, too.
         """
         branch, found = self._branch, {}
         assert branch is not None
@@ -339,7 +346,7 @@ def _story(stories: dict[Storage, _Story], storage: Storage) -> _Story:
 
 
 class _Story:
-    """What happened to one storage, in order."""
+    """The events of one storage, in order."""
 
     def __init__(self, elements: int) -> None:
         self.seqs: list[int] = []
@@ -355,7 +362,7 @@ class _Story:
 
     @property
     def end(self) -> int:
-        """The last seq that says anything about it."""
+        """The last seq with an event."""
         return max(self.last_write, self.seqs[-1] if self.seqs else -1)
 
     def after(self, cut: int) -> LiveSet:
@@ -372,7 +379,7 @@ class _Story:
         return live
 
     def _start(self, wanted: int) -> tuple[int, LiveSet]:
-        """A place at or after the wanted one at which the set is known."""
+        """A seq at or after the wanted one at which the set is known."""
         place, live = self._latest
         if wanted <= place < wanted + _STRIDE:
             return place, live
@@ -384,18 +391,18 @@ class _Story:
 
 
 def frontier_bytes(frontier: Frontier) -> int:
-    """Bytes that cross, raw."""
+    """The raw bytes that cross."""
     return sum(live.sent * storage.itemsize for storage, live in frontier.items())
 
 
 @short
 @dataclass(frozen=True)
 class Capture:
-    """Where the head finds a tensor on the storage of one slot: an input, a module's result, an operation's, or that of
-    a kernel that no operation stands for.
+    """Where the head finds a tensor on the storage of one slot: an input, the result of a module, an operation, or a
+    kernel that belongs to no operation.
 
-    ``view``: what the tensor is of its storage in the plan, so that the slot's origin can be found from the tensor.
-    ``copy``: somebody else may write to it once the head is done (an input, a buffer of the model): take a copy.
+    ``view``: the tensor's view of its storage in the plan, from which the slot's origin follows. ``copy``: the tensor
+    may be written to after the head (an input, a buffer of the model), so a copy is taken.
     """
 
     kind: str
@@ -408,7 +415,7 @@ class Capture:
 @short
 @dataclass(frozen=True)
 class Cutting:
-    """What crosses, and captures (one a slot) and banked operations for the head.
+    """What crosses, and the head's captures (one per slot) and recorded operations.
 
     ``position``: the seq of the cut; ``watched``: the head needs a function mode; ``below``: and a dispatch mode.
     ``storages``: what the slots hold.
@@ -434,9 +441,9 @@ class Cutting:
 def cut_after(
     trace: Trace, layer: ModuleCall | None, frontier: Frontier, *, wide: bool = False, branch: Branch | None = None
 ) -> Cutting:
-    """Work out the cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
+    """The cut after ``layer`` (None: before the first layer). Raises `CutRefused` with the reason.
 
-    ``wide``: what the tail writes is not what it wrote in the plan. ``branch``: of a branch cut that ends there.
+    ``wide``: the tail may write other parts than in the plan. ``branch``: of a branch cut that ends there.
     """
     try:
         return _Cutter(trace, layer, frontier, wide, branch).work()
@@ -458,7 +465,7 @@ def crossing_of(
     leaves: tuple[str, ...],
     calls: tuple[str, ...] = (),
 ) -> Crossing:
-    """What travels of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``: see
+    """The description of a cut. ``path``: the digest of the path up to it; ``plan``: of all of it; ``leaves``: see
     `Crossing`; ``calls``: of a branch cut. Raises `CutRefused`.
     """
     if mixes_truth(cutting.slots, cutting.marks):
@@ -489,11 +496,11 @@ def crossing_of(
 _GRADIENTS = frozenset({"grad", "backward"})
 _NOWHERE = View((), (), 0)
 UNSEEN = None
-"""In place of a module's path: of a kernel that no operation stands for."""
+"""Takes the place of a module's path for a kernel that belongs to no operation."""
 
 
 def _reshaped(trace: Trace, layer: ModuleCall) -> set[Storage]:
-    """Storages of tensors whose shape is changed in place before the cut: a placeholder cannot change its shape."""
+    """Storages of tensors whose shape is changed in place before the cut, which a placeholder does not support."""
     ops = (op for op in trace.ops if op.reshapes and op.args_tainted and op.seq < layer.exit)
     return {value.storage for op in ops for value in op.results if value.storage.born_tainted}
 
@@ -576,7 +583,7 @@ class _Cutter:
         return {s for event in self.trace.events if self.branch.is_later(event.seq) for s in event.writes}
 
     def _check_trace(self) -> None:
-        """Reasons to refuse that hold for the model rather than for one value."""
+        """Raises for reasons to refuse that concern the model rather than one value."""
         trace = self.trace
         for refusal in trace.refusals:
             if refusal.first <= self.position <= refusal.last:
@@ -604,7 +611,7 @@ class _Cutter:
     # -- the prefix ---------------------------------------------------------------------------------------------
 
     def _prefix(self) -> Iterator[tuple[ModuleCall, Place, Op | None]]:
-        """Every operation before the cut with its place; for a scripted or compiled module the call alone."""
+        """Every operation before the cut with its place; for a scripted or compiled module only the call."""
         if self.layer is None:
             return
         for call, number, item in self.trace.placed:
@@ -700,7 +707,7 @@ class _Cutter:
         )
 
     def _check_placed(self) -> None:
-        """Every storage that crosses must have been taken up by an input, a result, or code that runs again."""
+        """Check that every storage that crosses appears in an input, a result, or code that runs again."""
         for storage in self.slot_of:
             if storage.born_tainted and storage not in self.marked:
                 raise CutRefused("a value that crosses is made where torch functions are not seen")
@@ -727,7 +734,7 @@ class _Cutter:
         return {value for value in later if value.made < self.position and not made_later(value)}
 
     def _is_stubbed(self, call: ModuleCall, value: Value) -> bool:
-        """Whether a head has no such result: it is made behind the cut, or so is all that makes it."""
+        """Whether a head lacks such a result: it is created behind the cut, or so is everything that creates it."""
         if self.branch is None:
             return False
         outer: ModuleCall | None = call

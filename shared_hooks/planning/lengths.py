@@ -1,9 +1,9 @@
-"""Cuts for input sizes that were never planned, from those that were: a sequence of another length, another batch size.
+"""Cuts for input sizes without a plan, derived from other sizes: another sequence length, another batch size.
 
-Three plans that differ in one size, and otherwise do the same, tell how every number of a cut's description moves with
-it: not at all, in a straight line, or as ``a L^2 + b L``; two of them make the rule, the third has to fit. Nothing is
-believed for that: the head compares what it captures with what was foretold, storages cross whole, and the tail's side
-finds shapes and path by itself and refuses what differs. Then the inputs are planned as any others.
+Three plans that differ in one size only show how every number of a cut's description depends on it: not at all,
+linearly, or as ``a L^2 + b L``; two of them determine the rule, and the third must fit. The result is not trusted: the
+head compares what it captures with the prediction, storages cross completely, and the tail's side determines shapes and
+path itself and refuses differences. Then the inputs are planned as usual.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ MAX_PLANS = 6
 
 Sizes = tuple[int, ...]
 Size = int | tuple[int, int]
-"""What moves: a length or a batch; or a batch and a length."""
+"""The size that changes: a length or a batch; or a batch and a length."""
 
 
 class Lengths:
-    """Plans by family: what is alike in their inputs but for sizes. The caller guards it against threads."""
+    """Plans by family: inputs that are alike except for sizes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._families: OrderedDict[Any, _Family] = OrderedDict()
 
     def add(self, family: Any, sizes: Sizes, plan: Plan) -> None:
-        """A plan was made."""
+        """Add a plan."""
         found = self._families.setdefault(family, _Family())
         self._families.move_to_end(family)
         found.add(sizes, plan)
@@ -46,18 +46,18 @@ class Lengths:
             self._families.popitem(last=False)
 
     def foretold(self, family: Any, sizes: Sizes, cut: Cut) -> tuple[Plan, Cutting, Crossing] | None:
-        """A plan of another size, and what the head does at this cut; None where no rule is known."""
+        """A plan of another size, and what the head does at this cut; None without a rule."""
         found = self._families.get(family)
         return None if found is None else found.foretold(sizes, cut)
 
     def forget(self, family: Any) -> None:
-        """What was foretold was not so."""
+        """Forget a family whose prediction was wrong."""
         self._families.pop(family, None)
 
 
 def family_of(key: Any, tensors: list[torch.Tensor]) -> tuple[Any, Sizes] | None:
-    """What inputs share whatever their sizes, and the sizes. ``key``: all else that a plan hangs on. None for inputs
-    that are not simply contiguous.
+    """What inputs share regardless of their sizes, and the sizes. ``key``: everything else that a plan depends on. None
+    for inputs that are not contiguous.
     """
     if not tensors or any(t.layout != torch.strided or not t.is_contiguous() for t in tensors):
         return None
@@ -90,7 +90,7 @@ class _Family:
         return None
 
     def _rule(self, sizes: Sizes, moving: tuple[bool, ...], cut: Cut) -> Rule | None:
-        """From plans that have these sizes but for those that move."""
+        """The rule from plans that have these sizes except for those that change."""
         like = [
             (known, plan)
             for known, plan in self.plans.items()
@@ -110,7 +110,7 @@ class _Family:
 
 
 class Rule:
-    """How one cut moves with the size at position ``first`` of all sizes."""
+    """How one cut depends on the size at position ``first`` of all sizes."""
 
     def __init__(self, plan: Plan, cutting: Cutting, sized: SizedCrossing, captures: Moving, first: int) -> None:
         self.plan = plan
@@ -121,7 +121,9 @@ class Rule:
 
     @classmethod
     def of(cls, sizes: list[Sizes], plans: list[Plan], first: int, cut: Cut, *, wide: bool = True) -> Rule | None:
-        """From three plans of these sizes; None where they differ in more than numbers. ``wide``: see `Plan.cutting`.
+        """The rule from three plans of these sizes; None if they differ in more than numbers. ``wide``: see
+        `Plan.cutting`.
+
         Raises CutRefused, UnknownLayer.
         """
         lengths = [known[first] for known in sizes]
@@ -133,7 +135,7 @@ class Rule:
         return cls(plans[-1], cuttings[-1], sized, captures, first)
 
     def at(self, sizes: Sizes) -> tuple[Plan, Cutting, Crossing] | None:
-        """The plan's numbers at these sizes; None where a number follows no rule."""
+        """The plan's numbers at these sizes; None if a number follows no rule."""
         crossing, captures = self.sized.at(sizes[self.first], sizes), self.captures.at(sizes[self.first])
         if crossing is None or captures is None:
             return None
@@ -164,17 +166,19 @@ class SizedCrossing:
 
     @classmethod
     def of(cls, values: Sequence[tuple[Any, ...]], lengths: Sequence[Size]) -> SizedCrossing | None:
-        """From crossings with their paths (`Trace.path_items`), and perhaps all sizes; None where more is unlike."""
+        """From crossings with their paths (`Trace.path_items`), and possibly all sizes; None if they differ
+        otherwise.
+        """
         moving = Moving.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
         return None if moving is None else cls(values[-1][0], moving)
 
     @property
     def lengths(self) -> tuple[Size, ...]:
-        """Those that it was worked out from."""
+        """The sizes that it was derived from."""
         return self._moving.lengths
 
     def at(self, length: Size, sizes: Sizes | None = None) -> Crossing | None:
-        """None where a number follows no rule, or where not all sizes are ``sizes``, if given."""
+        """What crosses at this size; None if a number follows no rule, or not all sizes equal ``sizes``, if given."""
         found = self._moving.at(length)
         if found is None:
             return None
@@ -197,7 +201,7 @@ def _parts(crossing: Crossing) -> tuple[Any, ...]:
 
 
 class Moving:
-    """Nested values that are alike but for whole numbers, and how these move with a size."""
+    """Nested values that are equal except for integers, and how these depend on a size."""
 
     def __init__(self, skeleton: Any, rows: list[tuple[int, ...]], lengths: tuple[Size, ...]) -> None:
         self._skeleton = skeleton
@@ -206,8 +210,8 @@ class Moving:
 
     @classmethod
     def of(cls, values: Sequence[Any], lengths: Sequence[Size]) -> Moving | None:
-        """From the values at these sizes: three, or where batch and length move three lengths of one batch and the same
-        of another; None where they differ in more than numbers.
+        """From the values at these sizes: three, or, if batch and length change, three lengths of one batch and the
+        same of another; None if they differ in more than numbers.
         """
         skeletons: list[Any] = []
         numbers: list[list[int]] = []
@@ -219,7 +223,7 @@ class Moving:
         return cls(skeletons[0], list(zip(*numbers, strict=True)), tuple(lengths))
 
     def at(self, length: Size) -> Any:
-        """The value at another size; None where a number follows no rule."""
+        """The value at another size; None if a number follows no rule."""
         memo: dict[tuple[int, ...], int | None] = {}
         for row in self._rows:
             if row not in memo:
@@ -227,7 +231,7 @@ class Moving:
         return None if None in memo.values() else _together(self._skeleton, iter([memo[row] for row in self._rows]))
 
     def with_numbers(self, make: Callable[[Terms], Any]) -> Any:
-        """The value with what ``make`` gives in place of each number that moves; None where one follows no rule."""
+        """The value with ``make`` of the terms in place of each number that changes; None if one follows no rule."""
         found: list[Any] = []
         for row in self._rows:
             rule = None if len(set(row)) == 1 else _rule(row, self.lengths)
@@ -242,7 +246,7 @@ Terms = tuple[tuple[int, int, Fraction], ...]
 
 
 def value_at(terms: Terms, size: Any) -> tuple[Any, int]:
-    """A numerator and its denominator. ``size``: a length, or a batch and a length; an exporter's symbols, too."""
+    """A numerator and its denominator. ``size``: a length, or a batch and a length; also an exporter's symbols."""
     batch, length = size if isinstance(size, tuple) else (1, size)
     shared = lcm(*(factor.denominator for *_, factor in terms))
     found: Any = 0
@@ -255,7 +259,7 @@ def value_at(terms: Terms, size: Any) -> tuple[Any, int]:
 
 
 def _at(row: tuple[int, ...], sizes: tuple[Size, ...], size: Size) -> int | None:
-    """The number at another size; None where no rule of the kinds that are known fits all samples."""
+    """The number at another size; None if no known kind of rule fits all samples."""
     if row.count(row[0]) == len(row):
         return row[0]
     rule = _rule(row, sizes)
@@ -266,7 +270,7 @@ def _at(row: tuple[int, ...], sizes: tuple[Size, ...], size: Size) -> int | None
 
 
 def _rule(row: tuple[int, ...], sizes: tuple[Size, ...]) -> Terms | None:
-    """By length, as the numbers of each of two batches say; each factor in a line with the batch."""
+    """Terms by length, from the numbers of each of two batches; each factor is linear in the batch."""
     if not isinstance(sizes[0], tuple):
         factors = _by_length(row, sizes)  # type: ignore[arg-type]  # all are of a kind
         return None if factors is None else tuple((0, power, one) for power, one in enumerate(factors) if one)
@@ -286,7 +290,7 @@ def _rule(row: tuple[int, ...], sizes: tuple[Size, ...]) -> Terms | None:
 
 
 def _by_length(row: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[Fraction, Fraction, Fraction] | None:
-    """Factors of 1, L and L^2, of which the first or the last is 0."""
+    """The factors of 1, L and L^2, of which the first or the last is 0."""
     line = _line([Fraction(value) for value in row], lengths)
     if line is not None:
         return line[1], line[0], Fraction(0)
@@ -304,11 +308,11 @@ def _line(values: list[Fraction], lengths: tuple[int, ...]) -> tuple[Fraction, F
 
 @dataclasses.dataclass(frozen=True)
 class _Number:
-    """Stands for a number in a skeleton."""
+    """Takes the place of a number in a skeleton."""
 
 
 def _apart(value: Any, numbers: list[int]) -> Any:
-    """What is left of a nested value without its numbers, which are added to ``numbers``."""
+    """A nested value without its numbers, which are added to ``numbers``."""
     if type(value) is int:
         numbers.append(value)
         return _Number()
@@ -324,7 +328,7 @@ def _apart(value: Any, numbers: list[int]) -> Any:
 
 
 def _together(skeleton: Any, numbers: Iterator[Any]) -> Any:
-    """The reverse."""
+    """The reverse of `_apart`."""
     if isinstance(skeleton, _Number):
         return next(numbers)
     if type(skeleton) is not tuple:

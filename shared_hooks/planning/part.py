@@ -1,8 +1,8 @@
-"""`OnlyPart`: of a model's weights only those that one part of it needs are in memory, the others stay in their files.
+"""`OnlyPart`: only those of a model's weights that one part of it needs are in memory; the others stay in their files.
 
-The model is whole all the same: its hash, its digests and its plans are made of every weight, read from the files on
-the way and given back. What the plan's run from one cut to the other reads is then loaded, on whatever device the part
-is for. A run of the whole model copies the others there, one operation's at a time.
+The model is still complete: its hash, its digests and its plans are made of every weight, read from the files and
+released again. What the plan's run from one cut to the other reads is then loaded to the part's device. A run of the
+whole model copies the others there, for one operation at a time.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from shared_hooks.planning.plan import INPUT, Plan
 from shared_hooks.planning.planner import Loads
 
 _trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-"""glibc's: else what was freed stays with the process."""
+"""glibc's malloc_trim, without which freed memory stays with the process."""
 
 
 NEAR: Final = 0.1
-"""A share of a part's weights: of cuts that are so near to equal parts, that where the least crosses is taken."""
+"""Among cuts whose parts differ by at most this share of equal weights, the one where the least crosses is used."""
 
 
 def _other_names(plan: Plan, names: Sequence[str]) -> list[str]:
@@ -44,8 +44,8 @@ def _other_names(plan: Plan, names: Sequence[str]) -> list[str]:
 
 
 class _Bringing(TorchDispatchMode):
-    """Copies to ``device`` what an operation reads in the CPU's memory beside tensors of the device. What it writes to
-    stays where it is: a write to a copy would be lost.
+    """Copies to ``device`` what an operation reads from the CPU's memory. What it writes to stays where it is, because
+    a write to a copy would be lost.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,7 +75,7 @@ class OnlyPart(Loads):
     """Loads one model's parameters from their files as the part from ``first`` to ``last`` needs them: names of layers
     or blocks; None: from the beginning, or to the end. The planner calls it with its lock.
 
-    ``refuses``: plans refuse cuts after the part's end, for heads end there.
+    ``refuses``: plans refuse cuts after the part's end, because heads end there.
     """
 
     def __init__(
@@ -89,7 +89,9 @@ class OnlyPart(Loads):
         device: torch.device = CPU,
         share: tuple[int, int] | None = None,
     ) -> None:
-        """``share``: the number of a part, from 0, of so many of equal weights, in place of ``first`` and ``last``."""
+        """``share``: (the number of a part from 0, the number of parts of equal weights), instead of ``first`` and
+        ``last``.
+        """
         self.first, self.last = first, last
         self._share = share
         self.device = device
@@ -99,7 +101,7 @@ class OnlyPart(Loads):
         self.model = model
         self._refuses = refuses
         self._known: dict[str, None] = {}
-        """Names of cuts, from the one to the other, on every path so far."""
+        """Names of cuts between the two, on every path so far."""
 
     def __str__(self) -> str:
         begin = "" if self.first is None else f" from {self.first}"
@@ -107,13 +109,13 @@ class OnlyPart(Loads):
 
     @property
     def summary(self) -> str:
-        """How much of the weights is in memory."""
+        """How much of the weights is in memory, as text."""
         loaded, total = self.weights.loaded / 2**20, self.weights.total / 2**20
         return f"{loaded:.1f} of {total:.1f} MiB of the weights are in memory"
 
     def check(self, begin: str, end: str | None) -> None:
-        """Whether a part's weights are there: behind the cut ``begin``, up to ``end`` (None: to the model's). Raises
-        CutRefused.
+        """Check that a part's weights are there: behind the cut ``begin``, up to ``end`` (None: the model's end).
+        Raises CutRefused.
         """
         for name, own, what in ((begin, self.first, "begins after"), (end, self.last, "ends after")):
             if own is not None and (name is None or name not in self._known):
@@ -122,11 +124,11 @@ class OnlyPart(Loads):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Cuts that it may begin and end at, in order."""
+        """The cuts at which it may begin and end, in order."""
         return tuple(self._known)
 
     def again(self, model: nn.Module, weights: MappedWeights) -> nn.Module:
-        """The same model, just built, with the weights of this part where they are here: on the CPU in their files."""
+        """The same model, newly built, with the weights of this part where they are here: on the CPU in their files."""
         if not is_host(self.device):
             weights.place(self.device)
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
@@ -135,7 +137,7 @@ class OnlyPart(Loads):
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Around what may need all weights. Raises SpecError if a file was changed since."""
+        """A context around what may need all weights. Raises SpecError if a file has changed."""
         self.weights.check()
         try:
             with self.bringing():
@@ -144,17 +146,17 @@ class OnlyPart(Loads):
             self.release()
 
     def bringing(self) -> AbstractContextManager[object]:
-        """Around a run that may need weights of other parts: an accelerator gets copies as they are read."""
+        """A context around a run that may need weights of other parts: an accelerator gets copies as they are read."""
         return nullcontext() if is_host(self.device) else _Bringing(self.device)
 
     def release(self) -> None:
-        """Give back what was read of other weights, and what planning used."""
+        """Release what was read of other weights, and what planning used."""
         self.weights.release()
         if _trim is not None:
             _trim(0)
 
     def planned(self, plan: Plan) -> None:
-        """Loads what the part needs on this path."""
+        """Load what the part needs on this path."""
         names = [info.name for info in plan.cuts]
         if self._share is not None:
             self.first, self.last = self._shared(plan, *self._share)

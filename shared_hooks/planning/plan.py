@@ -1,4 +1,4 @@
-"""A plan: what recording a model on one input signature yields. Layers, frontiers, cuts, and a digest to agree on."""
+"""A plan: the result of recording a model on one input signature. Layers, frontiers, cuts, and a digest to agree on."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ _HEADS = ("id", "name", "type", "output", "crosses", "cut")
 _NUMBERS = (0, 3, 4)
 _WIDTHS = (5, 26, 16, 10, 10, 3)
 _FIRST, _LAST = 12, 8
-"""Rows of a terminal's table, which has to stay within `showing.MOST` characters."""
+"""The rows of a terminal's table, limited to `showing.MOST` characters."""
 
 
 @short
 @dataclass(frozen=True)
 class LayerInfo:
-    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses when the model is cut after it.
+    """One layer call. Sizes in bytes, raw; ``frontier_bytes`` crosses if the model is cut after it.
 
-    A plan's own are made without what takes long (what crosses, whether a cut is possible and why not): that is worked
-    out when somebody looks.
+    A plan's own are created without what is costly (what crosses, whether a cut is possible and why not), which is
+    computed on access.
     """
 
     layer_id: int
@@ -64,7 +64,7 @@ class LayerInfo:
     # no default on the class, which would be found before `__getattr__` is asked
     reason: str = field(default_factory=str)
     is_block: bool = False
-    """A block that ends at a place of its own; ``layer_id`` is then that of its last layer."""
+    """Whether it is a block that ends at a place of its own; ``layer_id`` is then that of its last layer."""
 
     @classmethod
     def on_demand(
@@ -76,7 +76,7 @@ class LayerInfo:
         *,
         is_block: bool = False,
     ) -> LayerInfo:
-        """The layer of a call; ``crossing`` and ``refusal`` tell the bytes and the reason (or none) of a cut."""
+        """The layer of a call; ``crossing`` and ``refusal`` return the bytes and the reason (or "") of a cut."""
         made = object.__new__(cls)
         known = {"layer_id": number, "name": call.name, "layer_type": call.module_type, "is_block": is_block}
         vars(made).update(known, output_bytes=call.output_bytes, _later=(crossing, refusal))
@@ -99,7 +99,7 @@ class LayerInfo:
 
 
 class Layers(tuple[LayerInfo, ...]):
-    """Layers in the order of execution: a tuple that is shown as a table."""
+    """Layers in the order of execution: a tuple that is displayed as a table."""
 
     __slots__ = ()
 
@@ -166,7 +166,7 @@ def footprint(value: Value) -> tuple[Any, ...]:
 
 
 class Follower:
-    """Compares one run, step by step, with a trace. Each method says whether the run is still on the path."""
+    """Compares one run, step by step, with a trace. Each method returns whether the run is still on the path."""
 
     def __init__(self, trace: Trace, inputs: list[torch.Tensor]) -> None:
         self.storages: dict[int, Storage] = {}
@@ -181,7 +181,7 @@ class Follower:
 
     @classmethod
     def of_storages(cls, slots: Mapping[Storage, torch.Tensor]) -> Follower:
-        """A follower of a run that begins in the middle: flat tensors that hold the storages of what came before."""
+        """A follower of a run that begins in the middle: flat tensors with the storages of what came before."""
         made = cls.__new__(cls)
         made.storages, made.bases, made.keys, made.alive = {}, {}, {}, []
         for storage, slot in slots.items():
@@ -192,14 +192,14 @@ class Follower:
         return made
 
     def operation(self, op: Op, arguments: list[torch.Tensor], results: list[torch.Tensor]) -> bool:
-        """One torch function."""
+        """Compare one torch function."""
         if len(arguments) != len(op.args) or len(results) != len(op.results):
             return False
         # an argument that changed its shape in place is seen as it is afterwards
         return (op.reshapes or all(map(self._same, arguments, op.args))) and all(map(self._same, results, op.results))
 
     def call(self, call: ModuleCall, output: Any) -> bool:
-        """What one module returns."""
+        """Compare the result of one module."""
         try:
             structure, tensors = flatten(output, plain=True)
         except UnknownHolder:
@@ -229,13 +229,13 @@ class Follower:
 # What crosses a cut and is final before it: nothing writes there any more, so it may leave while the head runs.
 
 Call = tuple[str, int]
-"""Path of a module, and the number of its call."""
+"""(path of a module, number of its call)."""
 
 
 def finals(trace: Trace, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
-    """By the call after which they are final, slots that are before the cut's own; None: inputs that stay as they are.
+    """By the call after which they are final, slots that are final before the cut; None: inputs that stay unchanged.
 
-    It is what the plan has seen: a run that does otherwise has to be found out by who relies on it.
+    This is what the plan has seen: code that relies on it must detect a run that differs.
     """
     number_of = {storage: slot for slot, storage in enumerate(cutting.storages)}
     last = {slot: _captured(trace, capture) for slot, capture in enumerate(cutting.captures)}
@@ -260,7 +260,7 @@ def finals(trace: Trace, cutting: Cutting) -> Mapping[Call | None, tuple[int, ..
 
 
 def _captured(trace: Trace, capture: Capture) -> int:
-    """The seq at which a head has it."""
+    """The seq at which a head has captured it."""
     if capture.kind == "result":
         return next(call.exit for call in trace.calls if (call.path, call.number) == capture.where)
     if capture.kind == "op":
@@ -273,8 +273,10 @@ def _captured(trace: Trace, capture: Capture) -> int:
 
 
 class Calls(NamedTuple):
-    """All module calls of a plan in the order in which they begin. ``ends``: how many have begun when each ends;
-    ``names``: its path and number; ``layers``: its layer's id, None where it is none.
+    """All module calls of a plan in the order in which they begin.
+
+    ``ends``: how many have begun when each ends; ``names``: its path and number; ``layers``: its layer's id, None if it
+    is none.
     """
 
     modules: list[nn.Module]
@@ -284,7 +286,7 @@ class Calls(NamedTuple):
 
 
 def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> Calls | None:
-    """None where a module is not hooked here."""
+    """The calls of a trace; None if a module is not hooked here."""
     calls = sorted(trace.calls, key=lambda call: call.enter)
     begins = [call.enter for call in calls]
     of = {info.path: module for module, info in modules.items()}
@@ -299,9 +301,10 @@ def calls_of(trace: Trace, modules: Mapping[nn.Module, ModuleInfo]) -> Calls | N
 
 
 class Walk(NamedTuple):
-    """A head's way to one cut, where nothing but results of modules is captured. ``calls``: shared by all cuts;
-    ``captures``: what slots take of a call's result, by its index; ``last``: the index of the call that the cut is
-    after.
+    """A head's way to one cut, if only results of modules are captured.
+
+    ``calls``: shared by all cuts; ``captures``: what slots take of a call's result, by its index; ``last``: the index
+    of the call that the cut is after.
     """
 
     calls: Calls
@@ -310,7 +313,7 @@ class Walk(NamedTuple):
 
 
 def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Walk | None:
-    """The walk to the cut after ``layer``; None where operations must be counted or followed, too."""
+    """The walk to the cut after ``layer``; None if operations must be counted or compared, too."""
     if cutting.watched or cutting.below or any(seq < cutting.position for seq in trace.dynamic):
         return None
     captures: dict[int, list[tuple[int, Capture]]] = {}
@@ -325,21 +328,22 @@ def walk(trace: Trace, cutting: Cutting, layer: ModuleCall, calls: Calls) -> Wal
 INPUT = "input"
 Cut = int | str | tuple[int | str, ...] | list[int | str]
 """A layer's id, the name of a layer or block, or "input"; several, or "a + b", are a branch cut (`planning.cutting`),
-and so is a group of modules, "group:vision" (`modules.tables`)."""
+and so is a group of modules, "group:vision" (`modules.tables`).
+"""
 
 
 class Place(int):
-    """A cut by its number in one plan's `Trace.places`: layers by their ids, then blocks; -1 is ``"input"``."""
+    """A cut by its number in one plan's `Trace.places`: layers by id, then blocks; -1 is ``"input"``."""
 
 
 MOST_SETS = 256
-"""Cuts along branches that a plan remembers."""
+"""The number of branch cuts that a plan keeps."""
 TOGETHER = " + "
-"""Between the names of a branch cut, where it is one text."""
+"""Joins the names of a branch cut in a single text."""
 
 
 def members(cut: Any) -> tuple[int | str, ...] | None:
-    """The calls that a cut along branches is after; None of a plain cut."""
+    """The calls that a cut along branches is after; None for a plain cut."""
     if isinstance(cut, (tuple, list)):
         return tuple(cut)
     if isinstance(cut, str) and (TOGETHER in cut or cut.startswith(GROUP)):
@@ -348,8 +352,8 @@ def members(cut: Any) -> tuple[int | str, ...] | None:
 
 
 class Known:
-    """What a plan has worked out of the paths that are known. Where another one is added the whole of it is replaced,
-    so that a thread that is at work meanwhile keeps nothing of fewer paths.
+    """What a plan has computed for the known paths. It is replaced completely when another one is added, so that a
+    concurrent thread keeps nothing computed for fewer paths.
     """
 
     def __init__(self) -> None:
@@ -365,8 +369,10 @@ class Known:
 
 @dataclass(eq=False)
 class Plan:
-    """One path through the model. ``siblings`` are the plans of other paths that inputs of this signature take;
-    ``leaves``: names of Python state that a run leaves changed, and that tells on no later one.
+    """One path through the model.
+
+    ``siblings``: the plans of other paths for inputs of this signature; ``leaves``: names of Python state that a run
+    leaves changed, without effect on later runs.
     """
 
     trace: Trace
@@ -413,9 +419,9 @@ class Plan:
         return [[footprint(value) for value in (*op.args, *op.results)] for op in self.trace.ops]
 
     def _digest(self) -> str:
-        """Over operations and their literals, layers, shapes and dtypes.
+        """The digest of operations and their literals, layers, shapes and dtypes.
 
-        Not over strides and devices, which may differ between the sides; nor, where Python reads data, over fractions
+        Without strides and devices, which may differ between the sides; and, if Python reads data, without fractions
         among the literals: they may come from the data, and kernels of other devices round them differently.
         """
         trace = self.trace
@@ -435,7 +441,7 @@ class Plan:
         return sum(layer.exit < end for layer in self.trace.layers) - 1
 
     def place_at(self, layer_id: int, name: str) -> Place:
-        """The place of a cut by what a `Crossing` says of it. Raises `UnknownLayer` where that is not so here."""
+        """The place of a cut as a `Crossing` describes it. Raises `UnknownLayer` if this plan has no such cut."""
         if layer_id < 0:
             return Place(-1)
         layers, places = self.trace.layers, self.trace.places
@@ -451,12 +457,12 @@ class Plan:
         return Place(number)
 
     def cut_at(self, layer_id: int, name: str) -> Cut:
-        """The same as any plan takes it: a layer's id, or a block's name. Raises `UnknownLayer`."""
+        """The same as any plan accepts it: a layer's id, or a block's name. Raises `UnknownLayer`."""
         number = self.place_at(layer_id, name)
         return name if number >= len(self.paths) else int(number) if number >= 0 else INPUT
 
     def place(self, cut: Cut) -> Place:
-        """The place of a cut given by a layer's id, or the name of a layer or block. Raises `UnknownLayer` with near
+        """The place of a cut given by a layer's id, or the name of a layer or block. Raises `UnknownLayer` with similar
         names.
         """
         if isinstance(cut, Place):
@@ -487,8 +493,8 @@ class Plan:
         raise UnknownLayer(f"no layer {cut!r} ran in this model.{near_path(cut, [*names, *blocks(names), INPUT])}")
 
     def _last_in(self, block: str) -> int | None:
-        """The last place inside what only holds modules (a list of blocks, say), or the one that a name with "…" fits;
-        None where there is none, or several.
+        """The last place inside a container of modules (a list of blocks, say), or the one that a name with "…"
+        matches; None if there is none, or several.
         """
         calls, names = self.trace.places
         before, shortened, after = block.partition("…")
@@ -500,8 +506,8 @@ class Plan:
         return max(inside, key=lambda number: calls[number].exit, default=None)
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
-        """The layer or block of a cut, None for ``"input"``. A set is given as a layer of type "set" with the
-        bytes that cross it.
+        """The layer or block of a cut, None for ``"input"``. A branch cut is a layer of type "set" with the bytes that
+        cross it.
         """
         if (along := self._members(cut)) is not None:
             return self._set(along)
@@ -519,7 +525,7 @@ class Plan:
         return LayerInfo(end, crossing.name, "set", 0, crossing.payload_bytes, True)
 
     def frontier_bytes(self, cut: Cut) -> int:
-        """Raw bytes that cross at a cut."""
+        """The raw bytes that cross at a cut."""
         if self._members(cut) is not None:
             return self.cutting(cut)[1].payload_bytes
         number, known = self.place(cut), self._known.nbytes
@@ -529,10 +535,10 @@ class Plan:
         return found
 
     def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Crossing]:
-        """What head and tail do for a cut. Raises `CutRefused`, with the layer's name and the reason.
+        """What head and tail do for a cut. Raises `CutRefused` with the layer's name and the reason.
 
-        ``wide``: for a run that read other values from its data than the plan did. They may say which part of a tensor
-        the tail reads or writes, so storages cross whole and the tail works on copies.
+        ``wide``: for a run that read other values from its data than the plan. They may decide which part of a tensor
+        the tail reads or writes, so storages cross completely and the tail works on copies.
         """
         if (along := self._members(cut)) is not None:
             return self._branch(along, wide)
@@ -552,7 +558,7 @@ class Plan:
         return found
 
     def _branch(self, cuts: Sequence[Any], wide: bool) -> tuple[Cutting, Crossing]:
-        """The cut after these calls and all that they need."""
+        """The cut after these calls and everything that they need."""
         for cut in cuts:
             if not isinstance(cut, (int, str)):
                 self.place(cut)  # raises
@@ -585,7 +591,7 @@ class Plan:
         return None if isinstance(cut, str) and cut in self.trace.places.numbers else members(cut)
 
     def _places(self, cuts: Sequence[int | str]) -> list[tuple[Place, int | str]]:
-        """The places of these calls, and what each was called; without the input."""
+        """The places of these calls, and their given names; without the input."""
         named = [one for cut in cuts for one in self._in_group(cut)]
         return [(place, cut) for cut in named if (place := self.place(cut)) >= 0]
 
@@ -617,7 +623,7 @@ class Plan:
         return call is not None
 
     def _call_of(self, number: int, cut: int | str) -> ModuleCall:
-        """The call that a cut is after: of a block that ends where its last layer does, the block's own."""
+        """The call that a cut is after; for a block that ends where its last layer does, the block's own."""
         known = self.trace.places.calls[number]
         if not isinstance(cut, str) or cut == known.name:
             return known
@@ -656,7 +662,7 @@ class Plan:
         )
 
     def _across_branch(self, other: Branch) -> Frontier:
-        """What this path reads behind a branch cut that is another's, too. Raises CutRefused where it is not."""
+        """What this path reads behind another path's branch cut. Raises CutRefused if it is none here."""
         calls = [call for name in (call.name for call in other.ends) for call in self.trace.calls if call.name == name]
         ends = [call for call in self.trace.calls if call.name == other.end.name]
         branch = branch_of(self.trace, calls, ends[0]) if ends else None
@@ -665,7 +671,7 @@ class Plan:
         return Liveness(self.trace, branch).across_branch()
 
     def finals(self, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
-        """The slots of one of its cuts that are final before it (`shared_hooks.planning.plan`)."""
+        """The slots of one of its cuts that are final before it (`finals`)."""
         known = self._known.finals
         found = known.get(id(cutting))
         if found is None:
@@ -673,7 +679,7 @@ class Plan:
         return found[1]
 
     def kept_for(self, cutting: Cutting, make: Callable[[Plan, Cutting], Any]) -> Any:
-        """What ``make`` gives for one of its cuts, made once."""
+        """The result of ``make`` for one of its cuts, cached."""
         known = self._known.made
         found = known.get(id(cutting))
         if found is None:
@@ -681,7 +687,7 @@ class Plan:
         return found[1]
 
     def walk(self, cutting: Cutting, cut: Cut, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
-        """What a head to this cut, of this cutting, compares; None where that is more than calls."""
+        """What a head to this cut, of this cutting, compares; None if that is more than calls."""
         known = self._known.walks
         found = known.get(id(cutting))
         if found is None:
@@ -706,13 +712,13 @@ class Plan:
         return CutRefused(f"cannot cut after {name}: {reason}")
 
     def refuse(self, cut: Cut, reason: str) -> None:
-        """Mark a cut as one that must not be used: ``verify`` found it wrong."""
+        """Refuse a cut from now on: ``verify`` found it wrong."""
         along = self._members(cut)
         self._refused[self.place(cut) if along is None else self._names(along)] = reason
         self._known = Known()
 
     def forget_cuts(self) -> None:
-        """Another path became known: what must cross may have grown."""
+        """Called when another path became known: more may have to cross."""
         self._known = Known()
 
     def _cut(self, number: int, wide: bool) -> tuple[Cutting, Crossing]:
@@ -736,7 +742,7 @@ class Plan:
         return dict(sorted(merged.items(), key=lambda entry: entry[0].index))
 
     def _join(self, merged: Frontier, other: Frontier) -> None:
-        """Adds what another path reads of storages that this one has, too."""
+        """Add what another path reads of storages that this one has, too."""
         own = {storage.index: storage for storage in (*merged, *self._storages())}
         for storage, live in other.items():
             mine = own.get(storage.index)
@@ -753,7 +759,7 @@ class Plan:
         return [sibling.liveness.at(position) for sibling in siblings]
 
     def position(self, cut: Cut) -> int:
-        """The seq of a cut; of a set, that of its end."""
+        """The seq of a cut; of a branch cut, that of its end."""
         if (along := self._members(cut)) is not None:
             return self._position(self._end(self._places(along)))
         return self._position(self.place(cut))
@@ -783,7 +789,7 @@ class Plan:
 
     @property
     def path(self) -> tuple[Any, ...]:
-        """What tells one path through the model from another."""
+        """Identifies a path through the model."""
         returned = [
             (call.name, form_of_result(call.structure), [footprint(value) for value in call.results])
             for call in self.trace.calls
@@ -794,7 +800,7 @@ class Plan:
 
     @property
     def layers(self) -> Layers:
-        """Every layer call in execution order. Making the list takes no time; see `LayerInfo`."""
+        """Every layer call in execution order. The list is created quickly; see `LayerInfo`."""
         known = self._known
         layers = known.layers
         if layers is None:
@@ -808,7 +814,7 @@ class Plan:
 
     @property
     def blocks(self) -> Layers:
-        """Every call of a block behind whose last layer something still runs, as a place for a cut, in that order;
+        """Every call of a block with something running behind its last layer, as a place for a cut, in that order;
         ``layer_id`` is that of its last layer.
         """
         known = self._known
@@ -829,7 +835,7 @@ class Plan:
 
     @property
     def cuts(self) -> Layers:
-        """Every place for a cut but the one before the first layer: layers and blocks, in execution order."""
+        """Every place for a cut except the one before the first layer: layers and blocks, in execution order."""
         both = [*enumerate(self.layers), *enumerate(self.blocks, len(self.paths))]
         return Layers(info for _, info in sorted(both, key=lambda one: self._position(one[0])))
 
@@ -842,9 +848,8 @@ class Plan:
         return Layers(info for info in self.cuts if names[info.name] in shown)
 
     def parameters_between(self, first: Cut, last: Cut | None, model: nn.Module) -> list[nn.Parameter]:
-        """The parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) reads or may
-        read: those that its operations are given, and those of every module that it enters, or leaves. Raises
-        `UnknownLayer`.
+        """The parameters of ``model`` that a run from the cut ``first`` to ``last`` (None: to the end) may read: the
+        arguments of its operations, and those of every module that it enters, or leaves. Raises `UnknownLayer`.
         """
         if last is not None and self.place(last) < 0:
             return []
@@ -868,7 +873,7 @@ class Plan:
         ]
 
     def _refused_because(self, cut: Cut) -> str:
-        """Why there is no cut; nothing if there is one."""
+        """Why there is no cut; "" if there is one."""
         try:
             self.cutting(cut)
         except CutRefused as error:

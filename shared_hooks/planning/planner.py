@@ -1,4 +1,4 @@
-"""Makes plans, and keeps them: by input signature, and within one signature by the path that an input takes."""
+"""Makes and keeps plans: by input signature, and within one signature by the path that an input takes."""
 
 from __future__ import annotations
 
@@ -44,29 +44,29 @@ from shared_hooks.tensors import Buffers, UnknownHolder, copied, flatten, identi
 
 MAX_SIGNATURES = 64
 MAX_TICKS_KEPT = 2_000_000
-"""Calls and operations that the plans of all signatures may consist of together, at a kilobyte or two each."""
+"""The maximum number of calls and operations in the plans of all signatures, at a kilobyte or two each."""
 MAX_PATHS = 16
 MAX_SAMPLE_BYTES = 16 << 20
 MARGIN_BYTES, DYNAMIC_BYTES = 1 << 20, 16 << 20
-"""What an answer may take beyond that of its plan; where data decides on it."""
+"""What an answer may take beyond that of its plan; and if data decides on it."""
 
 
 class Loads(Protocol):
-    """Has a model's weights at hand for what needs all of them, though they are not in memory otherwise."""
+    """Provides a model's weights for what needs all of them, though they are not in memory otherwise."""
 
     device: torch.device
-    """Where the model runs, wherever its weights are."""
+    """The device on which the model runs, wherever its weights are."""
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
-        """Around what needs all weights. What it raises is raised."""
+        """A context around what needs all weights."""
         ...
 
     def planned(self, plan: Plan) -> None:
-        """Here is the plan, while they are at hand. What it raises the planner raises."""
+        """Called with a new plan, while the weights are available. The planner raises its errors."""
 
 
 class Planner:
-    """The plans of one model; safe with threads, which wait for each other to plan."""
+    """The plans of one model. Thread-safe: planning is done by one thread at a time."""
 
     def __init__(
         self,
@@ -99,22 +99,22 @@ class Planner:
         self._lengths = Lengths()
         self._lock = threading.RLock()
         self._most_output: tuple[int, dict[tuple[int, ...], int | None]] = (0, {})
-        """By the elements of inputs, of the plans that were there when so many were made."""
+        """By the elements of inputs, for the plans that existed at that number."""
         self.made = 0
-        """How often the model was recorded."""
+        """The number of recordings."""
         self.allows_cuts = False
-        """Whether any plan has a cut: the model then keeps no state from one run to the next."""
+        """Whether any plan has a cut: the model then keeps no state between runs."""
 
     @property
     def latest(self) -> Plan:
-        """The plan made or found last; `UnknownLayer`, with what was in the way, if there is none."""
+        """The plan made or found last; `UnknownLayer`, with the reason, if there is none."""
         if self._latest is None:
             raise UnknownLayer(f"no plan yet: {self._obstacle}")
         return self._latest
 
     def most_output_bytes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-        """What the model's answer to these inputs can take, generously, by all plans that are known: results grow at
-        most with the square of the inputs, and data may decide how much there is. None without a plan.
+        """A generous estimate of the bytes of the model's answer to these inputs, from all known plans: results grow at
+        most with the square of the inputs, and data may decide their size. None without a plan.
         """
         given = tuple([one.numel() for one in flatten((args, kwargs))[1]])
         made, known = self._most_output
@@ -137,23 +137,23 @@ class Planner:
         return most
 
     def weight(self) -> torch.Tensor | None:
-        """The model's first parameter or buffer, as it is now.
+        """The model's current first parameter or buffer.
 
-        Asked for at every forward: walking the module tree each time would cost more than a small layer.
+        Needed for every forward, where walking the module tree would cost more than a small layer.
         """
         owner, name = self._anchor
         return None if owner is None else owner.get(name)
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs: where its first parameter or buffer is; the CPU if it has none."""
+        """The device of the model's first parameter or buffer; the CPU if it has none."""
         if self._loads is not None:
             return self._loads.device
         weight = self.weight()
         return devices.CPU if weight is None else weight.device
 
     def plan(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-        """Record the model on these inputs; a path that is known already gives the plan that is known."""
+        """Record the model on these inputs; for a known path, returns the known plan."""
         return self._plan_with_hooks(args, kwargs)[0]
 
     def _plan_with_hooks(
@@ -178,7 +178,7 @@ class Planner:
             return plans
 
     def _noted(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        """The plan of a new recording, which is noted; or the one that is known of its path."""
+        """The plan of a new recording, which is kept; or the known plan of its path."""
         if any(one.is_conj() or one.is_neg() for one in flatten((args, kwargs))[1]):
             raise CutRefused("an input has the conjugate or negative bit, which does not cross: give it resolved")
         digest, around = context.signature(self._modules, args, kwargs)
@@ -228,8 +228,8 @@ class Planner:
     def foretold(
         self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
     ) -> tuple[Plan, Cutting, Crossing] | None:
-        """For inputs of no known plan, whose `key` it is: what plans of other sizes tell of this cut (`lengths`), None
-        if nothing.
+        """For inputs without a plan, with this `key`: what plans of other sizes say of this cut (`lengths`),
+        or None.
         """
         with self._lock:
             if self._plans.get(key) or self._refused or self._left != Left():
@@ -238,14 +238,14 @@ class Planner:
             return None if family is None else self._lengths.foretold(*family, cut)
 
     def not_so(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """What was foretold of these inputs was wrong."""
+        """Forget a prediction for these inputs, which was wrong."""
         with self._lock:
             family = self._family(args, kwargs)
             if family is not None:
                 self._lengths.forget(family[0])
 
     def refuse(self, layer: str, reason: str) -> None:
-        """No plan, known or still to be made, is cut after the layer of this name ("input": before the first)."""
+        """Refuse cuts after the layer of this name ("input": before the first) in all plans, known and future."""
         with self._lock:
             self._refused[layer] = reason
             known = {id(plan): plan for paths in self._plans.values() for plan in paths}
@@ -255,7 +255,7 @@ class Planner:
                 _refuse(plan, layer, reason)
 
     def key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What plans are kept by; it holds until the model runs."""
+        """The key by which plans are kept; valid until the model runs."""
         numbers = 0 if self._numbers is None else self._numbers.current()
         return numbers, context.key_of(self._modules, self.weight(), args, kwargs)
 
@@ -263,7 +263,7 @@ class Planner:
         return sum(plan.trace.end for paths in self._plans.values() for plan in paths)
 
     def plans_for(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any = None) -> list[Plan]:
-        """The plans of these inputs' signature; made now if there is none. ``key``: theirs, where it is known."""
+        """The plans of these inputs' signature; made now if there is none. ``key``: theirs, if known."""
         return self._plans_of(self.key(args, kwargs) if key is None else key, args, kwargs)
 
     def _plans_of(self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
@@ -272,7 +272,7 @@ class Planner:
         return known or self._plan_with_hooks(args, kwargs, unless_known=True)
 
     def plans_if_possible(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Plan]:
-        """The same for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
+        """As `plans_for`, for a forward without a cut: a model that cannot be planned cannot be cut, but it can run."""
         key: Any = None
         try:
             key = self.key(args, kwargs)
@@ -285,10 +285,11 @@ class Planner:
         return []
 
     def _record_quietly(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, settle: bool) -> Trace:
-        """As if nobody had planned: the caller's random numbers go on, memory and Python state are put back.
+        """Record the model without side effects: the caller's random numbers continue, memory and Python state are
+        restored.
 
-        Of Python state only what was built once and hangs on no input (a table of positions) stays: the plan is of runs
-        that find it there.
+        Only Python state that is built once and depends on no input (a table of positions) stays: the plan is of runs
+        that find it.
         """
         with torch.no_grad(), devices.forked(self.device):
             buffers, trial = Buffers(self._model), _Trial(self._model, self._modules, args, kwargs)
@@ -312,8 +313,9 @@ class Planner:
             return trace
 
     def _told_by_history(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Why a run's answer depends on what ran before it, for a model that builds something for good (a table). It
-        does where these inputs give another answer from the model as it was at first, or earlier ones do now.
+        """Why a run's answer depends on earlier runs, for a model that builds something permanent (a table).
+
+        It does if these inputs give another answer with the model as it was at first, or earlier inputs do now.
         """
         assert self._original is not None
         now, dice, buffers = PythonState(self._model), Dice(), Buffers(self._model)
@@ -343,8 +345,8 @@ class Planner:
 
 @dataclass
 class Left:
-    """What runs leave behind that no run reads, of all paths that are known: names of Python state, and the addresses
-    of storages.
+    """What runs leave behind that no run reads, for all known paths: names of Python state, and the addresses of
+    storages.
     """
 
     names: set[str] = field(default_factory=set)
@@ -357,7 +359,7 @@ class Left:
 
 
 class _OnlyForm(Placeholder):
-    """Stands for a tensor that a run has left; it may be asked for its form, to make zeros like it."""
+    """Takes the place of a tensor that a run has left; only its form may be read, to create zeros like it."""
 
     is_poison = True
 
@@ -383,7 +385,7 @@ class _Trial:
         """The attributes that the model changes by itself."""
         self.left = Left()
         self.built: set[str] = set()
-        """Names of what the first run built for good."""
+        """Names of what the first run built permanently."""
 
     def _fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         self._dice.restore()
@@ -446,7 +448,7 @@ class _Trial:
         return trace
 
     def _settled(self) -> Any:
-        """The output of one run. Compiled modules run as they are, without an eye on what they write to."""
+        """The output of one run. Compiled modules run as they are; their writes are not observed."""
         if not any(info.opaque for info in self._modules.values()):
             with contextlib.suppress(Exception), self._memory:
                 return run_plain(self._model, *self._fresh())
@@ -469,8 +471,10 @@ class _Trial:
             raise CutRefused(f"the model cannot be recorded, so no cut is possible: {what}") from error
 
     def _hangs_on_none(self, left: set[str], expected: Any) -> bool:
-        """Whether a run gives the same that finds poison under these names, and overwrites it all. The form of a tensor
-        may be looked at where three forms make no difference, not to the path either: its own, none and another one.
+        """Whether a run gives the same result with poison under these names, and overwrites all of it.
+
+        A tensor's form may be read if three forms make no difference, not to the path either: its own, none and another
+        one.
         """
         if self._is_same_over(left, {}, expected) is not None:
             return True
@@ -481,7 +485,7 @@ class _Trial:
         return bool(paths) and paths[0] is not None and paths == [paths[0]] * len(paths)
 
     def _is_same_over(self, left: set[str], values: dict[str, _OnlyForm], expected: Any) -> list[str] | None:
-        """The operations of a run that finds these ``values``, or poison; None where it is not the same."""
+        """The operations of a run that finds these ``values``, or poison; None if its result differs."""
         state, path = PythonState(self._model), _Path()
         try:
             if not spread(state, left, values):
@@ -496,7 +500,9 @@ class _Trial:
             state.restore()
 
     def _built_from_inputs(self, left: set[str]) -> list[str]:
-        """What the first run leaves in the model's state for good must hang on no input; names of what does."""
+        """What the first run leaves permanently in the model's state must depend on no input; the names of
+        what does.
+        """
         self.before.restore()
         args, kwargs = self._fresh()
         taint = Taint((args, kwargs))
@@ -506,7 +512,7 @@ class _Trial:
         return [change.name for change in changes if depends(change, taint, self.before.reach)]
 
     def end(self) -> None:
-        """Put the model's state back, but for what it keeps for good."""
+        """Restore the model's state, except for what it keeps permanently."""
         self._dice.restore()
         self._memory.restore()
         if not self.keeps_what_it_built:
@@ -528,7 +534,7 @@ _Form = tuple[torch.Size, torch.dtype, torch.device]
 
 
 def _changed(form: _Form, by: int) -> _OnlyForm:
-    """With no element (-1), or longer in each dimension."""
+    """The form with no element (-1), or longer in each dimension."""
     shape, dtype, device = form
     changed = (0,) if by < 0 else tuple(size + by for size in shape) or ((by,) if by else ())
     return _OnlyForm(changed, torch.empty(changed, device="meta").stride(), dtype, device)
@@ -540,7 +546,7 @@ def _is_timeless(trace: Trace) -> bool:
 
 
 def _forget_compiled() -> None:
-    """What torch compiled under our modes (torch.cond, flex_attention) fails outside of them, too."""
+    """Drop what torch compiled under this package's modes (torch.cond, flex_attention), which fails without them."""
     if "torch._dynamo" in sys.modules:
         sys.modules["torch._dynamo"].reset()
 
@@ -551,7 +557,7 @@ def _refuse(plan: Plan, layer: str, reason: str) -> None:
 
 
 def _find_anchor(model: nn.Module) -> tuple[dict[str, Any] | None, str]:
-    """Where the first parameter or buffer is kept: (the dictionary, its name)."""
+    """(dictionary, name) of the first parameter or buffer."""
     for tensors in ("_parameters", "_buffers"):
         for module in model.modules():
             kept = vars(module).get(tensors)
