@@ -1,7 +1,7 @@
-"""Requests of several callers behind one cut, computed as one batch.
+"""Requests of several callers at one cut, computed as one batch.
 
 batches  `Batches`: which may join, and one tail for those that do
-proof    rows together against rows alone, on random data; what tails take, by rows
+proof    rows together compared with rows alone, on random data; what tails take, by rows
 family   plans of 1, 2 and 3 rows, and the cut of any number of rows
 sizes    plans of an example at other sizes, and cuts whose tensors come by name
 

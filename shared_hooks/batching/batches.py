@@ -1,4 +1,6 @@
-"""A model's batches: which requests may join, proven when the first of a kind comes, and one tail for those that do."""
+"""A model's batches: which requests may join, verified when the first of a kind comes, and one tail for those
+that do.
+"""
 
 from __future__ import annotations
 
@@ -34,20 +36,20 @@ from shared_hooks.wrapped import WrappedModel
 log = logging.getLogger("cloud_server")
 
 _numbers = itertools.count()
-"""Proofs, of all models."""
+"""Numbers of proofs, over all models."""
 AXES = (0, 1)
-"""Dimensions of the inputs that are tried, the first that is proven counts: rows first, or a sequence's tokens."""
+"""Dimensions of the inputs that are tried; the first that succeeds counts: rows, or a sequence's tokens."""
 MAX_FAMILIES = 16
 MAX_PROOFS = 128
 MAX_PROOF_BYTES = 256 << 20
 MAX_DIGESTS = 4096
 SPOT = 64
-"""A part of one batch in this many is computed alone, too."""
+"""In one batch of this many, one part is also computed alone."""
 
 
 class CutKey(NamedTuple):
-    """What tells one cut from another: the ``layer_id`` of the last layer before it, its ``name``, the ``calls`` of a
-    cut along branches, and the later cut ``end`` of a middle part, empty for a tail.
+    """Identifies a cut: the ``layer_id`` of the last layer before it, its ``name``, the ``calls`` of a cut along
+    branches, and the later cut ``end`` of a middle part, empty for a tail.
     """
 
     layer_id: int
@@ -58,8 +60,8 @@ class CutKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Joinable:
-    """A cut whose requests may join others with an equal ``batch_key``; a request of it has ``rows``. Cuts of one
-    ``form`` are of inputs that differ in their rows alone.
+    """A cut whose requests may join others with an equal ``batch_key``; each has ``rows``. Cuts of one ``form`` have
+    inputs that differ only in their rows.
     """
 
     batch_key: int
@@ -75,7 +77,7 @@ class Joinable:
 
 @dataclass(frozen=True)
 class _BatchKey:
-    """A batch key of a cut that is known: where its proof is kept, and its rows."""
+    """The batch key of a known cut: where its proof is kept, and its rows."""
 
     key: tuple[Hashable, CutKey | None]
     rows: int
@@ -92,7 +94,7 @@ class Made:
 
 
 class Batches:
-    """The batches of one model. Any thread may call; one at a time finds something out."""
+    """The batches of one model. Thread-safe; one thread at a time verifies."""
 
     def __init__(
         self,
@@ -102,8 +104,8 @@ class Batches:
         max_bytes: int = 256 << 20,
         seconds_a_minute: float = 20.0,
     ) -> None:
-        """``example`` gives inputs of the model, whose values show what inputs may hold. ``seconds_a_minute``: what
-        proofs may take of any minute; those of one `payer` half of it.
+        """``example`` returns inputs of the model, whose values show what inputs may hold. ``seconds_a_minute``: the
+        time for proofs within any minute; one `payer` may use half of it.
         """
         self._served = wrapped
         self._example = example
@@ -120,24 +122,25 @@ class Batches:
         self._proving = threading.RLock()
         self._made = 0
         self.spot_checks = 0
-        """How many batches had a part computed alone, too."""
+        """The number of batches of which a part was also computed alone."""
         self.ended = ""
-        """Why no batch is made any more; empty while they are."""
+        """Why no batches are made any more; empty while they are."""
 
     @cached_property
     def wrapped(self) -> WrappedModel:
-        """What runs the batches; the hooks of those who serve requests hear nothing of it."""
+        """Runs the batches, without the hooks of those who serve requests."""
         return self._served.beside()
 
     def of(self, crossing: Crossing, end: str = "") -> Joinable | None:
-        """What is known of this cut, for tails or for middle parts up to the cut ``end``; quick. None where nothing is
-        known, or its requests go alone.
+        """What is known of this cut, for tails or for middle parts up to the cut ``end``; a quick lookup.
+
+        None if nothing is known, or its requests are computed alone.
         """
         found = None if self.ended else self._look_up(crossing, end)
         return found if isinstance(found, Joinable) else None
 
     def reason(self, crossing: Crossing, end: str = "") -> str:
-        """Why requests of this cut are not joined; empty where they are, or nobody has looked."""
+        """Why requests at this cut are not joined; empty if they are, or if that is unknown."""
         found = self._look_up(crossing, end)
         return found.reason if isinstance(found, Doubt) else ""
 
@@ -155,8 +158,9 @@ class Batches:
             return None if found is None or found.is_over else found
 
     def learn(self, crossing: Crossing, end: str = "") -> bool:
-        """Finds out about this cut, unless it is known, or there is no time for it now: plans and runs the model in
-        this thread, some forty times the work of a row. Whether it did.
+        """Verify this cut, unless it is known, or there is no time now; returns whether it did.
+
+        Plans and runs the model in this thread, some forty times the work of a row.
         """
         if self.ended or self._look_up(crossing, end) is not None or not self._proving.acquire(blocking=False):
             return False
@@ -169,14 +173,14 @@ class Batches:
             self._proving.release()
 
     def doubt(self, joinable: Joinable, reason: str) -> None:
-        """A batch of it failed though no part did alone: for a while its requests go alone."""
+        """Called if a batch failed although no part failed alone: its requests are computed alone for a while."""
         joinable.proof.doubt = Doubt(reason)
 
     def run(self, earlies: Sequence[EarlyOutput], joinable: Sequence[Joinable]) -> list[Made]:
-        """The model's outputs for several frontiers of one batch key, from one tail, or a few where one would be too
+        """The model's outputs for several frontiers of one batch key, from one tail, or a few if one would be too
         large; of middle parts what crosses the later cut.
 
-        Raises CutRefused, InputMismatch where they do not join, and what a tail raises; then none is computed.
+        Raises CutRefused, InputMismatch if they cannot be joined, and what a tail raises; then none is computed.
         """
         proof, rows = joinable[0].proof, [one.rows for one in joinable]
         if len({one.batch_key for one in joinable}) > 1:
@@ -206,8 +210,8 @@ class Batches:
     def _spot_check(
         self, proof: Proof, earlies: Sequence[EarlyOutput], rows: Sequence[int], own: Sequence[list[torch.Tensor]]
     ) -> None:
-        """One batch in `SPOT`: one of its parts is computed alone, too. Raises CutRefused where that is more than
-        rounding apart: this batch is computed again, each part alone, and no other is made of this model.
+        """For one batch in `SPOT`, also compute one part alone. Raises CutRefused if the results differ by more than
+        rounding: this batch is computed again, each part alone, and no other is made for this model.
         """
         if self.ended:
             raise CutRefused(self.ended)
@@ -223,12 +227,12 @@ class Batches:
             raise CutRefused(self.ended)
 
     def close(self) -> None:
-        """The model is as before; nothing is run afterwards."""
+        """Restore the model; nothing may run afterwards."""
         if "wrapped" in self.__dict__:
             self.wrapped.detach()
 
     def _try(self, joinable: Joinable, rows: int) -> None:
-        """A number of rows that is new is tried on random data. Raises CutRefused where it is not as alone."""
+        """Try a new number of rows on random data. Raises CutRefused if the result differs from that of rows alone."""
         proof = joinable.proof
         if rows > proof.most or proof.knows(rows):
             return
@@ -303,8 +307,8 @@ class Batches:
         return Doubt("; ".join(reasons) or "no dimension of the inputs could be that of a batch")
 
     def _by_promise(self, crossing: Crossing) -> list[Rows]:
-        """Where the rows may be: where they are for the model as a whole, if that is known; else wherever the tail
-        takes them to be. Behind a late cut the tokens of a sequence, too, may be independent of each other.
+        """Candidates for the rows' dimension: that of the model as a whole, if known; else wherever the tail accepts
+        them. Behind a late cut the tokens of a sequence, too, may be independent of each other.
         """
         candidates = []
         for axis in AXES:
@@ -317,7 +321,7 @@ class Batches:
         return candidates
 
     def _proof(self, crossing: Crossing, rows: Rows, cut: CutKey) -> Proof:
-        """Raises CutRefused, with whatever was in the way."""
+        """The proof of a cut. Raises CutRefused with the reason."""
         key = _key(crossing, rows, cut)
         kept = self._kept(self._proofs, key)
         if kept is None:
@@ -335,7 +339,7 @@ class Batches:
         return proof
 
     def _kept(self, cache: SharedCache[Hashable, Any], key: Hashable) -> Any:
-        """Raises what was in the way, while that is believed."""
+        """A kept result; raises a kept refusal while it is valid."""
         with self._lock:
             found = cache.get(key, payer.get())
         if not isinstance(found, Doubt):
@@ -347,7 +351,7 @@ class Batches:
     def _make(
         self, cache: SharedCache[Hashable, Any], key: Hashable, make: Callable[[], Any], size: Callable[[Any], int]
     ) -> Any:
-        """Makes and keeps it, or what is in the way, which is raised."""
+        """Make and keep a result, or the reason why it fails, which is raised."""
         try:
             made = make()
         except ServerUnavailable:  # not now, and for this client: nothing is known of the cut
@@ -375,7 +379,7 @@ class Batches:
 
 
 def _key(crossing: Crossing, rows: Rows, cut: CutKey | None = None) -> tuple[Hashable, CutKey | None]:
-    """What inputs share whatever their rows; with a cut, that too."""
+    """What inputs share regardless of their rows; with a cut, that too."""
     forms = [
         [
             dtype_name(form.dtype),

@@ -1,4 +1,4 @@
-"""Plans of one model on inputs that differ in the size of their batch alone, and what they tell of its other sizes."""
+"""Plans of one model on inputs that differ only in their batch size, and what follows for other sizes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from shared_hooks.wrapped import WrappedModel
 
 
 SIZES = (1, 2, 3)
-"""Rows of the plans and runs that are compared."""
+"""The numbers of rows in the plans and runs that are compared."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """``axis`` has ``each`` elements a row; of ``shape`` all other sizes hold for any number of rows."""
+    """``axis`` has ``each`` elements per row; all other sizes of ``shape`` hold for any number of rows."""
 
     shape: Shape
     axis: int
     each: int
 
     def at(self, rows: int) -> Shape:
-        """The shape of so many rows."""
+        """The shape for a number of rows."""
         return (*self.shape[: self.axis], self.each * rows, *self.shape[self.axis + 1 :])
 
 
 def growth(shapes: Sequence[Shape]) -> Growth | None:
-    """From the shapes at `SIZES`; None where all are the same. Raises CutRefused where they are neither."""
+    """The growth from the shapes at `SIZES`; None if all are equal. Raises CutRefused if they are neither."""
     first = shapes[0]
     if all(shape == first for shape in shapes):
         return None
@@ -53,8 +53,9 @@ def growth(shapes: Sequence[Shape]) -> Growth | None:
 
 
 def of_pieces(crossings: Sequence[Crossing]) -> tuple[Growth | None, ...]:
-    """How each piece of a cut grows with rows, from its crossings at `SIZES`. A piece that is a whole storage is flat:
-    how its elements lie there is said by a mark, if one covers it. Raises CutRefused.
+    """How each piece of a cut grows with rows, from its crossings at `SIZES`.
+
+    A piece that is a whole storage is flat: a mark that covers it tells the layout of its elements. Raises CutRefused.
     """
     found: list[Growth | None] = []
     for number, slot in enumerate(crossings[-1].slots):
@@ -69,7 +70,7 @@ def of_pieces(crossings: Sequence[Crossing]) -> tuple[Growth | None, ...]:
 
 
 def _laid_out(crossings: Sequence[Crossing], slot: int) -> list[Shape] | None:
-    """The shapes of the tensor that is all of a slot, its dimensions in the order of memory."""
+    """The shapes of the tensor that covers a slot, with its dimensions in the order of memory."""
     several = [[mark for mark in crossing.marks if mark.slot == slot] for crossing in reversed(crossings)]
     if len({len(marks) for marks in several}) > 1:
         return None
@@ -87,12 +88,12 @@ def _laid_out(crossings: Sequence[Crossing], slot: int) -> list[Shape] | None:
 
 
 MAX_VALUES = 4096
-"""Most elements of an example's tensor among which integers are chosen."""
+"""Most elements of an example's tensor from which integers are drawn."""
 
 
 def order_of(form: TensorForm) -> tuple[int, ...]:
-    """Its dimensions, from the one that lies widest apart in memory: of a channels-last image (0, 2, 3, 1). Strides of
-    dimensions of size 1 say nothing: these stay before the next one.
+    """The dimensions in the order of memory, the outermost first: (0, 2, 3, 1) for a channels-last image. Strides of
+    dimensions of size 1 mean nothing: these stay before the next one.
     """
     axes = range(len(form.shape))
     found = sorted((axis for axis in axes if form.shape[axis] > 1), key=lambda axis: -form.stride[axis])
@@ -103,9 +104,9 @@ def order_of(form: TensorForm) -> tuple[int, ...]:
 
 
 class Samples:
-    """Makes them for ``forms``, of which those with ``batched`` have their rows in dimension ``axis``.
+    """Creates random inputs for ``forms``; those with ``batched`` have their rows in dimension ``axis``.
 
-    ``example``: the tensors of the model's own example, of inputs that are given alike; None where they are not.
+    ``example``: the tensors of the model's own example, if its inputs have the same form; else None.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class Samples:
         return list(enumerate(zip(self._forms, self._batched, strict=True)))
 
     def rows(self, count: int) -> list[torch.Tensor]:
-        """New ones, of so many rows; tensors without rows are always the same. Raises CutRefused."""
+        """New inputs with so many rows; tensors without rows are always the same. Raises CutRefused."""
         made = []
         for number, (form, _) in self._numbered():
             shared = self._shared[number]
@@ -139,7 +140,7 @@ class Samples:
         return made
 
     def _drawn(self, number: int, shape: tuple[int, ...]) -> torch.Tensor:
-        """With its dimensions in memory in the order of the form's."""
+        """A random tensor with its dimensions in the form's order of memory."""
         order = order_of(self._forms[number])
         drawn = self._contiguous(number, tuple(shape[axis] for axis in order))
         return drawn.permute([order.index(axis) for axis in range(len(shape))])
@@ -164,10 +165,10 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Rows:
-    """Where a cut's inputs have their rows, if it is dimension ``axis``, and how many: ``count``."""
+    """The rows of a cut's inputs, if dimension ``axis`` has them; ``count``: their number."""
 
     def __init__(self, forms: Sequence[TensorForm], axis: int) -> None:
-        """Raises CutRefused where no tensor has that dimension, or they do not agree on its size."""
+        """Raises CutRefused if no tensor has that dimension, or their sizes differ."""
         sizes = [form.shape[axis] if len(form.shape) > axis else 1 for form in forms]
         self.axis = axis
         self.count = max(sizes, default=0)
@@ -180,7 +181,7 @@ class Rows:
 
 
 class Family:
-    """The plans of one form of inputs at several numbers of rows. ``plans``: for 1, 2, 3 rows, and for 4 where a rule
+    """The plans of one form of inputs for several numbers of rows. ``plans``: for 1, 2, 3 rows, and for 4 if a rule
     needs it.
     """
 
@@ -192,8 +193,8 @@ class Family:
         example: Sequence[torch.Tensor] | None,
         find: ClassFinder,
     ) -> None:
-        """Plans. Raises CutRefused where rows cannot be known, or depend on each other, TooLarge where that would be
-        more work than a request may be, and what the model raises.
+        """Make the plans. Raises CutRefused if rows cannot be identified, or depend on each other, TooLarge if that
+        would be more work than a request may be, and what the model raises.
         """
         self.rows = rows
         self.wrapped = wrapped
@@ -207,13 +208,15 @@ class Family:
         self.plans = [self._plan(size) for size in SIZES]
 
     def inputs(self, rows: int) -> Inputs:
-        """Random ones, new at each call."""
+        """New random inputs."""
         made: Inputs = unflatten(self._structure, self._samples.rows(rows), self._find)
         return made
 
     def _is_foreseen(self) -> bool:
-        """What comes here as a few words of a client's is about to be run: its work is counted first, on tensors
-        without memory. Whether that goes to the end. Raises TooLarge.
+        """Check the work of a client's cut before it runs, on tensors without memory; returns whether that reached the
+        end.
+
+        Raises TooLarge.
         """
         sizes = self._sizes(sum(SIZES))
         forms, slots, marks = [], [], []
@@ -235,7 +238,7 @@ class Family:
         return plan
 
     def cut(self, cut: Cut) -> CutOfAnyBatch:
-        """What this cut is for any number of rows. Raises CutRefused where plans make no rule, and UnknownLayer."""
+        """This cut for any number of rows. Raises CutRefused if the plans make no rule, and UnknownLayer."""
         try:
             return CutOfAnyBatch(self.plans, SIZES, cut, self._sizes)
         except CutRefused as error:
@@ -258,7 +261,7 @@ class Family:
 
 
 def check_plan(plan: Plan) -> None:
-    """Raises CutRefused for a way through the model on which rows may depend on each other whatever it computes."""
+    """Raises CutRefused for a path through the model on which rows may depend on each other, whatever it computes."""
     if plan.trace.unsteady:
         raise CutRefused(plan.trace.unsteady)
     if plan.trace.dynamic:
@@ -268,18 +271,19 @@ def check_plan(plan: Plan) -> None:
 
 
 class CutOfAnyBatch:
-    """One cut, foretold for any number of rows."""
+    """One cut, predicted for any number of rows."""
 
     def __init__(
         self, plans: Sequence[Plan], ruling: Sequence[int], cut: Cut, sizes: Callable[[int], tuple[int, ...]]
     ) -> None:
         """``plans``: of 1, 2, ... rows, of which those of ``ruling`` make the rule; ``sizes``: of all inputs, by rows.
-        Raises CutRefused where they make none, and at which more crosses than rows: what Python read, generators.
+
+        Raises CutRefused if they make none, or more than rows crosses: what Python read, generators.
         """
         self.cut = cut
         self._first = plans[0]
         self.position = self._first.position(cut)
-        """Later cuts have larger ones."""
+        """Later cuts have larger positions."""
         self._sizes = sizes
         known = [sizes(rows) for rows in ruling]
         moving = next(at for at, pair in enumerate(zip(known[0], known[1], strict=True)) if pair[0] != pair[1])
@@ -297,14 +301,14 @@ class CutOfAnyBatch:
         self.pieces: tuple[Growth | None, ...] = of_pieces(crossings)
 
     def at(self, rows: int) -> Crossing:
-        """Raises CutRefused where the rule gives none."""
+        """The crossing for so many rows. Raises CutRefused if the rule gives none."""
         found = self._known.get(rows)
         if found is None:
             found = self._known[rows] = self._foretold(rows, wide=False)
         return found
 
     def is_at(self, crossing: Crossing, rows: int) -> bool:
-        """Whether this is the same cut, as it is planned or as it is foretold (storages whole)."""
+        """Whether this is the same cut, as planned or as predicted (with whole storages)."""
         same = partial(core, replace(crossing, context={}))
         return any(same() == core(replace(self._foretold(rows, wide=wide), context={})) for wide in (False, True))
 
@@ -322,8 +326,8 @@ def _form_of(slot: Slot) -> tuple[torch.dtype, int]:
 
 
 def core(crossing: Crossing) -> bytes:
-    """What both sides must see alike. The context is compared before each tail, the plan's digest covers what follows,
-    how pieces travel is over by then; and what a run was seen to leave behind (`Crossing.leaves`) hangs on what ran
-    before it: a batch's tail may leave what this side has seen.
+    """What must be equal on both sides. The context is compared before each tail, the plan's digest covers what
+    follows, codecs no longer matter by then; and what a run was seen to leave behind (`Crossing.leaves`) depends on
+    earlier runs.
     """
     return replace(crossing, plan_digest="", leaves=(), books=(), cache={}).to_bytes()

@@ -1,9 +1,9 @@
-"""Whether the rows of a batch are independent of each other behind a cut: tried on random data, before it is used.
+"""Whether the rows of a batch are independent of each other behind a cut: tested on random data, before it is used.
 
-Three plans have said which dimension of every tensor the rows are in. Here the tail itself runs: rows together give
-what they give alone, within rounding; in another order, the same in that order; and whatever is in one row (another
-sample, NaN everywhere), the others are the same to the last bit. A number of rows that is new is tried once more. What
-chosen data could do and random data do not is looked for in the kernels (`decisions`).
+Three plans have identified the rows' dimension of every tensor. Here the tail itself runs: rows together give what they
+give alone, within rounding; in another order, the same in that order; and whatever one row contains (another sample,
+NaN everywhere), the others are equal to the last bit. A new number of rows is tested once more. What chosen data could
+do and random data do not is detected by the kernels (`Decisions`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ class Part:
 
 
 def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | None]) -> EarlyOutput:
-    """The frontier of all rows, in the order of ``parts``, in memory of its own, so that a tail may work in it.
+    """The frontier of all rows, in the order of ``parts``, in memory of its own, so that a tail may write to it.
 
     ``crossing``: the cut for so many rows; ``pieces``: how each of its pieces grows. A piece that does not grow must be
-    the same in all parts, bit for bit. Raises InputMismatch where it is not.
+    equal in all parts, bit for bit; raises InputMismatch otherwise.
     """
     several = [_pieces(part) for part in parts]
     rows = [part.rows for part in parts]
@@ -70,7 +70,7 @@ def joined(parts: Sequence[Part], crossing: Crossing, pieces: Sequence[Growth | 
 def apart(
     tensors: Sequence[torch.Tensor], rows: Sequence[int], grows: Sequence[Growth | None]
 ) -> list[list[torch.Tensor]]:
-    """Splits the tensors of a batch's output into those of its parts, of ``rows`` rows each; a tensor without a batch
+    """Split the tensors of a batch's output into those of its parts, of ``rows`` rows each; a tensor without a batch
     dimension goes to every part. Parts may share memory.
     """
     found: list[list[torch.Tensor]] = [[] for _ in rows]
@@ -85,7 +85,7 @@ def apart(
 
 
 def _pieces(part: Part) -> list[torch.Tensor]:
-    """The part's pieces as the batch's plans cut them: of a storage that came whole, what is read of it."""
+    """The part's pieces as the batch's plans have them: of a storage that came completely, what is read of it."""
     found: list[torch.Tensor] = []
     pieces = iter(part.early.pieces)
     for sent, wanted in zip(part.early.crossing.slots, part.crossing.slots, strict=True):
@@ -103,7 +103,7 @@ def _pieces(part: Part) -> list[torch.Tensor]:
 
 
 def is_whole(slot: Slot) -> bool:
-    """Whether all of its storage crosses, as it lies there."""
+    """Whether all of its storage crosses, unchanged."""
     return len(slot.pieces) == 1 and slot.pieces[0].shape == (slot.elements,) and slot.pieces[0].offset == 0
 
 
@@ -136,12 +136,12 @@ _PLAIN = frozenset(
 
 
 class Decisions(TorchDispatchMode):
-    """Watches one tail. Raises CutRefused, naming the kernel."""
+    """Watches the kernels of one tail. Raises CutRefused, naming the kernel."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.sizes: list[tuple[str, tuple[int, ...]]] = []
-        """What kernels gave: names, and sizes of results; of those that put in order, the length of what they do."""
+        """What kernels returned: names, and sizes of results; for sorting kernels, the length that they sort."""
         self._decided: dict[int, torch.Tensor] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -166,13 +166,13 @@ class Decisions(TorchDispatchMode):
         return found
 
     def check_result(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Compare the results of tails. Raises CutRefused."""
+        """Check a tail's results. Raises CutRefused if data has decided them."""
         if any(_key(one) in self._decided for one in tensors):
             raise CutRefused("it gives integers or truth values that come of data, which rounding may change")
 
 
 def check_sizes(seen: Sequence[Decisions], rows: Sequence[int]) -> None:
-    """Compare tails of ``rows`` rows each; the first, of one row, may take a path of its own. Raises CutRefused."""
+    """Compare tails of ``rows`` rows each; the first, of one row, may take another path. Raises CutRefused."""
     names = [[name for name, _ in one.sizes] for one in seen]
     if rows[0] == 1 and names[0] != names[1]:
         seen, rows, names = seen[1:], rows[1:], names[1:]
@@ -193,7 +193,7 @@ def check_sizes(seen: Sequence[Decisions], rows: Sequence[int]) -> None:
 
 
 def _dim(func: Any, args: Any, kwargs: Any) -> int:
-    """The dimension that a kernel runs along; the last, if it says nothing."""
+    """The dimension that a kernel works along; by default the last."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.name == "dim":
             value = args[number] if number < len(args) else kwargs.get("dim", argument.default_value)
@@ -209,19 +209,20 @@ def _key(tensor: torch.Tensor) -> int:
 
 
 ROUNDINGS = 256
-"""How far results may differ, by root mean square, in units of the dtype's rounding: a tail of many layers adds up in
-different orders for one row and for several."""
+"""The tolerated difference of results, as root mean square in units of the dtype's rounding: a tail of many layers adds
+up in different orders for one row and for several.
+"""
 MOST_APART = 0.05
-"""... and of no dtype more than this."""
+"""The tolerated difference for any dtype."""
 
 REFUSAL_SECONDS = 300.0
-"""How long a doubt is believed without another look."""
+"""How long a refusal is valid."""
 
 Tensors = list[torch.Tensor]
 
 
 class Doubt:
-    """Why there is no batch, for now."""
+    """Why there are no batches, for a while."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -229,15 +230,15 @@ class Doubt:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is time to look again."""
+        """Whether it is time to verify again."""
         return self._until < time.monotonic()
 
 
 class Proof:
-    """The proof of one cut and form of inputs, for tails or, with ``end``, for what runs up to that later cut; `joined`
-    and `apart` are for its requests. Raises CutRefused when it fails.
+    """The proof for one cut and form of inputs, for tails or, with ``end``, for what runs up to that later cut. Raises
+    CutRefused if it fails. Not thread-safe.
 
-    ``structure``: of the output. ``last``: the later cut, whose pieces are then the output. One thread at a time.
+    ``structure``: of the output. ``last``: the later cut, whose pieces are then the output.
     """
 
     def __init__(self, family: Family, cut: Cut, end: str = "") -> None:
@@ -254,30 +255,30 @@ class Proof:
         self.outputs = _growths([tensors for _, tensors in alone]) if self.last is None else self.last.pieces
         self._alone = [tensors for _, tensors in alone]
         self.most: float = math.inf
-        """Rows of a batch, as far as is known: a larger one was more than the rehearsal's limits allow."""
+        """The largest number of rows, as far as known: a larger one exceeded the rehearsal's limits."""
         self.doubt: Doubt | None = None
-        """What came of its batches."""
+        """A failure of its batches."""
         self._tried: set[int] = set()
         self._prove([self._sample(family, rows) for rows in SIZES])
         self.seconds = Seconds()
-        """What its tails take, joining included."""
+        """The durations of its tails, including joining."""
         for part in (self._parts[0], self._parts[-1]) * 2:
             self._time([part])
         self._time(self._parts)
 
     @property
     def nbytes(self) -> int:
-        """Memory of what it keeps, to try other sizes."""
+        """The bytes that it keeps to test other sizes."""
         kept = [piece for part in self._parts for piece in part.early.pieces]
         return sum(tensor.nbytes for tensor in [*kept, *(one for own in self._alone for one in own)])
 
     def joined(self, earlies: Sequence[EarlyOutput], rows: Sequence[int]) -> EarlyOutput:
-        """One frontier of several; see `joined`."""
+        """Several frontiers as one; see `joined`."""
         parts = [Part(early, count, self.cut.at(count)) for early, count in zip(earlies, rows, strict=True)]
         return joined(parts, self.cut.at(sum(rows)), self.cut.pieces)
 
     def apart(self, tensors: Sequence[torch.Tensor], rows: Sequence[int]) -> list[Tensors]:
-        """The tensors of the batch's output, for each of its parts. Raises CutRefused for other sizes than foretold."""
+        """The tensors of the batch's output for each of its parts. Raises CutRefused for other sizes than predicted."""
         pairs = zip(tensors, self.outputs, strict=False)
         expected = [tuple(tensor.shape) if one is None else one.at(sum(rows)) for tensor, one in pairs]
         if [tuple(tensor.shape) for tensor in tensors] != expected:
@@ -285,8 +286,9 @@ class Proof:
         return apart(tensors, rows, self.outputs)
 
     def output(self, early: EarlyOutput, rows: int) -> tuple[Structure, Tensors]:
-        """Runs the tail, or the middle part up to the later cut, on a batch of ``rows`` rows. Raises the model's
-        errors, and CutRefused where something else crosses than planned.
+        """Run the tail, or the middle part up to the later cut, on a batch of ``rows`` rows.
+
+        Raises the model's errors, and CutRefused if something else crosses than planned.
         """
         if self.last is None:
             return flatten(self.wrapped.tail(early))
@@ -297,8 +299,9 @@ class Proof:
         return ["cut"], [piece if own is None else piece.reshape(own.at(rows)) for piece, own in pairs]
 
     def crossing(self, own: Tensors, rows: int, target: Crossing) -> EarlyOutput:
-        """What crosses the later cut of one request, ``own`` of its batch; ``target``: its description there. Raises
-        CutRefused where that is another cut.
+        """What crosses the later cut of one request; ``own``: its part of the batch, ``target``: its description there.
+
+        Raises CutRefused if that is another cut.
         """
         assert self.last is not None
         if target.slots != self.last.at(rows).slots or target.reads or target.generators:
@@ -308,18 +311,20 @@ class Proof:
         return EarlyOutput(target, tuple(pieces), ())
 
     def sample(self, rows: int) -> EarlyOutput:
-        """A frontier of so many rows, of random inputs. Raises CutRefused for more than it keeps."""
+        """A frontier of so many rows of random inputs. Raises CutRefused for more than it keeps."""
         for part in self._parts:
             if part.rows == rows:
                 return part.early
         raise CutRefused(f"requests of {rows} rows run on to no later cut")
 
     def knows(self, rows: int) -> bool:
-        """Whether a batch of so many rows was tried."""
+        """Whether a batch of so many rows was tested."""
         return rows in self._tried
 
     def check(self, rows: int) -> None:
-        """Tries a batch of so many rows. Raises CutRefused where they are not as alone, and what a tail raises."""
+        """Test a batch of so many rows. Raises CutRefused if the results differ from those alone, and what a tail
+        raises.
+        """
         whole, left = divmod(rows, sum(SIZES))
         order = list(islice(cycle(range(len(SIZES))), len(SIZES) * whole))
         order += {0: [], 1: [0], 2: [1], 3: [2], 4: [0, 2], 5: [1, 2]}[left]
@@ -331,7 +336,7 @@ class Proof:
         return Part(self.wrapped.head(self.cut.cut, *args, **kwargs), rows, self.cut.at(rows))
 
     def _watched(self, part: Part, decisions: Decisions) -> tuple[Structure, Tensors]:
-        """A tail's output, of what nothing was seen in which rows might meet."""
+        """A tail's output, after checking that no kernel may mix rows."""
         self.output(part.early, part.rows)  # what is rehearsed and built is not the tail's own
         with decisions:
             structure, tensors = self.output(part.early, part.rows)
@@ -384,7 +389,7 @@ def _growths(outputs: Sequence[Tensors]) -> tuple[Growth, ...]:
 
 
 def _poisoned(part: Part, grows: Sequence[Growth | None]) -> Part:
-    """With NaN wherever it can be, but in what belongs to no row."""
+    """With NaN wherever possible, except in what belongs to no row."""
     pieces = [
         torch.full_like(piece, torch.nan) if own is not None and piece.dtype.is_floating_point else piece
         for piece, own in zip(part.early.pieces, grows, strict=True)
@@ -393,12 +398,12 @@ def _poisoned(part: Part, grows: Sequence[Growth | None]) -> Part:
 
 
 def _identical(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """To the last bit, but for zeros' signs; a NaN is as good as another."""
+    """Whether they are equal to the last bit, except for zeros' signs; all NaNs are equal."""
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two results are the same but for rounding; numbers that are not finite, and integers, exactly."""
+    """Whether two results are equal within rounding; non-finite numbers and integers exactly."""
     if one.shape != other.shape or one.dtype is not other.dtype:
         return False
     if not (one.dtype.is_floating_point or one.dtype.is_complex):
@@ -413,7 +418,7 @@ def agree(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _size(tensor: torch.Tensor) -> float:
-    """Root mean square."""
+    """The root mean square."""
     return float(tensor.abs().double().square().mean().sqrt())
 
 
@@ -421,31 +426,31 @@ def _size(tensor: torch.Tensor) -> float:
 
 
 LAST: Final = 8
-"""Measurements of one number of rows that count."""
+"""The number of recent measurements per number of rows."""
 MAX_SIZES: Final = 64
 
 
 class Seconds:
-    """Any thread may call: workers add to what another one reads, to see what is worth joining."""
+    """Durations by the number of rows. Thread-safe: workers add to what others read."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._seen: dict[int, deque[float]] = {}
 
     def add(self, rows: int, seconds: float) -> None:
-        """One more measurement."""
+        """Add a measurement."""
         with self._lock:
             if rows in self._seen or len(self._seen) < MAX_SIZES:
                 self._seen.setdefault(rows, deque(maxlen=LAST)).append(seconds)
 
     def clear(self) -> None:
-        """What was measured does not count: it was the first time."""
+        """Discard the measurements of first runs."""
         with self._lock:
             self._seen.clear()
 
     def of(self, rows: int) -> float | None:
-        """The expected duration for ``rows``: the median of its measurements, else interpolated between its neighbours.
-        None where too little is known.
+        """The expected duration for ``rows``: the median of its measurements, or interpolated between its neighbours.
+        None if too little is known.
         """
         with self._lock:
             return self._of(rows)

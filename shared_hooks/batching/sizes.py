@@ -1,4 +1,4 @@
-"""Cuts whose sizes vary, foretold from a model's example: another batch, or another length."""
+"""Cuts whose sizes vary, predicted from a model's example: another batch, or another length."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ LENGTH: Final = "length"
 BOTH: Final = "both"
 _AXES: Final = {BATCH: (0,), LENGTH: (1,), BOTH: (0, 1)}
 SAMPLES: Final = 3
-"""Lengths or batches from which others follow; of two batches each where both move."""
+"""The number of lengths or batches from which others follow; of two batches each if both change."""
 LARGEST: Final = ((16, 8), (4, 4), (2, 2))
-"""How many times the example's batch and length may be at most: the first that the model takes."""
+"""Multiples of the example's batch and length that are tried as the largest; the first that the model accepts."""
 
 
 class OtherSizes:
-    """A model's example with another batch or length, or both: `plans` of it for some `sizes`, from which others
-    follow, up to the last, the `largest`: there a plan is compared with the rule, for Python may do something else from
-    a size on.
+    """A model's example with another batch or length, or both: `plans` for some `sizes`, from which others follow, up
+    to the last, the `largest`, where a plan is compared with the rule, because Python may behave differently from some
+    size on.
 
-    What moves is axis 0 (``vary`` is `BATCH`), axis 1 (`LENGTH`) or both of all inputs that have the same size there as
-    the first that has this axis; of lengths, the first of whole numbers. Raises CutRefused where nothing does, or where
-    the model does not take it.
+    Axis 0 (``vary`` is `BATCH`), axis 1 (`LENGTH`) or both change in all inputs that have the same size there as the
+    first that has this axis; for lengths, the first of integers. Raises CutRefused if none does, or the model does not
+    accept it.
     """
 
     def __init__(self, wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor], vary: str) -> None:
@@ -62,7 +62,7 @@ class OtherSizes:
             for number, one in enumerate(tensors)
             if (axes := tuple(axis for axis in self.axes if one.dim() > axis and one.shape[axis] == own[axis]))
         }
-        """Numbers of the inputs whose size moves, and along which axes."""
+        """Numbers of the inputs whose size changes, and their axes."""
         first = {axis: max(size, 2) for axis, size in own.items()}
         self.sizes = _grid([first[axis] for axis in self.axes])
         self.plans = [self._plan(wrapped, size) for size in self.sizes]
@@ -81,7 +81,7 @@ class OtherSizes:
 
     @property
     def largest(self) -> dict[int, int]:
-        """The largest size that is foretold, of each axis."""
+        """The largest size that is predicted, for each axis."""
         return dict(zip(self.axes, _sizes_of(self.sizes[-1]), strict=True))
 
     @property
@@ -90,7 +90,7 @@ class OtherSizes:
         return tuple(next((number, axis) for number, axes in self.free.items() if axis in axes) for axis in self.axes)
 
     def others(self) -> list[Size]:
-        """Sizes to compare answers on: ones, some that no plan has, the largest."""
+        """Sizes to compare answers at: ones, some without a plan, the largest."""
         last = _sizes_of(self.sizes[-2])
         few, more = (1,) * len(last), tuple(size + 2 for size in last)
         return [*(one if len(one) == 2 else one[0] for one in (few, more)), self.sizes[-1]]
@@ -103,7 +103,7 @@ class OtherSizes:
             raise CutRefused(f"the model does not take {size} along {self.axes}: {error}") from error
 
     def inputs(self, size: Size) -> list[torch.Tensor]:
-        """The example at this size: its rows, over and over. New tensors."""
+        """The example at this size, with repeated rows. New tensors."""
         wanted = dict(zip(self.axes, _sizes_of(size), strict=True))
         found = []
         for number, one in enumerate(self._tensors):
@@ -115,8 +115,10 @@ class OtherSizes:
         return found
 
     def crossing(self, cut: str) -> SizedCrossing:
-        """Raises CutRefused where plans give no rule, or the last another cut than that, and where shapes of what
-        crosses do not tell the size: the server has nothing else to find it by, and the tail may use it.
+        """The crossing for any size.
+
+        Raises CutRefused if the plans give no rule, or the last one is not the same cut, and if the shapes of what
+        crosses do not determine the size: the server has nothing else to find it by, and the tail may use it.
         """
         if cut in self._known:
             return self._known[cut]
@@ -151,7 +153,7 @@ class OtherSizes:
         return json.dumps({"sizes": self.sizes, "items": items})
 
     def cut_described(self, cut: str) -> str:
-        """What is one cut's own, as JSON: `sized_crossing` makes of both what `crossing` is. Raises CutRefused."""
+        """One cut's own part, as JSON: `sized_crossing` makes `crossing` of both. Raises CutRefused."""
         self.crossing(cut)
         plans = self.plans[:-1]
         texts = [plan.cutting(cut)[1].to_bytes().decode() for plan in plans]
@@ -160,12 +162,12 @@ class OtherSizes:
         )
 
     def shapes(self, cut: str, inputs: Sequence[str]) -> list[list[int]]:
-        """Shapes of what crosses, with -1 where a size moves. Raises CutRefused."""
+        """The shapes of what crosses, with -1 for sizes that change. Raises CutRefused."""
         return moving_shapes(self.crossing(cut), inputs)
 
 
 def _grid(first: Sequence[int]) -> list[Size]:
-    """The first sizes and a few more; of two, two batches with each length."""
+    """The first sizes and a few more; for two, two batches with each length."""
     *batch, length = first
     lengths = [length + more for more in range(SAMPLES)]
     return [*lengths] if not batch else [(batch[0] + more, one) for more in range(2) for one in lengths]
@@ -183,7 +185,7 @@ def _as_json(item: tuple[Any, ...]) -> list[Any]:
 
 @lru_cache(4096)
 def sized_crossing(shared: str, own: str) -> SizedCrossing:
-    """What `OtherSizes.described` and `cut_described` say."""
+    """The result of `OtherSizes.described` and `cut_described`."""
     known, cut = json.loads(shared), json.loads(own)
     values = []
     for text, items in zip(cut["crossings"], known["items"], strict=True):
@@ -200,7 +202,7 @@ def sized_crossing(shared: str, own: str) -> SizedCrossing:
 
 
 def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]]:
-    """Shapes of a `NamedCrossing`, with -1 where a size moves. Raises CutRefused."""
+    """The shapes of a `NamedCrossing`, with -1 for sizes that change. Raises CutRefused."""
     known = [named_crossing(found, inputs) for at in sized.lengths if (found := sized.at(at)) is not None]
     shapes = [[one.shape for one in named] for named in known]
     return [
@@ -212,7 +214,7 @@ def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]
 def for_shapes(
     sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]
 ) -> tuple[Crossing, NamedCrossing] | None:
-    """What crosses where tensors by name have these shapes; None where they fit no size."""
+    """What crosses if tensors by name have these shapes; None if they fit no size."""
     size = _size_for(sized, inputs, shapes)
     if size is None or any(
         not 1 <= one <= most for one, most in zip(_sizes_of(size), _sizes_of(sized.largest or size), strict=True)
@@ -226,8 +228,8 @@ def for_shapes(
 
 
 def _size_for(sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]) -> Size | None:
-    """The size at which a tensor's size is that of ``shapes``: each by one that moves with it alone; where batch and
-    length move, the other by one that moves with both.
+    """The size that fits ``shapes``: each by one that depends on it alone; if batch and length change, the other by one
+    that depends on both.
     """
     wanted = [size for shape in shapes for size in shape]
 
@@ -252,8 +254,8 @@ def _size_for(sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequ
 def _solved(
     one: int, here: list[int], other: int, there: list[int], wanted: list[int], besides: list[int] | None = None
 ) -> int | None:
-    """The number at which a size that is ``here`` at one number and ``there`` at the other is as ``wanted``, in a line;
-    of sizes that are ``besides`` as they are here. None where none is, or it is no whole number.
+    """The number at which a size is as ``wanted``, given its linear values ``here`` and ``there`` at two numbers, among
+    sizes equal to ``besides``. None if there is none, or it is no integer.
     """
     if not len(here) == len(there) == len(wanted):
         return None
@@ -265,7 +267,9 @@ def _solved(
 
 
 def other_sizes(wrapped: WrappedModel, structure: Structure, tensors: Sequence[torch.Tensor]) -> Iterator[OtherSizes]:
-    """Those that the model takes: batch and length at once, or else a length; and a batch alone: more cuts tell it."""
+    """The variations that the model accepts: batch and length together, or else a length; and a batch alone, which
+    determines more cuts.
+    """
     found: list[OtherSizes] = []
     for vary in (BOTH, LENGTH, BATCH):
         if vary == LENGTH and found:
@@ -291,12 +295,12 @@ MAX_WAYS: Final = 256
 MAX_CUTS: Final = 64
 MAX_SURE: Final = 256
 GAIN: Final = 0.05
-"""Share of the time that both would take apart: less is within what measurements differ by."""
+"""The least gain, as a share of the time that both take separately; less is within measurement noise."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One that has batches; its proof is others' to keep."""
+    """A cut with batches; its proof is kept elsewhere."""
 
     batch_key: int
     form: Hashable
@@ -310,8 +314,8 @@ class Cut:
 
 @dataclass(frozen=True)
 class Way:
-    """Some rows of a cut may run on to a later one, which takes ``seconds`` by itself. ``sure``: digests of
-    descriptions from which it was seen to lead there.
+    """Some rows of a cut may run on to a later one, which takes ``seconds``. ``sure``: digests of descriptions from
+    which it was seen to lead there.
     """
 
     seconds: Seconds = field(default_factory=Seconds)
@@ -319,18 +323,18 @@ class Way:
 
 
 class Ways:
-    """What is faster at the cuts of one model that have batches. Any thread may call; `learn` one at a time."""
+    """What is faster at the cuts of one model with batches. Thread-safe; `learn` one at a time."""
 
     def __init__(self, batches: Batches) -> None:
         self._batches = batches
         self._lock = threading.Lock()
         self._cuts: OrderedDict[int, Cut] = OrderedDict()
-        """By its batch key, whose requests came last."""
+        """By batch key, the cut whose requests came last."""
         self._ways: OrderedDict[tuple[int, int, int], Way | Doubt] = OrderedDict()
         """By batch key, rows, and the later key."""
 
     def came(self, joinable: Joinable) -> None:
-        """A request of this cut."""
+        """Record a request at this cut."""
         with self._lock:
             self._cuts[joinable.batch_key] = Cut.of(joinable)
             self._cuts.move_to_end(joinable.batch_key)
@@ -338,8 +342,10 @@ class Ways:
                 self._cuts.popitem(last=False)
 
     def learn(self, joinable: Joinable) -> bool:
-        """Tries the way to one later cut at which requests of the same form came, if there is one that was not tried:
-        plans and runs the model. Whether it did.
+        """Try the way to one later cut with requests of the same form, if there is an untried one; returns whether it
+        did.
+
+        Plans and runs the model.
         """
         with self._lock:
             later = [
@@ -374,8 +380,9 @@ class Ways:
         return way
 
     def run(self, way: Way, early: EarlyOutput, rows: int, last: Proof) -> EarlyOutput:
-        """What crosses the later cut, of which ``last`` is; ``early`` stays as it is. Raises CutRefused where that is
-        another cut than its batches are of.
+        """What crosses the later cut, of which ``last`` is the proof; ``early`` is not modified.
+
+        Raises CutRefused if that is another cut than its batches have.
         """
         started = time.perf_counter()
         found: EarlyOutput = self._batches.wrapped.forward(replace(early, disposable=False), end=last.cut.cut)
@@ -389,14 +396,14 @@ class Ways:
         return found
 
     def way(self, joinable: Joinable, last: int) -> Way | None:
-        """From where a request was cut to the cut of another batch key."""
+        """From a request's cut to the cut of another batch key."""
         with self._lock:
             found = self._known(joinable, last)
         return found if isinstance(found, Way) else None
 
     def compatible_keys(self, batch_key: int, waiting: Callable[[int], int], most: int) -> list[int]:
-        """The batch keys whose requests are worth joining with those of ``batch_key``: ``waiting`` gives the rows of a
-        key that wait, or are taken, and a batch has ``most`` at the most.
+        """The batch keys whose requests are worth joining with those of ``batch_key``: ``waiting`` returns the rows of
+        a key that wait, or are taken, and a batch has at most ``most``.
         """
         with self._lock:
             pairs = [
@@ -413,7 +420,7 @@ class Ways:
         return found
 
     def _pays(self, first: Cut, last: Cut, way: Way, rows: int, waiting: Callable[[int], int], most: int) -> bool:
-        """Whether rows take less as one batch at the later cut than in the batches that each cut would have."""
+        """Whether rows take less time as one batch at the later cut than in the batches that each cut would have."""
         here, there = first.proof(), last.proof()
         ones, others = min(waiting(first.batch_key), most), min(waiting(last.batch_key), most)
         if not ones or not others or here is None or there is None:

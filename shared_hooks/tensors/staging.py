@@ -1,9 +1,9 @@
-"""Between a CUDA device and this side's memory: pinned memory, streams beside the model's, no wait for others' work.
+"""Copies between a CUDA device and this side's memory: pinned memory, separate streams, no waiting for others' work.
 
-A copy between the device and ordinary memory goes through a small buffer of the driver's, piece by piece, in the
-stream of the kernels. From and to pinned memory it is one transfer, on a stream of its own: kernels of other requests
-run meanwhile. Pinned memory is taken from the system for good (torch keeps it for the next), so there is a bound, and
-beyond it ordinary memory serves. On other devices all of this is a plain copy, or none.
+A copy between the device and ordinary memory passes through a small buffer of the driver's, piece by piece, in the
+stream of the kernels. To and from pinned memory it is one transfer, on a separate stream, while kernels of other
+requests run. Pinned memory is never returned to the system (torch keeps it for the next copy), so it is limited, and
+beyond that ordinary memory is used. On other devices all of this is a plain copy, or none.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def copied(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
 
 
 def own_class(name: str) -> type | None:
-    """A class by the name that a structure has for it, for inputs of our own caller: theirs may be used."""
+    """A class by its name in a structure, for inputs of this side's caller, whose classes may be used."""
     return classes_of({name.partition(":")[0]})(name)
 
 
 def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies with the same shapes, strides and aliasing: tensors that share a storage share one afterwards, too.
+    """Copies with the same shapes, strides and aliasing: tensors that share a storage also share one afterwards.
 
-    On the CPU they also begin at the same place within 64 bytes: kernels round by it (a row of a data set).
+    On the CPU they have the same alignment within 64 bytes, on which kernels' rounding depends (a row of a data set).
     """
     spans: dict[int, tuple[int, int]] = {}
     for tensor in tensors:
@@ -67,13 +67,13 @@ def fresh_copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def held(tensor: torch.Tensor) -> torch.Tensor:
-    """What this process has of a tensor: of one that is divided among processes (a DTensor) its share."""
+    """This process's part of a tensor: its share if it is divided among processes (a DTensor)."""
     with torch.no_grad():
         return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements of a dense tensor in row-major order, as one run of bytes on the CPU."""
+    """The elements of a dense tensor in row-major order, as a flat tensor of bytes on the CPU."""
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().reshape(-1)
     if flat.stride() != (1,):  # one element may have any stride, and counts as contiguous
         flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
@@ -81,7 +81,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _aligned_alike(run: torch.Tensor) -> torch.Tensor:
-    """A copy of a gapless run that begins at the same place within 64 bytes."""
+    """A copy of a contiguous range with the same alignment within 64 bytes."""
     wanted, nbytes = run.data_ptr() % ALIGN, run.numel() * run.element_size()
     if run.device.type != "cpu" or not wanted or wanted % run.element_size() or not nbytes:
         return run.clone()
@@ -98,7 +98,7 @@ def _strided(tensor: torch.Tensor) -> bool:
 
 
 class Buffers:
-    """The buffers of a model as they are now, so that trial runs leave no trace in them (batch statistics,
+    """The current content of a model's buffers, so that trial runs leave no trace in them (batch statistics,
     counters).
     """
 
@@ -106,7 +106,7 @@ class Buffers:
         self._kept = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
 
     def restore(self) -> None:
-        """Write back what was changed in place; what was replaced by another tensor stays."""
+        """Restore what was changed in place; a buffer that was replaced by another tensor stays."""
         with torch.no_grad():
             for buffer, before in self._kept:
                 # batch normalisation writes without raising the version counter, so the values are compared
@@ -118,7 +118,7 @@ class Buffers:
 
 
 def identical(a: Any, b: Any) -> bool:
-    """Whether two nested values are the same: types, dtypes, shapes and every bit of every tensor."""
+    """Whether two nested values are equal: types, dtypes, shapes and every bit of every tensor."""
     if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
         return isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and _same_bits(a, b)
     if type(a) is not type(b):
@@ -143,13 +143,13 @@ def _same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 LEAST_PINNED: Final = 64 << 10
-"""Bytes from which pinning pays."""
+"""The size from which pinning is worthwhile."""
 MOST_PINNED: Final = 512 << 20
-"""Bytes of this process in use at a time."""
+"""The limit of pinned bytes in use by this process."""
 
 
 class Pinned:
-    """How much pinned memory is in use. Any thread may call."""
+    """Limits the pinned memory in use. Thread-safe."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most = most_bytes
@@ -157,8 +157,8 @@ class Pinned:
         self.nbytes = 0
 
     def room(self, nbytes: int) -> torch.Tensor | None:
-        """So many bytes (uint8), pinned, until nobody refers to the tensor or its memory; None beyond the bound, and
-        where the system has none.
+        """Pinned memory of so many bytes (uint8), until the last reference is gone; None beyond the limit, and if the
+        system has none.
         """
         if nbytes < LEAST_PINNED:
             return None
@@ -189,22 +189,20 @@ _making: Final = threading.Lock()
 
 
 def room(nbytes: int, device: torch.device) -> torch.Tensor:
-    """So many bytes (uint8) of this side's memory, not initialised, from which a copy to ``device`` is fastest. Raises
-    what torch raises without memory.
+    """Uninitialised memory of so many bytes (uint8) from which a copy to ``device`` is fastest. Raises what torch
+    raises without memory.
     """
     made = PINNED.room(nbytes) if devices.pins(device) else None
     return torch.empty(nbytes, dtype=torch.uint8) if made is None else made
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what this thread's stream was given; other streams' work continues. Raises what went
-    wrong there.
-    """
+    """Wait for the work in this thread's stream; other streams continue. Raises its errors."""
     devices.wait_for_stream(device)
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, complete; itself if it is there. Of the device's work it waits for this thread's stream alone."""
+    """The tensor on the CPU, complete; itself if it is there. Waits only for this thread's stream."""
     if not devices.pins(tensor.device):
         return tensor.cpu()
     plain = tensor.resolve_conj().resolve_neg()
@@ -224,8 +222,8 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """On ``device``; itself if it is there. From pinned memory, which must not be written until this thread's stream
-    has used the result, nobody waits: the stream does.
+    """The tensor on ``device``; itself if it is there. A copy from pinned memory, which must not be written until this
+    thread's stream has used the result, does not block.
     """
     is_there = tensor.device.type == device.type
     if not devices.pins(device) or is_there or tensor.nbytes < LEAST_PINNED or not tensor.is_pinned():
@@ -239,7 +237,7 @@ def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _side(device: torch.device, way: str) -> Any:
-    """The stream of copies one way."""
+    """The stream of copies in one direction."""
     device = devices.current_stream(device).device  # with its number
     with _making:
         if (device, way) not in _streams:
