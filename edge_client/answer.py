@@ -17,7 +17,7 @@ from shared_hooks.showing import brief, duration, html_table, panel, short, size
 
 _UNKNOWN: Final = object()
 _SHOWN: Final = 10
-"""Predictions in a notebook."""
+"""The number of predictions shown in a notebook."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,7 +81,7 @@ class Answer:
         return f"best {brief(found[0].label)} {found[0].score:.4f}" if found else ""
 
     def _told_result(self) -> list[Prediction]:
-        """Predictions; none where there are others, or the spec's own code fails."""
+        """Predictions; empty if the result is something else, or the spec's own code fails."""
         try:
             result = self.result
         except Exception:
@@ -89,7 +89,7 @@ class Answer:
         return [one for one in result[:_SHOWN] if isinstance(one, Prediction)] if isinstance(result, list) else []
 
     def _parts(self) -> list[tuple[str, int]]:
-        """The rows of `times`, few enough for a small picture."""
+        """The rows of `times`, combined for a small picture."""
         times = self.times
         known = {
             "edge compute": times.edge_compute,

@@ -1,4 +1,4 @@
-"""What a model is called with, and how busy who answers says it is."""
+"""The arguments of a model, and the load that a server reports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ class Call:
 
     @classmethod
     def of(cls, item: Any) -> Call:
-        """A `Call` as it is, a tuple as positional, a dictionary as keyword arguments, all else as the only one."""
+        """A `Call` unchanged, a tuple as positional, a dictionary as keyword arguments, anything else as the
+        only one.
+        """
         if isinstance(item, Call):
             return item
         if type(item) is tuple:

@@ -1,6 +1,6 @@
-"""The one place that opens a channel to a server. What is to hold for every channel belongs here: credentials, too.
+"""The one place that opens a channel to a server. What applies to every channel belongs here, including credentials.
 
-Loads no torch, so that a health check (``deploy/health.py``) may begin every few seconds.
+It does not load torch, so that a health check (``deploy/health.py``) can start every few seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shared_hooks.errors import Disagreement, IsthmusError, NotAuthenticated, Sp
 
 
 SECONDS: Final = 3.0
-"""For each step."""
+"""The time limit of each step."""
 
 _NOT_YET, _EXPIRED = 9, 10
 _UNKNOWN: Final = "its certificate is signed by an authority that this side does not know (ca: a file of those it does)"
@@ -38,7 +38,7 @@ _THEIRS: Final = {
     20: _UNKNOWN,
     21: _UNKNOWN,
 }
-"""By OpenSSL's X509_V_ERR_* (openssl/x509_vfy.h)."""
+"""Texts by OpenSSL's X509_V_ERR_* (openssl/x509_vfy.h)."""
 
 _FILES: Final = {
     "NO_CERTIFICATE_OR_CRL_FOUND": "ca: certificates in PEM are wanted, and there is none",
@@ -54,13 +54,12 @@ _ALERTS: Final = {
     "CERTIFICATE_REVOKED": "this side's certificate was revoked",
     "BAD_CERTIFICATE": "it takes this side's certificate for a bad one",
 }
-"""TLS alerts (RFC 8446, 6.2) by the end of OpenSSL's names for them, from servers that send any."""
+"""TLS alerts (RFC 8446, 6.2) by the end of OpenSSL's names for them."""
 
 
 def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
-    """What is wrong, as an error to raise: NotAuthenticated where a certificate is refused, by either side;
-    Disagreement where only one side speaks TLS; SpecError for files of no use. None where TLS is not the reason, or
-    where nobody can be reached.
+    """Why a connection fails, as an error to raise: NotAuthenticated if either side refuses a certificate; Disagreement
+    if only one side uses TLS; SpecError for unusable files. None if TLS is not the reason, or nobody can be reached.
     """
     # Twice: a server that goes away closes connections, too, and is not there the second time.
     return _look(server, credentials) and _look(server, credentials)
@@ -68,10 +67,10 @@ def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
 
 @contextmanager
 def encrypted_to(address: tuple[str, int], context: ssl.SSLContext, name: str | None = None) -> Iterator[ssl.SSLSocket]:
-    """A connection whose handshake is done; OSError where none comes about.
+    """A connection whose handshake is done; OSError if it fails.
 
     The socket is wrapped before it connects: for a connection that has ended by then, Python's ssl makes no handshake
-    and says nothing, or raises and leaves the socket open.
+    and does not report it, or raises and leaves the socket open.
     """
     with socket.create_connection(address, timeout=SECONDS) as found:
         family, peer = found.family, found.getpeername()
@@ -93,7 +92,7 @@ def _look(server: str, credentials: Credentials) -> IsthmusError | None:
 
 
 def _clear(address: tuple[str, int], server: str) -> IsthmusError | None:
-    """A server that speaks TLS greets back, whatever else it then wants."""
+    """Detect a server that speaks TLS, which answers a ClientHello in any case."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
@@ -131,7 +130,7 @@ def _encrypted(address: tuple[str, int], server: str, name: str, credentials: Cr
 
 
 def _after_ours(connection: ssl.SSLSocket, server: str, credentials: Credentials) -> NotAuthenticated | None:
-    """What a server has against a certificate comes after its part of the handshake."""
+    """The error if a server refuses a certificate, which comes after its part of the handshake."""
     try:
         return None if connection.recv(1) else _closed(server, credentials)
     except ssl.SSLError as error:
@@ -158,7 +157,7 @@ def _alert(error: ssl.SSLError, server: str) -> NotAuthenticated | None:
 
 
 def _closed(server: str, credentials: Credentials) -> NotAuthenticated:
-    """Only this side can tell why."""
+    """The reason, which only this side can tell."""
     if credentials.certificate is None or credentials.key is None:
         text = _WANTED
     else:
@@ -169,9 +168,9 @@ def _closed(server: str, credentials: Credentials) -> NotAuthenticated:
 
 
 def _verdict_on(certificate: str | Path, key: str | Path) -> int:
-    """What OpenSSL says of a certificate's dates: 0, or one of X509_V_ERR_*.
+    """OpenSSL's verdict on a certificate's dates: 0, or one of X509_V_ERR_*.
 
-    Python's ssl shows only a peer's dates. So the certificate is shown, in memory, to a peer that trusts exactly it.
+    Python's ssl exposes only a peer's dates. So the certificate is shown, in memory, to a peer that trusts exactly it.
     """
     shown, asked = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     shown.check_hostname, shown.verify_mode = False, ssl.CERT_NONE
@@ -192,13 +191,13 @@ def _verdict_on(certificate: str | Path, key: str | Path) -> int:
 
 
 PASSPORT: Final = "isthmus-caller"
-"""What a server that hands a request on says of its caller."""
+"""What a server that passes a request on says of its caller."""
 RECEIVED_BYTES: Final = 64 << 20
-"""One message at most; what is larger comes in chunks."""
+"""The largest message; larger data come in chunks."""
 
 
 class ChannelArguments(Protocol):
-    """What a channel is to be opened with besides (`KeepAlive`)."""
+    """Further channel arguments (`KeepAlive`)."""
 
     def options(self) -> list[tuple[str, int]]:
         """gRPC's own names and values."""
@@ -207,10 +206,10 @@ class ChannelArguments(Protocol):
 def dial(
     server: str, keep_alive: ChannelArguments | None = None, credentials: Credentials | None = None
 ) -> grpc.Channel:
-    """A channel of its own to ``HOST:PORT``; nothing is sent yet. Without ``keep_alive`` no silent peer is noticed.
+    """A new channel to ``HOST:PORT``; nothing is sent yet. Without ``keep_alive`` silent peers are not detected.
 
-    ``credentials``: None = in the clear, with the environment's token if there is one. Raises SpecError for files that
-    cannot be read, and for a token that would go to another machine in the clear.
+    ``credentials``: None for plain text, with the environment's token if there is one. Raises SpecError for files that
+    cannot be read, and for a token that would be sent unencrypted to another machine.
     """
     credentials = credentials or Credentials()
     loopback = is_loopback(server)
@@ -247,7 +246,7 @@ def _certificates(credentials: Credentials) -> grpc.ChannelCredentials:
 
 
 class _Details(NamedTuple):
-    """What gRPC asks of the details of a call."""
+    """The details of a call that gRPC reads."""
 
     method: Any
     timeout: Any
@@ -260,7 +259,7 @@ class _Details(NamedTuple):
 class _Headers(  # type: ignore[misc, unused-ignore]
     grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor, grpc.StreamStreamClientInterceptor
 ):
-    """Puts these beside every call. gRPC's own call credentials would do so by TLS only, and not on loopback."""
+    """Adds headers to every call. gRPC's own call credentials require TLS, and do not work on loopback."""
 
     def __init__(self, headers: list[tuple[str, str]]) -> None:
         self._headers = headers
@@ -276,7 +275,7 @@ class _Headers(  # type: ignore[misc, unused-ignore]
 
 
 def check_address(server: str) -> str:
-    """``HOST:PORT`` (``[::1]:PORT`` for IPv6), or SpecError."""
+    """Check ``HOST:PORT`` (``[::1]:PORT`` for IPv6). Raises SpecError."""
     host, colon, port = server.rpartition(":")
     if "/" in host or "," in host:
         colon = ""  # as http://host:port; several are a chain, where one can be
@@ -288,7 +287,7 @@ def check_address(server: str) -> str:
 
 
 def is_loopback(server: str) -> bool:
-    """Whether ``HOST:PORT`` is this machine, where an HTTP proxy has no business."""
+    """Whether ``HOST:PORT`` is this machine, for which an HTTP proxy must not be used."""
     host = server.rpartition(":")[0].strip("[]")
     if host in ("unix", "localhost"):
         return True

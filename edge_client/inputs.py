@@ -1,12 +1,10 @@
-"""What `EdgeClient.infer` takes, made into what the model is called with.
+"""Converts what `EdgeClient.infer` accepts into the model's arguments.
 
-Tensors, and whatever else a model's arguments may be, go to the model as they are. A picture, a frame, a file or its
-bytes are read as the model's spec says, by its own code, so that they give what ``edge-client run`` makes of them.
+Tensors, and other arguments of a model, are passed unchanged. A picture, a frame, a file or its bytes are read as the
+model's spec says, by its own code, with the same result as ``edge-client run``.
 
 reader  `InputReader`: which kind an input is
-kinds   arrays, pictures, bytes; what a model does not take, and says nothing of
-
-May import call, model_choice, screen, sources; of the engine models, tensors, errors.
+kinds   arrays, pictures, bytes; what a model does not accept
 """
 
 from __future__ import annotations
@@ -62,7 +60,7 @@ def suffix_of(data: bytes) -> str:
 
 
 def is_picture(value: object) -> bool:
-    """Whether it is Pillow's; nobody has one before Pillow is imported."""
+    """Whether it is a Pillow image, without importing Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 
@@ -74,7 +72,7 @@ def looks_like_a_frame(array: Any) -> bool:
 
 
 def tensor_of(array: Any) -> torch.Tensor:
-    """A copy, in the machine's byte order and dense: what `.npy` files give, too. Raises InputMismatch."""
+    """A contiguous copy in the machine's byte order, as of `.npy` files. Raises InputMismatch."""
     if array.dtype.hasobject or array.dtype.kind in "SUVMm":
         raise InputMismatch(f"an array of {array.dtype} is no tensor: expected numbers")
     try:
@@ -84,9 +82,9 @@ def tensor_of(array: Any) -> torch.Tensor:
 
 
 def plain(value: Any, where: str) -> Any:
-    """A model's argument: arrays in it as tensors, all else as it is, and the same object where there are none.
+    """A model's argument with its arrays as tensors; the same object if there are none.
 
-    Raises InputMismatch for what would have to be read first, which only an input by itself is.
+    Raises InputMismatch for what would have to be read first, which only single inputs are.
     """
     if isinstance(value, (torch.Tensor, str)) or value is None:
         return value
@@ -116,15 +114,17 @@ def plain(value: Any, where: str) -> Any:
 
 
 OWN: Final = ("split", "deadline")
-"""What `EdgeClient.infer` itself takes by name."""
+"""The parameters of `EdgeClient.infer` itself."""
 NEAR: Final = 0.8
-"""How near a name is for a slip: ``output_attentions`` and ``attention_mask`` are no slip of each other."""
+"""The similarity from which a name counts as a typo: ``output_attentions`` and ``attention_mask`` are not one of each
+other.
+"""
 log = logging.getLogger("edge_client")
 
 
 class Swallowed:
-    """Warns of keywords that one model swallows. ``usual``: the example's keywords, which are never warned of. Any
-    thread may call.
+    """Warns of keywords that a model accepts but ignores. ``usual``: the example's keywords, which cause no warning.
+    Thread-safe.
     """
 
     def __init__(self, model: nn.Module, usual: Iterable[str]) -> None:
@@ -140,7 +140,7 @@ class Swallowed:
         self._told: set[str] = set()
 
     def look(self, call: Call) -> None:
-        """Warns of the keywords of ``call``; nothing the next time they are the same."""
+        """Warn of the keywords of ``call``, once."""
         names = len(call.args), tuple(call.kwargs)
         if not self._takes_any or names in self._seen:
             return
@@ -161,15 +161,15 @@ class Swallowed:
 
 
 MOST: Final = 200
-"""Characters of what the model said; the whole is the cause."""
+"""Most characters of the model's own error, which is the cause."""
 _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 def unfit(model: nn.Module, inputs: Inputs, example: Inputs | None, error: Exception) -> InputMismatch | None:
-    """In one line, what is wrong with ``inputs``, on which ``model`` raised ``error``; None where nothing seems to be.
+    """What is wrong with ``inputs``, on which ``model`` raised ``error``, in one line; None if nothing seems to be.
 
-    Wrong are names that its forward does not have, too many arguments or too few, and, beside the ``example``, another
-    dtype or rank, or something that is no tensor where one belongs. A size may be any: `another_size`.
+    Wrong are unknown names, too many or too few arguments, and, compared with the ``example``, another dtype or rank,
+    or something that is no tensor in place of one. Sizes may differ: `another_size`.
     """
     found = _misnamed(model, inputs, example) or next(_unlike(model, inputs, example), "") or _no_tensor(model, inputs)
     if not found:
@@ -179,8 +179,8 @@ def unfit(model: nn.Module, inputs: Inputs, example: Inputs | None, error: Excep
 
 
 def another_size(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:
-    """For the end of a message: that the example's first input is missing, or which is of another size beyond the
-    batch; "" where neither is so.
+    """For the end of a message: that the example's first input is missing, or which one differs in a size other than
+    the batch; "" otherwise.
     """
     if example is None:
         return ""
@@ -195,7 +195,7 @@ def another_size(model: nn.Module, inputs: Inputs, example: Inputs | None) -> st
 
 
 def _misnamed(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:
-    """Names that forward lacks, or takes by ``**kwargs`` alone and are near to one that it has; the wrong number."""
+    """Unknown names, or names accepted by ``**kwargs`` that resemble a parameter; the wrong number of arguments."""
     signature = _signature(model)
     if signature is None:
         return ""
@@ -219,7 +219,7 @@ def _misnamed(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:
 
 
 def _unlike(model: nn.Module, inputs: Inputs, example: Inputs | None) -> Iterator[str]:
-    """What is of another kind, dtype or rank than in the example."""
+    """What differs in kind, dtype or rank from the example."""
     if example is not None:
         ours, theirs = _by_name(model, inputs), _by_name(model, example)
         for name, other in theirs.items():
@@ -245,7 +245,7 @@ def _pairs(name: str, one: Any, other: Any) -> Iterator[str]:
 
 
 def _no_tensor(model: nn.Module, inputs: Inputs) -> str:
-    """Where no input is a tensor, or has one: a model computes with nothing else."""
+    """Explains if no input is, or contains, a tensor."""
     found = _by_name(model, inputs)
     plain = [name for name, value in found.items() if isinstance(value, (bool, int, float, complex, str, type(None)))]
     if not plain or len(plain) < len(found):
@@ -255,7 +255,7 @@ def _no_tensor(model: nn.Module, inputs: Inputs) -> str:
 
 
 def _by_name(model: nn.Module, inputs: Inputs) -> dict[str, Any]:
-    """Every argument under the name that forward has for it; "argument 1", ... where it has none."""
+    """Every argument by its parameter's name; "argument 1", ... if it has none."""
     args, kwargs = inputs
     signature = _signature(model)
     parameters = () if signature is None else signature.parameters.values()
@@ -295,7 +295,7 @@ def _remedy(value: Any) -> str:
 
 
 class Arguments:
-    """Makes calls of one model. ``constants``: the spec's ``call_kwargs``, which a caller's own replace."""
+    """Builds calls of one model. ``constants``: the spec's ``call_kwargs``, which a caller's own arguments override."""
 
     def __init__(self, model: nn.Module, constants: Mapping[str, Any]) -> None:
         self._constants = constants
@@ -308,11 +308,11 @@ class Arguments:
         self._known = [one.name for one in found if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)]
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> Call:
-        """With the constants that nobody gave."""
+        """The call, with constants for what is not given."""
         return Call(args, {**self._left(args), **(kwargs or {})})
 
     def fit(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether there is room for all of them, and nothing is missing; True where nobody knows."""
+        """Whether the arguments fit the signature; True if that is unknown."""
         if self._signature is None:
             return True
         try:
@@ -322,9 +322,9 @@ class Arguments:
         return True
 
     def are_in(self, item: Mapping[Any, Any]) -> bool:
-        """Whether a dictionary's entries are keyword arguments; else it is one argument itself.
+        """Whether a dictionary's entries are keyword arguments; otherwise it is one argument itself.
 
-        Raises InputMismatch where only some of its names are the forward's, or some are missing.
+        Raises InputMismatch if only some of its names are parameters, or some are missing.
         """
         if not all(isinstance(name, str) for name in item):
             return False
@@ -353,13 +353,13 @@ TAKEN: Final = (
 )
 MAX_BYTES: Final = 1 << 30
 MAX_PIXELS: Final = 89_478_485
-"""Most of a picture that comes as bytes; for one in a file, Pillow warns from there on."""
+"""The size limit of a picture given as bytes; for one in a file, Pillow warns from there on."""
 _BYTES: Final = (bytes, bytearray, memoryview)
 
 
 class InputReader:
-    """For one model. ``preprocess``: pictures and files are read as the spec says, else only files of tensors are;
-    ``call_kwargs``: the spec's constants are added.
+    """Reads the inputs of one model. ``preprocess``: read pictures and files as the spec says, else only files of
+    tensors; ``call_kwargs``: add the spec's constants.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class InputReader:
         self._own_constants = call_kwargs
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
-        """The call for what `EdgeClient.infer` was given. Raises InputMismatch."""
+        """The call for the arguments of `EdgeClient.infer`. Raises InputMismatch."""
         if len(args) != 1 or kwargs:
             named = {name: plain(value, name) for name, value in kwargs.items()}
             return self._arguments.call(_plain(args), named)
@@ -460,7 +460,7 @@ class InputReader:
         return self._spec
 
     def _made(self, inputs: Inputs) -> Call:
-        """The spec's own answer, which has its constants."""
+        """The result of the spec's own code, which includes its constants."""
         args, kwargs = inputs
         if not self._own_constants and self._spec is not None:
             kwargs = {name: value for name, value in kwargs.items() if name not in self._spec.call_kwargs}
@@ -468,9 +468,9 @@ class InputReader:
 
 
 def several(inputs: Any) -> Any:
-    """What `infer_many` goes through: of a file, folder, pattern, video or camera that is named, what is in it.
+    """The inputs for `infer_many`: for a named file, folder, pattern, video or camera, its content.
 
-    Raises SpecError for one input where several belong.
+    Raises SpecError for a single input.
     """
     if isinstance(inputs, (str, Path)):
         from edge_client.sources import open_source
@@ -495,7 +495,7 @@ def _keyword(item: Mapping[Any, Any], name: Any) -> Any:
 
 
 def _checked(word: Path | str) -> Path:
-    """Raises InputMismatch for what is no file, or not one that a spec reads."""
+    """Raises InputMismatch for what is no file, or none that a spec reads."""
     text, path = str(word), Path(word)
     if "://" in text and path.suffix.lower() in IMAGE_SUFFIXES | TENSOR_SUFFIXES:
         raise InputMismatch(f"{without_password(text)} is an address: fetch it, and give its bytes")

@@ -1,7 +1,7 @@
-"""`LinkProber`: rounds of so many bytes there and so many back on a standing stream, beside the requests' own.
+"""`LinkProber`: rounds of a given number of bytes in each direction on a separate stream, beside requests.
 
-A round's frames are cut, serialized and received as a request's are (a small one for the header, then chunks; one
-thread sends, one receives, a third waits), so that it costs what a request of its size costs.
+A round's frames are cut, serialized and received like a request's (a small one for the header, then chunks; one thread
+sends, one receives, a third waits), so that it costs what a request of its size costs.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ class Round:
 
     @property
     def network_ns(self) -> int:
-        """The round less the server's own time."""
+        """The round without the server's own time."""
         return max(0, self.total_ns - self.server_ns)
 
 
 class LinkProber:
-    """Measures the link to one server. Opened with the first round, and again after one that failed; one round at a
-    time (others wait for their turn). Use as a context manager, or call `close`.
+    """Measures the link to one server. The stream is opened with the first round, and again after a failed one; one
+    round at a time (others wait). Use it as a context manager, or call `close`.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class LinkProber:
         self.close()
 
     def close(self) -> None:
-        """Ends the stream, and a round that is under way with ServerUnavailable."""
+        """End the stream; a round in progress ends with ServerUnavailable."""
         self._closed = True
         if (stream := self._stream) is not None:
             stream.close()
 
     def round(self, nbytes: int, answer_bytes: int = 0, timeout: float = 30.0) -> Round:
-        """One round. Raises ServerUnavailable when there is no answer within ``timeout`` seconds, or no server, and
-        what the server refuses by its name (Disagreement: it is too old to be probed).
+        """One round. Raises ServerUnavailable without an answer within ``timeout`` seconds, or without a server, and
+        the server's refusals (Disagreement: it is too old to be probed).
         """
         return self.train([(nbytes, answer_bytes)], timeout)[0]
 
     def train(self, rounds: Sequence[tuple[int, int]], timeout: float = 30.0) -> list[Round]:
-        """Rounds of (bytes up, bytes down) sent back to back, without waiting for the answers; the rest as `round`.
+        """Rounds of (bytes up, bytes down) sent back to back, without waiting for the answers; otherwise as `round`.
 
-        What the second takes to arrive (`Round.receive_ns`) tells the rate of the link, whatever its latency, and
-        whatever burst a token bucket forgave the first. ``total_ns`` of each counts from the beginning of the train.
+        The arrival time of the second (`Round.receive_ns`) shows the rate of the link, independent of its latency, and
+        of a burst that a token bucket allowed the first. ``total_ns`` of each counts from the beginning of the train.
         """
         with self._turn:
             if self._stream is None and not self._closed:
@@ -109,7 +109,7 @@ class LinkProber:
 
 
 class _Stream:
-    """One gRPC stream. It lives until its first error."""
+    """One gRPC stream, until its first error."""
 
     def __init__(self, server: str, chunk_bytes: int, credentials: Credentials) -> None:
         self._server = server
@@ -199,11 +199,11 @@ REPETITIONS: Final = 15
 PROFILE_SECONDS: Final = 600.0
 LEAST: Final = 3
 TELLING: Final = 16 << 10
-"""Bytes that two sizes must be apart to tell what a larger one would take: of a few bytes more there is only noise."""
+"""The least difference in bytes of two sizes from which a larger one is extrapolated: smaller ones are noise."""
 RUNGS: Final = (TELLING, 16 * TELLING, 256 * TELLING)
-"""Tried on the way to a larger size."""
+"""The number of sizes tried on the way to a larger one."""
 SHORT: Final = 0.05
-"""The share of all the time that a round may take to be tried again."""
+"""The share of the whole time that a round may take to be repeated."""
 FEW: Final = 7
 """Rounds of each size that is sent only to tell how fast a link is."""
 WIDE: Final = 1.5
@@ -224,14 +224,14 @@ def probe(
     patience: float = 15.0,
     credentials: Credentials | None = None,
 ) -> tuple[Link, Load]:
-    """Rounds of all sizes in turns on one stream, about ``seconds`` in all: the middle of each, `LEAST` rounds of it
-    unless the link is too slow for that. Where these do not tell how fast the link is and there is time left, larger
-    rounds follow, up to `MOST_PROBED` bytes, for that alone.
+    """Rounds of all sizes alternately on one stream, for about ``seconds`` in all: the median of each, of at least
+    `LEAST` rounds unless the link is too slow for that. If these do not show the link's speed and time is left, larger
+    rounds follow, up to `MOST_PROBED` bytes.
 
-    A size that would take more than the time is left out: `Curve` continues at the speed that was stated. Before each
-    round this thread computes for `BUSY_SECONDS`, as a request's does: clocks, caches and a CPU quota are as computing
-    leaves them (on a quarter of a core that makes 4 ms of a round trip of 25). Raises ServerUnavailable without a
-    server or without an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
+    A size that would take too long is left out: `Curve` extrapolates with the stated speed. Before each round this
+    thread computes for `BUSY_SECONDS`, as before a request: clocks, caches and a CPU quota are then as after computing
+    (on a quarter of a core that adds 4 ms to a round trip of 25). Raises ServerUnavailable without a server or without
+    an answer for ``patience`` seconds, and Disagreement for a server too old to be probed.
     """
     check_seconds("seconds", seconds)
     up = [(nbytes, 0) for nbytes in sorted({0, max(sizes, default=0) // 2, *sizes})]
@@ -311,7 +311,7 @@ def probe(
 
 
 def _foreseen(known: Mapping[int, float], nbytes: int) -> float:
-    """Nanoseconds that a round of ``nbytes`` may take, by what smaller ones took; 0 where these tell nothing yet."""
+    """The expected nanoseconds of a round of ``nbytes``, from smaller ones; 0 if these do not show it yet."""
     largest = max(known, default=0)
     smaller = [one for one in known if one <= largest - TELLING]
     if not smaller:
@@ -321,14 +321,14 @@ def _foreseen(known: Mapping[int, float], nbytes: int) -> float:
 
 
 def _speed(found: Mapping[tuple[int, int], Sequence[Round]], way: int) -> Speed:
-    """The speed from rounds by (bytes up, bytes down), those that have bytes one way only."""
+    """The speed from rounds by (bytes up, bytes down), using those with bytes in one direction."""
     return speed_of(
         {kind[way]: [float(one.network_ns) for one in rounds] for kind, rounds in found.items() if not kind[1 - way]}
     )
 
 
 def round_trip(server: str, patience: float = 15.0, credentials: Credentials | None = None) -> float:
-    """Seconds of a round of no bytes, the middle of a few. Raises as `probe` does."""
+    """The seconds of an empty round, the median of a few. Raises as `probe` does."""
     with LinkProber(server, credentials=credentials) as prober:
         for _ in range(WARMUP):
             prober.round(0, 0, patience)
@@ -350,12 +350,12 @@ def fetch_profile(
     credentials: Credentials | None = None,
     following: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The cloud's side of a model's profile, as `shared_hooks.profiling.profile.from_json` takes it.
+    """The cloud's side of a model's profile, for `shared_hooks.profiling.profile.from_json`.
 
-    ``codecs``: whose decoding it also measures, those of them that it knows. ``weights_hash``: of which version of the
-    model. A server keeps what it measured with equal settings until ``fresh``; a setting of 0 is the server's own. It
-    may have to wait for others' profiles, but not for ever: `PROFILE_SECONDS` in all. ``following``: names of next
-    servers of a chain that lead to another one: {"profile": its profile, "link": the link to it, as `Link.as_dict`}.
+    ``codecs``: whose decoding is also measured, as far as the server knows them. ``weights_hash``: of the model's
+    version. A server keeps what it measured with equal settings, unless ``fresh``; a setting of 0 is the server's own.
+    It may have to wait for other profiles, at most `PROFILE_SECONDS` in all. ``following``: names of next servers of a
+    chain that lead to another one: {"profile": its profile, "link": the link to it, as `Link.as_dict`}.
 
     Raises ServerUnavailable, UnknownModel, Disagreement for a server too old, CutRefused for a model without an
     example, SpecError for settings beyond the server's limits.
@@ -427,7 +427,7 @@ def _middle(rounds: Sequence[Round]) -> float:
 
 
 def _compute(seconds: float) -> None:
-    """Processor time of this thread."""
+    """Use processor time of this thread."""
     until = time.thread_time() + seconds
     while time.thread_time() < until:
         pass

@@ -1,4 +1,4 @@
-"""How choosing begins: profiles of both sides, the link, a controller; and the `AutoClient` that uses them."""
+"""How adaptive choosing starts: profiles of both sides, the link, a controller, and the `AutoClient` that uses them."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from shared_hooks.showing import short
 @short
 @dataclass(frozen=True)
 class AutoOptions:
-    """Checked when it is made. Raises SpecError.
+    """Options of ``split="auto"``, checked on construction. Raises SpecError.
 
-    ``objective``: what is to be least, such as "latency", "energy", "bytes" or "latency=1,bytes=0.2"; ``partitioner``
-    decides in another way (`edge_client.planning.partitioners`), ``option`` is its own word.
+    ``objective``: what to minimise, such as "latency", "energy", "bytes" or "latency=1,bytes=0.2"; ``partitioner``
+    decides by another method (`edge_client.planning.partitioners`), ``option`` is its own parameter.
     """
 
     objective: str | Objective = "latency"
@@ -51,18 +51,18 @@ class AutoOptions:
     partitioner: str | Partitioner = "objective"
     option: str | None = None
     power: tuple[float, float] | None = None
-    """Watts of this machine, (at work, waiting), for the objective "energy"; None: as its sensors say."""
+    """Watts of this machine, (busy, idle), for the objective "energy"; None: from its sensors."""
     edge_profile: str | Path | None = None
     """A file of ``edge-client profile``; None: measured at the start."""
     cloud_profile: str | Path | None = None
     profile_seconds: float = 20.0
-    """For measuring either side, at most."""
+    """The time limit for measuring either side."""
     progress: bool | None = None
-    """Whether measuring is shown; None: in a terminal and in a notebook."""
+    """Whether progress of measuring is shown; None: in a terminal and in a notebook."""
     say: Callable[[str], None] | None = None
-    """Gets what people should know, a line each; None: it is logged."""
+    """Called with messages for the user, one line each; None: they are logged."""
     on_decision: Callable[[dict[str, Any]], None] | None = None
-    """Gets every decision and event, with its numbers (`edge_client.adaptive.monitor`)."""
+    """Called with every decision and event, with its numbers (`edge_client.adaptive.monitor`)."""
 
     def __post_init__(self) -> None:
         if isinstance(self.objective, str):
@@ -75,20 +75,20 @@ class AutoOptions:
 
     @property
     def goal(self) -> Objective:
-        """The objective, which a partitioner may have of its own."""
+        """The objective, which a partitioner may define itself."""
         own = self.partitioner.own if isinstance(self.partitioner, ByObjective) else None
         assert isinstance(self.objective, Objective)
         return own or self.objective
 
     @property
     def decider(self) -> Partitioner | None:
-        """Who decides about every request; None: the controller itself, which moves with care."""
+        """The partitioner that decides about every request; None: the controller itself, which moves cautiously."""
         assert not isinstance(self.partitioner, str)
         return None if isinstance(self.partitioner, ByObjective) else self.partitioner
 
 
 FIRST_CALL_SECONDS: Final = 5.0
-"""For the server to be there at the start; without it everything runs here until it comes."""
+"""How long to wait for the server at the start; without it everything runs here until it is available."""
 log = logging.getLogger(__name__)
 
 
@@ -100,10 +100,11 @@ def begin(
     prepare: Callable[[Any], Inputs] | None = None,
     file: Path | None = None,
 ) -> AutoClient:
-    """Measures, which takes seconds, and starts; ``client`` is prepared. Whoever closes the client closes this first.
+    """Measure, which takes seconds, and start; ``client`` is prepared. Close the result before the client.
 
-    ``call``: what is planned and measured on; ``file``: an input file, to learn what reading one takes; ``prepare``: as
-    of `AutoClient`. Raises SpecError, Disagreement, UnknownModel; without a server everything runs here until it comes.
+    ``call``: what is planned and measured on; ``file``: an input file, to measure reading; ``prepare``: as for
+    `AutoClient`. Raises SpecError, Disagreement, UnknownModel; without a server everything runs here until it is
+    available.
     """
     loaded = loaded_of(client, call)
     if (bound := options.constraints.leakage) is not None:
@@ -136,8 +137,9 @@ def begin(
 
 
 def least(client: ClientCore, options: AutoOptions, call: Call) -> tuple[str | tuple[str, ...], str]:
-    """The split that takes the least time, of all sets of calls, and why, in words: both sides and the link are
-    measured once. Raises SpecError for another objective than latency, ServerUnavailable, Disagreement, UnknownModel.
+    """The fastest split among all sets of calls, and the reason as text; both sides and the link are measured once.
+
+    Raises SpecError for another objective than latency, ServerUnavailable, Disagreement, UnknownModel.
     """
     if set(options.goal.weights) != {"latency"} or client.codecs_chosen_from is not None:
         raise SpecError('split="min" makes the latency least, with one codec: objective="latency", and no codec="auto"')
@@ -171,14 +173,14 @@ def _text(path: str | Path | None) -> str | None:
 
 
 def loaded_of(client: ClientCore, call: Call) -> Loaded:
-    """The client's own model, planned on ``call``. A module has no spec: one that says its name stands in."""
+    """The client's own model, planned on ``call``. A module has no spec, so one with its name is used."""
     spec = client.spec or ModelSpec(client.model_id, f"the module {client.model_id}", Path(), "")
     args, kwargs = to_device(call.args, client.device), to_device(dict(call.kwargs), client.device)
     return Loaded(client.choice, spec, client.wrapped, args, kwargs, client.plan_for(call))
 
 
 def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: float) -> Gathered | Profile:
-    """Everything; only this side's profile where no server answers."""
+    """All measurements; only this side's profile if no server answers."""
     assert wanted.server is not None
     say = options.say or log.warning
     show = in_notebook() or sys.stderr.isatty() if options.progress is None else options.progress
@@ -193,7 +195,7 @@ def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: floa
 
 
 def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
-    """What the watch does when the server is there for the first time."""
+    """What the monitor does when the server is available for the first time."""
 
     def connect(check: Check) -> tuple[Profile, Link, Load]:
 

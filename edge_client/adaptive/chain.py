@@ -1,7 +1,7 @@
 """`ChainChooser`: the cuts of a chain of servers, chosen from measurements, and moved as links change.
 
-Each machine's profile says what its part takes: the tail of one cut, less the tail of the next. Each link is measured
-between its two ends, by the server before it. The least sum of all is found by dynamic programming over the cuts.
+Each machine's profile gives the time of its part: the tail of one cut, less the tail of the next. Each link is measured
+between its two ends, by the server before it. The least sum is found by dynamic programming over the cuts.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from shared_hooks.profiling.profiler import identity
 log = logging.getLogger("edge_client")
 
 EVERY_SECONDS: Final = 20.0
-"""Links are measured again so often, while requests are made."""
+"""The interval of measuring links while requests are made."""
 DECISIONS: Final = 1000
-"""The last ones are kept."""
+"""The number of decisions kept."""
 BETTER: Final = 0.95
-"""Cuts are moved where others take less than this share of the time, by the same measurements."""
+"""Cuts are moved if others take less than this share of the time, by the same measurements."""
 
 
 @dataclass(frozen=True)
 class Station:
-    """A machine of a chain: its name, its profile, and the link to it from the one before; None for the edge."""
+    """A machine of a chain: its name, its profile, and the link to it from the previous one; None for the edge."""
 
     name: str
     profile: Profile
@@ -55,7 +55,7 @@ class Station:
 
 @dataclass(frozen=True)
 class Placed:
-    """What one machine does: the part that begins after ``cut``, empty for the edge's. Times in ns."""
+    """One machine's part, which begins after ``cut``, empty for the edge's. Times in ns."""
 
     name: str
     cut: str
@@ -65,8 +65,8 @@ class Placed:
 
 
 def best_cuts(stations: Sequence[Station]) -> tuple[str, ...]:
-    """The cuts of the chain that takes the least, by dynamic programming: of each cut the best way to it. Raises
-    CutRefused where there are not enough cuts that all machines know.
+    """The cuts of the fastest chain, by dynamic programming. Raises CutRefused if the machines have too few common
+    cuts.
     """
     names = _names(stations)
     if len(names) < len(stations) - 1:
@@ -94,7 +94,7 @@ def best_cuts(stations: Sequence[Station]) -> tuple[str, ...]:
 
 
 def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[Placed]:
-    """What each machine does with these cuts."""
+    """Each machine's part with these cuts."""
     parts = [Placed(stations[0].name, "", 0.0, _edge_ns(stations, cuts[0]), 0)]
     for at, cut in enumerate(cuts, 1):
         ends = _tail_ns(stations, at, cut) if at == len(cuts) else _middle_ns(stations, at, cut, cuts[at])
@@ -105,7 +105,7 @@ def parts_of(stations: Sequence[Station], cuts: Sequence[str]) -> list[Placed]:
 
 
 def _names(stations: Sequence[Station]) -> list[str]:
-    """Cuts that all machines know, in order."""
+    """The cuts that all machines know, in order."""
     known = [{cut.name for cut in one.profile.cuts} for one in stations[1:]]
     return [cut.name for cut in stations[0].profile.cuts if all(cut.name in one for one in known)]
 
@@ -149,7 +149,7 @@ def _middle_ns(stations: Sequence[Station], at: int, first: str, second: str) ->
 
 
 def measured(chain: Sequence[str], loaded: Loaded, wanted: Wanted, say: Say, progress: bool) -> tuple[Station, ...]:
-    """The edge, and each server with the link to it. Raises what profiles and probes raise."""
+    """The edge, and each server with the link to it. Raises the errors of profiles and probes."""
     who = identity(loaded.wrapped, loaded.spec.model_id, loaded.plan_digest)
     edge = edge_profile(loaded, wanted, say, progress)
     stations = [Station("edge", edge)]
@@ -164,10 +164,10 @@ def measured(chain: Sequence[str], loaded: Loaded, wanted: Wanted, say: Say, pro
 
 
 class ChainChooser:
-    """The cuts of ``client``'s chain: measured when it is made, which takes seconds. Any thread may read `cuts`.
+    """The cuts of ``client``'s chain, measured on construction, which takes seconds. `cuts` is thread-safe.
 
-    ``call``: what is planned and measured on. Raises SpecError for another objective than latency, and what profiles
-    and probes raise.
+    ``call``: what is planned and measured on. Raises SpecError for another objective than latency, and the errors of
+    profiles and probes.
     """
 
     def __init__(self, client: ClientCore, options: AutoOptions, call: Call) -> None:
@@ -192,12 +192,12 @@ class ChainChooser:
 
     @property
     def cuts(self) -> tuple[str, ...]:
-        """For a request that is made now."""
+        """The current cuts."""
         self._used = time.monotonic()
         return self._cuts
 
     def close(self) -> None:
-        """No more is measured."""
+        """Stop measuring."""
         self._closed.set()
 
     def _look(self) -> None:
@@ -209,7 +209,7 @@ class ChainChooser:
                     log.info("the links of the chain were not measured: %s", error)
 
     def look(self) -> None:
-        """Measures the links, and moves the cuts where that is worth it."""
+        """Measure the links, and move the cuts if that is worthwhile."""
         self.stations = tuple(self._linked())
         best, now = best_cuts(self.stations), self._cuts
         before, after = (latency_ns(self.stations, cuts) for cuts in (now, best))
@@ -237,7 +237,7 @@ class ChainChooser:
 
 
 def latency_ns(stations: Sequence[Station], cuts: Sequence[str]) -> float:
-    """What a request takes by the plan."""
+    """The predicted time of a request."""
     return sum(one.network_ns + one.compute_ns for one in parts_of(stations, cuts))
 
 
@@ -249,7 +249,7 @@ def _asked(
     on_progress: Callable[[int, int, str], None],
     known: Profile | None = None,
 ) -> tuple[Profile, Link]:
-    """The profile of a server, unless it is ``known``, and the link to it from the one before."""
+    """The profile of a server, unless it is ``known``, and the link to it from the previous one."""
     name, following = chain[at], list(chain[1 : at + 1])
     how: dict[str, Any] = {"weights_hash": edge.model.weights_hash, "credentials": wanted.credentials}
     settings = (wanted.warmup, wanted.repetitions, wanted.seconds)

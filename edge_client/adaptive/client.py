@@ -1,9 +1,9 @@
 """`AutoClient`: chooses the cut for every request, from what earlier requests took.
 
-Each request asks the controller where to run, runs there, and reports what that took. Two more things happen.
-A request that takes much longer than predicted is *hedged*: the whole model also runs here, the first result is the
-answer, and the other is dropped. If the server is gone, this happens at once, and no request is lost. And a *monitor*
-(`edge_client.adaptive.monitor`) probes the link when no request shows its speed, and calls a server that is gone.
+Each request asks the controller where to run, runs there, and reports what that took. In addition, a request that takes
+much longer than predicted is *hedged*: the whole model also runs here, the first result is the answer, and the other is
+dropped. If the server is gone this happens at once, and no request is lost. And a *monitor*
+(`edge_client.adaptive.monitor`) probes the link when no request shows its speed, and contacts a server that is gone.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from shared_hooks.showing import summary_of
 
 SLACK: Final = 1.5
 SLACK_NS: Final = 50_000_000
-"""A request is hedged when it has taken so many times what was predicted of network and server, and so much more."""
+"""A request is hedged when it has taken this multiple of its prediction for network and server, and this much more."""
 
 
 def expected_ns(candidate: Candidate) -> float:
-    """What a request should take from here to its answer, once its head has run."""
+    """The expected time from the end of a request's head to its answer."""
     return sum(candidate.stages_ns.get(stage, 0.0) for stage in ("network", "queue", "tail"))
 
 
 def is_late(candidate: Candidate, waited_ns: float) -> bool:
-    """Whether the whole model had better run here, too."""
+    """Whether the whole model should run here, too."""
     return waited_ns > SLACK * expected_ns(candidate) + SLACK_NS
 
 
 class _Abandoned(BaseException):
-    """Leaves the model; derived so that a model's own ``except Exception`` lets it through."""
+    """Leaves the model; a BaseException, so that a model's own ``except Exception`` does not catch it."""
 
 
 class Hedge:
-    """Runs one thing at a time, in a thread of its own."""
+    """Runs one function at a time, in its own thread."""
 
     def __init__(self) -> None:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="edge-hedge")
@@ -71,7 +71,7 @@ class Hedge:
         self._closed = False
 
     def run(self, work: Callable[[], Answer]) -> Future[Answer]:
-        """``work()``, as soon as what ran before is done or left; Cancelled after `close`."""
+        """Run ``work()`` after what ran before is done or abandoned; Cancelled after `close`."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._closed:  # while a request was under way in another thread
@@ -82,13 +82,13 @@ class Hedge:
         return future
 
     def abandon(self, future: Future[Answer]) -> None:
-        """Nobody waits for it: it ends with Cancelled at its next module, or does not begin."""
+        """Abandon it: it ends with Cancelled at its next module, or does not start."""
         self._unwanted.add(future)
         if future.done():  # it ended before it was unwanted, and nothing else will forget it
             self._unwanted.discard(future)
 
     def close(self) -> None:
-        """Returns when nothing runs any more; what has not begun ends with Cancelled."""
+        """Wait until nothing runs; what has not started ends with Cancelled."""
         with self._lock:
             self._closed = True
         self._worker.shutdown(cancel_futures=True)
@@ -118,14 +118,14 @@ log = logging.getLogger(__name__)
 POLL_SECONDS: Final = 0.02
 HEDGED_SECONDS: Final = 0.005
 WHOLE_THERE: Final = (CLOUD_ONLY, CLOUD_FILE)
-"""What the cut "input" is called among the candidates: where its answers are wrong, a file's are, too."""
+"""The candidates' name for the cut "input": if its answers are wrong, so are those for files."""
 FALL_BACK: Final = NOT_SERVED
-"""What is answered here instead: no input's fault."""
+"""Errors after which it is answered here instead, because no input is at fault."""
 
 
 @dataclass(slots=True, eq=False)  # inputs are tensors, which `==` compares one by one
 class Flight:
-    """A request on its way: what it is, where it was sent, what was expected of it."""
+    """A request in progress: its input, where it was sent, and the prediction for it."""
 
     item: Any
     call: Call | None  # None: not read yet, for the file itself was sent
@@ -143,15 +143,15 @@ class Flight:
 
 
 class AutoClient:
-    """Chooses the split by ``controller``; ``client`` (with a server) does the work.
+    """Chooses the split with ``controller``; ``client`` (with a server) runs the requests.
 
         with AutoClient(client, controller) as auto:
             answer = auto.infer(image)
 
-    ``prepare`` turns an input file into ``(args, kwargs)``, as in `EdgeClient.infer_many`; it is needed for files.
-    ``local=False``: the whole model cannot run here, so requests wait for a server that is gone. ``connect`` makes
-    what is missing if the server was not there at the start (see `ServerMonitor`). ``on_decision`` gets every decision
-    and event as a dictionary; `decisions` keeps them. The caller closes the client.
+    ``prepare`` turns an input file into ``(args, kwargs)``, as in `EdgeClient.infer_many`; it is required for files.
+    ``local=False``: the whole model cannot run here, so requests wait for a server that is gone. ``connect`` measures
+    what is missing if the server was not available at the start (see `ServerMonitor`). ``on_decision`` is called with
+    every decision and event as a dictionary; `decisions` keeps them. The caller closes the client.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class AutoClient:
         self.client = client
         self.controller = controller
         self.lock = threading.Lock()
-        """Held around every use of the controller."""
+        """Held during every use of the controller."""
         self.decisions = Decisions(on_decision)
         self._prepare = prepare
         self._local = local
@@ -201,7 +201,7 @@ class AutoClient:
         self.close()
 
     def close(self) -> None:
-        """Ends the threads of its own."""
+        """Stop its own threads."""
         self.monitor.stop()
         self._hedge.close()
 
@@ -241,7 +241,9 @@ class AutoClient:
         stamps: Stamps | None = None,
         exact: bool | None = None,
     ) -> Flight:
-        """Chooses, and runs what is to run here. ``until``: as of `EdgeClient.until`; ``stamps``: of a call before."""
+        """Choose, and run what is to run here. ``until``: as in `EdgeClient.until`; ``stamps``: of an earlier
+        attempt.
+        """
         flight = self._send(item, None, stamps or Stamps(), until, position, exact)
         self._flying.append(flight)
         return flight
@@ -255,7 +257,7 @@ class AutoClient:
         position: Position | None,
         exact: bool | None,
     ) -> Flight:
-        """Choose, and begin there. A cut that a witness takes out of use just then is chosen once, and not again."""
+        """Choose, and begin there. A cut that a witness disables at the same time is not chosen again."""
         tried: set[str] = set()
         while True:
             choice, name = self._choose(item)
@@ -275,7 +277,7 @@ class AutoClient:
             return Flight(item, call, choice, stamps, until, running, exact, ahead)
 
     def _choose(self, item: Any) -> tuple[Choice, str]:
-        """What the controller says, and where that is for this item."""
+        """The controller's choice, and the cut's name for this item."""
         self._tell_refused()
         self._tell_allowed()
         with self.lock:
@@ -296,7 +298,7 @@ class AutoClient:
         return choice, name
 
     def _tell_refused(self) -> None:
-        """The controller hears of cuts that witnesses have taken out of use, once of each."""
+        """Inform the controller of cuts that witnesses have disabled."""
         for cut, reason in self.client.refused.items():
             with self.lock:
                 if cut in self._known_refused:
@@ -307,7 +309,7 @@ class AutoClient:
             self.decisions.event("refused", cut=cut, reason=reason)
 
     def _tell_allowed(self) -> None:
-        """The controller hears which cuts this side may use, as often as that changes."""
+        """Inform the controller of the cuts that this side may use, when they change."""
         cuts = self.client.cuts
         if cuts == self._allowed:
             return
@@ -325,7 +327,7 @@ class AutoClient:
         return ("input" if name in (*WHOLE_THERE, "input") else name) in self.client.refused
 
     def finish(self, flight: Flight) -> Answer:
-        """Waits for the answer, here or from there, and tells the controller."""
+        """Wait for the answer, from here or there, and inform the controller."""
         try:
             answer = self._answer(flight)
         except BaseException:
@@ -338,7 +340,7 @@ class AutoClient:
         return answer
 
     def _answer(self, flight: Flight) -> Answer:
-        """Whoever is done first."""
+        """The first answer."""
         running = flight.running
         if isinstance(running, Done):
             return running.answer
@@ -369,7 +371,7 @@ class AutoClient:
         return self._again(flight, running)
 
     def _again(self, flight: Flight, running: Running) -> Answer:
-        """Its cut was found wrong, or not allowed, while it was under way: it goes another way."""
+        """Repeat a request whose cut was disabled, or not allowed, meanwhile."""
         old, position = flight.stamps, Position(running.about.index, running.about.total)
         began = old.called if old.prepared is None else old.prepared
         stamps = Stamps(called=old.called, prepared=old.prepared, kept_ns=old.aside_ns)
@@ -380,7 +382,7 @@ class AutoClient:
         return self._answer(flight)
 
     def _watch_over(self, flight: Flight, running: Running) -> None:
-        """Is it late, or is the server gone?"""
+        """Check whether it is late, or the server is gone."""
         exchange = running.exchange
         if exchange.interruptions or running.connection.state is State.BACKOFF:
             self._gone(running.connection.last_reason)
@@ -398,7 +400,7 @@ class AutoClient:
             self._start_hedge(flight, f"late: {elapsed / 1e6:.0f} ms, where {expected:.0f} were expected")
 
     def _waited(self, exchange: Exchange) -> int:
-        """Nanoseconds for which this request alone was waited for: until then those before it were in its way."""
+        """Nanoseconds for which this request alone was awaited, after those before it."""
         handed = exchange.stamps.packed
         return 0 if handed is None else now_ns() - max(handed, self._last_finished)
 
@@ -431,7 +433,7 @@ class AutoClient:
         return answer
 
     def leave(self, flight: Flight, why: str) -> None:
-        """Nobody wants it any more; any thread may say so, also while another waits for it."""
+        """Cancel it. Any thread may, also while another waits for it."""
         self._give_up(flight, why)
         self._forget(flight)
 
@@ -440,7 +442,7 @@ class AutoClient:
             self._flying.remove(flight)
 
     def _give_up(self, flight: Flight, why: str) -> None:
-        """No effect on what is over."""
+        """Cancel its parts; no effect on what is over."""
         if flight.hedged is not None:
             self._hedge.abandon(flight.hedged)
         self.client.requests.cancel(flight.running, why)
@@ -486,7 +488,7 @@ class AutoClient:
 
 
 def _unsent(flight: Flight) -> int:
-    """Bytes of a request that had still to be sent, as far as this side can tell."""
+    """The bytes of a request still to be sent, as far as this side knows."""
     running = flight.running
     if isinstance(running, Done) or running.settled or running.exchange.stamps.last_sent is not None:
         return 0

@@ -1,6 +1,6 @@
-"""``--split auto``: which candidate to use now. Pure logic: observations and the time are passed in.
+"""``--split auto``: which candidate to use now. Pure logic: observations and the time are arguments.
 
-All times are nanoseconds; ``now`` is a reading of any one monotonic clock. Not safe with threads: hold a lock.
+All times are nanoseconds; ``now`` is a reading of any one monotonic clock. Not thread-safe: hold a lock.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from shared_hooks.profiling.profile import FileInput, Profile
 
 SECOND: Final = 1_000_000_000
 CALM_AFTER: Final = 10 * SECOND
-"""Moves so long ago no longer make the next one harder."""
+"""After this time a move no longer makes the next one harder."""
 CLEAR: Final = 0.2
-"""A gain that needs no repetition when a sudden change has just been seen."""
+"""A gain that needs no repetition right after a sudden change."""
 
 
 @dataclass(frozen=True)
 class Steady:
-    """When to move: a ``gain`` (0.10 = 10 % better) through ``decisions`` or ``seconds``, whichever is over first; at
-    once where the held candidate is impossible or ``worse`` times as bad as the best. Every move doubles the gain that
-    the next one needs (up to half), until a sudden change is seen or no move was made for some seconds.
+    """When to move: after a ``gain`` (0.10 = 10 % better) over ``decisions`` or ``seconds``, whichever is first; at
+    once if the current candidate is impossible or ``worse`` times as bad as the best. Every move doubles the gain that
+    the next one needs (up to half), until a sudden change is observed or no move was made for some seconds.
     """
 
     gain: float = 0.10
@@ -47,17 +47,17 @@ class Steady:
 
 
 class Steadiness:
-    """What the next move needs, by the moves before. Times are nanoseconds."""
+    """The gain that the next move needs, after the previous ones. Times are nanoseconds."""
 
     def __init__(self, steady: Steady) -> None:
         self._steady = steady
         self.is_shaken = False
-        """Whether a sudden change was seen since the last choice."""
+        """Whether a sudden change was observed since the last choice."""
         self._better: tuple[int, int] | None = None  # since when, and in how many decisions, something else was better
         self._moves: list[int] = []  # when, since the last sudden change
 
     def gives_way(self, now: int, held: float, best: float) -> bool:
-        """Whether what is held is replaced by another, by the scores of both: less is better."""
+        """Whether to replace the current candidate, given the scores of both: less is better."""
         if best >= held:
             self._better = None
             return False
@@ -76,14 +76,14 @@ class Steadiness:
         return count + 1 >= steady.decisions or now - since >= steady.seconds * SECOND
 
     def chosen(self, now: int, *, moved: bool) -> None:
-        """A choice was made; ``moved``: from one candidate to another."""
+        """Record a choice; ``moved``: it changed the candidate."""
         if moved:
             self._moves.append(now)
             self._better = None
         self.is_shaken = False
 
     def shaken(self) -> None:
-        """A sudden change was seen: earlier moves make the next one no harder."""
+        """Record a sudden change, after which earlier moves no longer matter."""
         self._moves.clear()
         self.is_shaken = True
 
@@ -93,24 +93,24 @@ class Steadiness:
 
 EVERY: Final = SECOND
 WAITS: Final = 2 * SECOND
-"""Between two probes: at least, and where the last one found nothing new."""
+"""The time between probes: at least, and if the last one found nothing new."""
 SOON: Final = SECOND // 4
-"""A probe that something depends on, after the one before."""
+"""The time after a probe before one that something depends on."""
 DOUBT_WAITS: Final = 8 * SECOND
-"""The longest wait for a doubt's next probe: it grows fourfold while probes find nothing new."""
+"""The longest time before a doubt's next probe: it grows fourfold while probes find nothing new."""
 SHARE: Final = 0.1
-"""Share of what a better link might gain, that looking for it may cost requests."""
+"""The share of what a better link might gain that probing may cost requests."""
 REGRET: Final = 4 * SECOND
 LARGEST_FLOOR: Final = 8 * FLOOR
-"""Probes are at least `FLOOR` bytes; twice as many after each move that a probe led to and requests revoked."""
+"""Probes have at least `FLOOR` bytes; twice as many after each move that a probe caused and requests revoked."""
 LONG_AGO: Final = 1 << 62
 
 
 class Probing:
-    """One link's probes: what they wait for, and which requests shared the link with them.
+    """When to probe one link, and which requests shared the link with a probe.
 
-    There is a reason to probe after what only a probe can decide (``doubtful``), and while no transfer tells the
-    goodput but a better link would move the choice: a worse one shows in the requests themselves.
+    A probe is due after observations that only a probe can clarify (``doubtful``), and while no transfer shows the
+    goodput but a better link would change the choice: a worse one shows in the requests themselves.
     """
 
     def __init__(self, largest: int) -> None:
@@ -127,11 +127,11 @@ class Probing:
     def wants(
         self, now: int, *, doubtful: bool, congested: bool, shared: bool, goodput: float, gain: Callable[[], float]
     ) -> int | None:
-        """The bytes of the largest round to probe with; None: no probe now. Asking counts as having probed.
+        """The bytes of the largest round of a probe that is due; None: no probe now. A call counts as having probed.
 
-        ``congested``: the last probe came late, and the next one must tell why. ``shared``: requests use the link.
-        ``goodput``: bytes a second, as believed. ``gain``: what a better link would gain, 0.2 = 20 %; nothing where it
-        would move no choice. Asked when nothing else speaks against a probe.
+        ``congested``: the last probe came late, and the next one must find the cause. ``shared``: requests use the
+        link. ``goodput``: the estimate in bytes per second. ``gain``: what a better link would gain, 0.2 = 20 %; 0 if
+        it would not change the choice. Called if nothing else prevents a probe.
         """
         doubt = doubtful and now - self._last >= self._doubt_waits
         if not doubt and (now < self._due or now - self._told < EVERY):
@@ -153,11 +153,11 @@ class Probing:
         return max(floor, int(min(self._largest, 4 * FLOOR, 0.1 * goodput)))
 
     def sends(self, nbytes: int) -> None:
-        """The probe that is under way hands over so many bytes more."""
+        """Record that the probe in progress sends more bytes."""
         self._bytes += nbytes
 
     def ended(self, now: int, *, news: bool) -> None:
-        """It was answered; ``news``: that changed the belief."""
+        """Record its answer; ``news``: it changed the estimate."""
         if self._began is not None:
             self._took = now - self._began
         self._began, self._over = None, now
@@ -171,20 +171,20 @@ class Probing:
         self._due = now + max(self._waits, self._took)
 
     def gave_up(self) -> None:
-        """There will be no answer: the server is gone."""
+        """Record that there will be no answer, because the server is gone."""
         self._began = None
 
     def soon(self, now: int) -> None:
-        """Nothing is known any more: the next doubt waits for nothing."""
+        """Nothing is known any more: allow the next probe at once."""
         self._last = now - DOUBT_WAITS
 
     def observed(self, now: int) -> None:
-        """The goodput is known from a request's transfer."""
+        """Record that a request's transfer has shown the goodput."""
         self._told = now
 
     def moved(self, now: int) -> None:
-        """The choice moved: a better link may mean more now. Where a probe had led to the move before, that promised
-        more than requests got (a bucket let it pass), and the next ones are larger.
+        """Record a move, after which a better link may matter more. If a probe had caused the previous move, it
+        promised more than requests got (a token bucket let it pass), and the next probes are larger.
         """
         self._looked = -LONG_AGO
         if now - self._lured < REGRET:
@@ -192,34 +192,35 @@ class Probing:
         self._lured = now if now - self._replaced < EVERY else -LONG_AGO
 
     def shared_with(self, began: int) -> bool:
-        """Whether a request that was handed over then had a probe on the link beside it: its slowness says nothing."""
+        """Whether a request sent at that time shared the link with a probe, so that its slowness means nothing."""
         return self._began is not None or self.was_behind(began)
 
     def was_behind(self, began: int) -> bool:
-        """... and that probe is over."""
+        """Whether a request sent at that time shared the link with a probe that is over."""
         return began < self._over
 
     @property
     def under_way(self) -> int:
-        """Bytes that a probe has handed over which has no answer yet."""
+        """The bytes sent by the probe in progress."""
         return 0 if self._began is None else self._bytes
 
 
 # How much slower one side is than its profile, from what its parts of the model take.
 
 UNTOLD_SHARE: Final = 0.05
-"""What a part may take longer than its layers do, as a share of what the rest of the model takes: a thread that wakes,
-cold caches, a processor that had gone to sleep."""
+"""The overhead of a part, as a share of what the rest of the model takes: a thread that wakes, cold caches, a sleeping
+processor.
+"""
 
 
 class Side:
-    """The edge or the server: ``factor`` times as slow as its profile says.
+    """The edge or the server: ``factor`` times as slow as its profile.
 
-    A part that was profiled at ``p`` and took ``m`` took that for its layers, ``factor * p``, and for what does not
-    belong to them. The latter is at least nothing, so ``factor`` is at most ``m / p``; and it is small before the whole
-    model, so ``factor`` is no less than ``m / (p + small)``. What lies between says nothing new: a part of 0.1 ms that
-    takes 0.5 ms is no word on a model of 50 ms. Nor is one that takes 0.05 ms: it may have been profiled with as much
-    that does not belong to it, so by itself it makes no side quicker than its profile.
+    A part profiled at ``p`` that took ``m`` spent ``factor * p`` on its layers, and the rest on overhead. The overhead
+    is at least 0, so ``factor`` is at most ``m / p``; and it is small compared with the whole model, so ``factor`` is
+    at least ``m / (p + small)``. Anything in between is no news: a part of 0.1 ms that takes 0.5 ms says nothing about
+    a model of 50 ms. Nor does one that takes 0.05 ms: its profile may include as much overhead, so it alone makes no
+    side faster than its profile.
     """
 
     def __init__(self, whole_ns: float, parts_ns: Mapping[str, float]) -> None:
@@ -227,24 +228,26 @@ class Side:
         self._factor = Tracker(1.0)
 
     def take(self, whole_ns: float, parts_ns: Mapping[str, float]) -> None:
-        """``parts_ns``: as profiled, by the candidates' keys; what was learned of the factor stays."""
+        """``parts_ns``: as profiled, by the candidates' keys; the learned factor stays."""
         self._whole, self._parts = whole_ns, parts_ns
 
     @property
     def factor(self) -> float:
-        """As believed now."""
+        """The current estimate."""
         return self._factor.value
 
     def expected_ns(self, key: str) -> float:
-        """Expected time of this candidate's part now; 0 for a part that was not profiled."""
+        """The expected time of this candidate's part; 0 for a part that was not profiled."""
         return self._parts.get(key, 0.0) * self.factor
 
     def doubt(self) -> None:
-        """Nothing was observed for long: as profiled, until the next observation, which is believed at once."""
+        """After a long time without observations: as profiled, until the next one, which is fully trusted."""
         self._factor.reset(1.0, stale=True)
 
     def observe(self, key: str, ns: float) -> bool:
-        """The candidate's part took so long; True for a sudden change of the factor, or an end of doubt."""
+        """Record the time of the candidate's part; returns whether the factor has changed suddenly, or a doubt has
+        ended.
+        """
         profiled = self._parts.get(key, 0.0)
         if profiled <= 0:
             return False
@@ -258,12 +261,12 @@ class Side:
 
 NEAR: Final = 10
 ALL_EVERY: Final = SECOND // 2
-"""How many candidates are predicted for every request where there are codecs, and how often all are."""
+"""How many candidates are predicted for every request if there are codecs, and how often all are."""
 RETRY: Final = 4 * SECOND
 LONGEST_RETRY: Final = 64 * SECOND
-"""A server that was left because it was slow is tried again after so long; each try that finds it slow doubles that."""
+"""A server that was left because it was slow is tried again after this time, doubled by each try that finds it slow."""
 SLOW: Final = 1.5
-"""Times its profile: from there on a server's slowness is worth a second look."""
+"""The multiple of its profile from which a server's slowness is checked again."""
 
 
 @dataclass(frozen=True)
@@ -271,26 +274,27 @@ class Choice:
     """What to run the next request with."""
 
     candidate: Candidate
-    """``candidate.name`` is what ``split=`` takes, ``candidate.codec`` what was chosen with it; its stages are
-    predicted with what is known now.
+    """``candidate.name`` is a value for ``split=``, ``candidate.codec`` was chosen with it; its stages are predicted
+    with what is known now.
     """
     moved: bool
-    """Whether it is another than the last choice: log ``reason`` and ``numbers`` then."""
+    """Whether it differs from the last choice: then log ``reason`` and ``numbers``."""
     reason: str
     numbers: Mapping[str, float | int | str | None]
-    """For the log: predicted_ms, held (the choice before), held_ms, best, best_ms, up_bytes_per_second,
-    down_bytes_per_second, rtt_ms, queue_ms, edge_factor, server_factor. None = unknown."""
+    """For the log: predicted_ms, held (the previous choice), held_ms, best, best_ms, up_bytes_per_second,
+    down_bytes_per_second, rtt_ms, queue_ms, edge_factor, server_factor. None: unknown.
+    """
 
 
 class SplitController:
     """Chooses, observes, moves.
 
-    Without a server at the start, leave ``cloud`` and ``link`` out: everything runs here until `server_found`.
-    Per request: ``choice = choose(now)``, run it, then observe what is known of it. Raises SpecError for profiles of
-    different models, an objective without numbers, and when no candidate satisfies the constraints.
+    Without a server at the start, omit ``cloud`` and ``link``: everything runs here until `server_found`. For each
+    request call ``choice = choose(now)``, run it, then report what was observed. Raises SpecError for profiles of
+    different models, an objective without numbers, and if no candidate satisfies the constraints.
 
-    With a ``partitioner``, it decides about every request, among every candidate that is predicted, without waiting for
-    a gain to last; ``option`` is its own word. Without a server there is nothing to decide.
+    A ``partitioner`` decides about every request, among all predicted candidates, without waiting for a gain to last;
+    ``option`` is its own parameter. Without a server there is nothing to decide.
     """
 
     def __init__(
@@ -311,7 +315,7 @@ class SplitController:
         option: str | None = None,
         codecs: Codecs | None = None,
     ) -> None:
-        """``codecs``: those to choose from with the cut; None: all requests use one."""
+        """``codecs``: those to choose from together with the cut; None: all requests use one."""
         self._codecs = codecs
         self._keys: frozenset[str] | None = None  # of the candidates that may be the best one some day
         self._near: frozenset[str] = frozenset()
@@ -379,7 +383,7 @@ class SplitController:
         return Choice(pick, moved, reason, self._numbers(pick, by_key.get(held or ""), held, best))
 
     def _doubt_server(self, now: int) -> None:
-        """While everything runs here nothing tells how quick the server is: its slowness is not believed for ever."""
+        """While everything runs here, nothing shows the server's speed: the estimate of its slowness expires."""
         slow = self._there and self._held == EDGE_ONLY and self._away.factor >= SLOW
         if slow and now - self._away_seen >= self._retry:
             self._away_seen, self._retry = now, min(2 * self._retry, LONGEST_RETRY)
@@ -398,14 +402,14 @@ class SplitController:
         return Choice(pick, pick.key != held, decision.objective, self._numbers(pick, before, held, best))
 
     def refuse(self, name: str) -> None:
-        """Never choose this candidate again: its answers were found wrong. Nothing for EDGE_ONLY."""
+        """Never choose this candidate again, because its answers were wrong. No effect for EDGE_ONLY."""
         if name != EDGE_ONLY:
             self._refused.add(name)
             self._narrow()
             self._changed()
 
     def allow(self, names: frozenset[str] | None) -> None:
-        """Choose among these, None = all, and EDGE_ONLY: what the server lets this side use."""
+        """Choose among these (None: all) and EDGE_ONLY: what the server lets this side use."""
         if names != self._allowed:
             self._allowed = names
             self._narrow()
@@ -418,8 +422,8 @@ class SplitController:
         return [one for one in kept if one.name == EDGE_ONLY or one.name in self._allowed]
 
     def _near_now(self, now: int) -> frozenset[str] | None:
-        """With codecs there are a hundred candidates: all are predicted twice a second, and where something has
-        changed; between that those that were near to the best, and what is held. None: all.
+        """With codecs there are a hundred candidates: all are predicted twice per second, and after changes; in between
+        those that were near the best, and the current one. None: all.
         """
         if (
             self._codecs is None
@@ -431,7 +435,7 @@ class SplitController:
         return self._near | {self._held}
 
     def _candidates(self, near: frozenset[str] | None = None, link: Link | None = None) -> list[Candidate]:
-        """``link``: predicted for another than the believed one."""
+        """``link``: predict for this link instead of the estimated one."""
         there = self._there and self._estimate is not None
         found = predict(
             self._edge,
@@ -478,8 +482,8 @@ class SplitController:
     # -- observing
 
     def observe_transfer(self, now: int, bytes_up: int, bytes_down: int, network_ns: int, bytes_ahead: int = 0) -> None:
-        """A request was answered: its round trip less the server's own time. ``bytes_ahead``: of other requests that
-        had still to be sent when this one was handed over (they took the link first).
+        """Record a request's round trip without the server's own time. ``bytes_ahead``: of other requests still to be
+        sent when this one was handed over.
         """
         if self._estimate is None:
             return
@@ -493,7 +497,7 @@ class SplitController:
             self._changed()
 
     def observe_bytes(self, key: str, bytes_up: int) -> None:
-        """A request of this candidate took so many: how small a codec makes a frontier depends on what is in it."""
+        """Record the bytes of a request with this candidate: a codec's output size depends on the data."""
         if self._codecs is None or key == EDGE_ONLY:
             return
         seen = self._seen_bytes.get(key)
@@ -504,16 +508,16 @@ class SplitController:
 
     @property
     def link(self) -> Link | None:
-        """As it is believed to be now; None before there was a server."""
+        """The estimated link; None before there was a server."""
         return None if self._estimate is None else self._estimate.link
 
     def observe_edge(self, now: int, key: str, head_ns: int) -> None:
-        """The candidate's head (EDGE_ONLY: the whole model) took so long here."""
+        """Record the time of the candidate's head (EDGE_ONLY: the whole model) here."""
         if self._here.observe(key, head_ns):
             self._changed()
 
     def observe_server(self, now: int, key: str, tail_ns: int, queue_ns: int) -> None:
-        """The server's decode, inject, compute and encode, and the wait before them."""
+        """Record the server's decode, inject, compute and encode, and the wait before them."""
         if self._cloud is None:
             return
         self._away_seen = now
@@ -524,9 +528,10 @@ class SplitController:
         self._queue.observe(queue_ns)
 
     def observe_slow(self, now: int, key: str, bytes_up: int, elapsed_ns: int, *, given_up: bool = False) -> None:
-        """A request of ``bytes_up`` was handed over ``elapsed_ns`` ago and is not answered yet: the link can be no
-        faster than that. Call it every 50 ms or so while waiting; what is too early to mean something is ignored,
-        unless the request was ``given_up``, so that nothing more will be known of it.
+        """A request of ``bytes_up`` handed over ``elapsed_ns`` ago is not answered yet, which bounds the link's speed.
+
+        Call it about every 50 ms while waiting; what is too early to mean anything is ignored, unless the request was
+        ``given_up``, so that nothing more will be known of it.
         """
         if self._estimate is None or not (given_up or self._is_late(key, elapsed_ns)):
             return
@@ -541,13 +546,13 @@ class SplitController:
         return promised is not None and elapsed_ns > self._steady.worse * promised + SECOND // 50
 
     def _changed(self) -> None:
-        """Something is suddenly different: earlier moves are no flapping, and the next decision need not wait."""
+        """A sudden change: earlier moves were no oscillation, and the next decision need not wait."""
         self._steadiness.shaken()
 
     # -- probing
 
     def observe_link(self, now: int, link: Link, load: Load | None = None) -> None:
-        """A probe's result: believed where it differs, else averaged in."""
+        """Record a probe's result: adopted if it differs, else averaged in."""
         if self._estimate is None:
             return
         self._take_load(load)
@@ -557,8 +562,8 @@ class SplitController:
         self._probing.ended(now, news=news)
 
     def wants_probe(self, now: int) -> int | None:
-        """How many bytes the largest round of a probe should have now, beside the requests; None: no probe (`Probing`).
-        Asking counts as having probed: `observe_link` or `server_gone` ends it.
+        """The bytes of the largest round of a probe that is due now, besides the requests; None: no probe (`Probing`).
+        A call counts as having probed: `observe_link` or `server_gone` must follow.
         """
         if self._estimate is None or not self._there:
             return None
@@ -572,14 +577,14 @@ class SplitController:
         )
 
     def probe_sends(self, nbytes: int) -> None:
-        """The probe that is under way hands over so many bytes more."""
+        """Record that the probe in progress sends more bytes."""
         self._probing.sends(nbytes)
 
     def _gain_of_better_link(self) -> float:
-        """What another candidate than the held one would gain, were bytes to take no time; 0 where it would not move.
+        """What another candidate would gain if bytes took no time; 0 if it would not replace the current one.
 
-        A candidate's time is a line over the time of a byte, so what is near the best at both ends, now and there, is
-        near it on every link between them. All that runs here says nothing of the round trip either.
+        A candidate's time is linear in the time of a byte, so one that is near the best at both ends, now and there, is
+        near it on every link in between. If everything runs here the round trip is unknown, too.
         """
         assert self._estimate is not None
         rtt = 0.0 if self._held == EDGE_ONLY else self._estimate.rtt_ns
@@ -591,13 +596,13 @@ class SplitController:
         return gain if gain > self._steady.gain else 0.0
 
     def server_gone(self, now: int) -> None:
-        """No connection: everything here from the next `choose` on."""
+        """No connection: everything runs here from the next `choose` on."""
         self._there = False
         self._probing.gave_up()
         self._changed()
 
     def server_back(self, now: int) -> None:
-        """Connected again; what was known of the link is stale. Nothing without an earlier `server_found`."""
+        """Connected again; what is known of the link is stale. No effect without an earlier `server_found`."""
         if self._estimate is None or self._there:
             return
         self._there = True
@@ -606,7 +611,7 @@ class SplitController:
         self._changed()
 
     def server_found(self, now: int, cloud: Profile, link: Link, load: Load | None = None) -> None:
-        """A server where there was none at the start. Raises SpecError for another model's profile."""
+        """A server is available that was not at the start. Raises SpecError for another model's profile."""
         try:
             self._take_server(cloud, link, load)
         except SpecError:
@@ -638,8 +643,8 @@ class SplitController:
         self._decide(self._candidates())
 
     def _narrow(self) -> None:
-        """Predict only what may be the best one some day, by what the objective and the constraints ask for; all for a
-        partitioner, which may ask for more.
+        """Predict only candidates that may ever be the best, given the objective and constraints; all for a
+        partitioner.
         """
         if self._predicted and self._partitioner is None:
             limits = self._constraints

@@ -1,5 +1,5 @@
-"""The thread beside the requests of ``--split auto``: it knows the link when no request tells, and calls at a server
-that is gone until it is back.
+"""The thread beside the requests of ``--split auto``: it measures the link when no request shows it, and contacts a
+server that is gone until it is back.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ KEPT: Final = 4096
 
 
 class Decisions:
-    """Decisions and events in the order of their coming; the oldest are forgotten. Any thread may add.
+    """Decisions and events in order; the oldest are dropped. Thread-safe.
 
-    A listener gets them one at a time and in the same order, so a slow listener delays the decisions.
-    Each is a dictionary with ``seconds`` since the start and ``kind``: "choice" (one a request: ``candidate``,
-    ``moved``, ``reason``, and the controller's numbers), "hedge", "gone", "back", "found", "probe", "allowed" (what the
-    server lets this side use) or "refused" (a witness took a cut out of use).
+    A listener is called with one at a time, in order, so a slow listener delays decisions. Each is a dictionary with
+    ``seconds`` since the start and ``kind``: "choice" (one per request: ``candidate``, ``moved``, ``reason``, and the
+    controller's numbers), "hedge", "gone", "back", "found", "probe", "allowed" (what the server lets this side use) or
+    "refused" (a witness disabled a cut).
     """
 
     def __init__(self, on_decision: Callable[[dict[str, Any]], None] | None = None) -> None:
@@ -48,7 +48,7 @@ class Decisions:
 
     @property
     def all(self) -> list[dict[str, Any]]:
-        """Those of until now, the oldest first: a list of its own, for other threads go on adding."""
+        """Those so far, the oldest first, as a new list."""
         with self._lock:
             return list(self._kept)
 
@@ -58,18 +58,18 @@ class Decisions:
         return self._began
 
     def listen(self, listener: Callable[[dict[str, Any]], None]) -> list[dict[str, Any]]:
-        """``listener`` gets all that come from now on; what is returned came before."""
+        """Call ``listener`` with all later ones; returns the earlier ones."""
         with self._lock:
             self._listeners = [*self._listeners, listener]
             return list(self._kept)
 
     def forget(self, listener: Callable[[dict[str, Any]], None]) -> None:
-        """It gets no more."""
+        """Remove a listener."""
         with self._lock:
             self._listeners = [one for one in self._listeners if one != listener]
 
     def choice(self, choice: Choice) -> None:
-        """Where the next request runs."""
+        """Add the choice for a request."""
         level = logging.INFO if choice.moved else logging.DEBUG
         known: dict[str, Any] = {"candidate": choice.candidate.name}
         if choice.candidate.codec:
@@ -78,7 +78,7 @@ class Decisions:
         self._add("choice", {**known, **choice.numbers}, level)
 
     def event(self, kind: str, level: int = logging.INFO, **known: Any) -> None:
-        """Something that led, or may lead, to another choice."""
+        """Add an event that changed, or may change, the choice."""
         self._add(kind, known, level)
 
     def _add(self, kind: str, known: dict[str, Any], level: int) -> None:
@@ -92,14 +92,14 @@ class Decisions:
 
 
 def _kept(value: Any) -> Any:
-    """Without digits that nobody measured, and what JSON has no number for."""
+    """A number without spurious digits; None for what JSON cannot represent."""
     if not isinstance(value, float):
         return value
     return None if value in (math.inf, -math.inf) else round(value, 6)
 
 
 def _sentence(kind: str, known: Mapping[str, Any]) -> str:
-    """One decision for people; all its numbers go to listeners."""
+    """A decision as a sentence; all its numbers go to listeners."""
     if kind == "choice":
         codec = f" with {known['codec']}" if "codec" in known else ""
         predicted = "" if known.get("predicted_ms") is None else f", {known['predicted_ms']:.1f} ms predicted"
@@ -134,19 +134,20 @@ def _shown(value: Any) -> str:
 FIRST: Final = 16 << 10
 GROWTH: Final = 4
 TELLS_NS: Final = 10e6
-"""A round that takes so long is the link's own time, not a thread's."""
+"""The duration of a round that is the link's own time, not a thread's."""
 AGREE: Final = 1.5
 
 Train = Callable[[int, int], tuple[float, float]]
-"""Sends so many bytes, and so many more at once behind them. What the second took to arrive, and both beyond a round of
-nothing (ns). Raises ServerUnavailable where they did not come in time.
+"""Sends so many bytes, and so many more directly after them. Returns the time that the second took to arrive, and the
+time of both beyond an empty round (ns). Raises ServerUnavailable if they do not arrive in time.
 """
 
 
 def probed(train: Train, rtt_ns: float, largest: int, believed_ns: float, patience_ns: float) -> Link:
-    """The way up; of the way down nothing is known. ``largest``: bytes of the largest first round of a train;
-    ``believed_ns``: what a byte is believed to take; ``patience_ns``: what a train may take, so that a link on which
-    one does not come is at most so fast.
+    """The link in the upward direction; nothing is known of the other.
+
+    ``largest``: bytes of the largest first round of a train; ``believed_ns``: the estimated time of a byte;
+    ``patience_ns``: the time limit of a train; a link on which one does not arrive is at most that fast.
     """
     size = min(FIRST, largest)
     while True:
@@ -160,11 +161,11 @@ def probed(train: Train, rtt_ns: float, largest: int, believed_ns: float, patien
 
 
 def _ns_per_byte(train: Train, large: int, small: int, believed_ns: float, patience_ns: float) -> float:
-    """Nanoseconds per byte of the faster of two rounds, where the first does not agree with itself, or is a small one
-    that suggests a slower link than is believed: what stalls is not the link.
+    """Nanoseconds per byte of the faster of two rounds, if the first is inconsistent, or small and suggests a slower
+    link than estimated: a stall is not the link.
 
-    The second round's way in tells the rate. The whole train tells less (a bucket's burst is in it), but counts where a
-    busy server took both rounds at once.
+    The second round's arrival shows the rate. The whole train shows less (it includes a token bucket's burst), but
+    counts if a busy server received both rounds at once.
     """
     found: list[float] = []
     while len(found) < 2:
@@ -186,16 +187,16 @@ Connect = Callable[[Check], tuple[Profile, Link, Load]]
 
 TICK_SECONDS: Final = 0.05
 CALL_EVERY_SECONDS: Final = 0.5
-"""Between two calls at a server that is gone."""
+"""The interval of attempts to contact a server that is gone."""
 PROBE_SECONDS: Final = 1.5
-"""What a round may take: the link is at most so fast where it takes longer."""
+"""The time limit of a round, which bounds the link's speed."""
 
 
 class ServerMonitor:
-    """Probes and calls; everything it learns goes to the controller, under ``lock``.
+    """Probes and contacts the server; reports everything to the controller, under ``lock``.
 
-    ``connect`` is called, without the lock, when a server answers for the first time that was not there at the start:
-    it fetches and probes what `SplitController.server_found` takes, and checks now and then whether to go on.
+    ``connect`` is called, without the lock, when a server answers for the first time that was not available at the
+    start: it measures what `SplitController.server_found` needs, and checks periodically whether to continue.
     """
 
     def __init__(
@@ -224,14 +225,14 @@ class ServerMonitor:
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when the thread has ended."""
+        """Stop the thread and wait for it."""
         self._stopped.set()
         self._prober.close()
         if self._thread.is_alive():
             self._thread.join()
 
     def gone(self, why: str, seconds: float = 0.0) -> None:
-        """The server does not answer, or does not want to for so many seconds. Any thread may say so."""
+        """The server does not answer, or asks for a pause of so many seconds. Thread-safe."""
         with self._lock:
             if not self.there:
                 return
@@ -263,7 +264,7 @@ class ServerMonitor:
                     self.gone(f"probe: {error}")
 
     def _probe(self, largest: int, believed_ns: float) -> None:
-        """Nothing, and then bytes. Raises ServerUnavailable when not even nothing is answered."""
+        """Send empty rounds, then bytes. Raises ServerUnavailable if not even empty ones are answered."""
         nothing = min((self._prober.round(0, 0, PROBE_SECONDS) for _ in range(2)), key=lambda one: one.network_ns)
         rtt = float(nothing.network_ns)
 
@@ -281,7 +282,7 @@ class ServerMonitor:
         )
 
     def _call(self) -> None:
-        """Is the server back? The requests' own connection is mended before one needs it."""
+        """Check whether the server is back, and repair the requests' own connection before one needs it."""
         try:
             self._prober.round(0, 0, PROBE_SECONDS)
             if self._client.state is not State.READY:
@@ -307,7 +308,7 @@ class ServerMonitor:
             raise Cancelled("the monitor is stopped")
 
     def _complain(self, error: IsthmusError) -> None:
-        """Once for each kind of reason."""
+        """Log each kind of error once."""
         kind = type(error).__name__
         if kind != self._complaint:
             self._complaint = kind

@@ -1,8 +1,8 @@
-"""Which codec every tensor of a request travels with, where the user leaves that open: ``codec="auto"``.
+"""Chooses the codec of every tensor of a request: ``codec="auto"``.
 
-chooser    `Chooser`: of one client; it measures, picks, learns from answers
+chooser    `Chooser`: of one client; it measures, picks, and learns from answers
 
-What a client says of codecs becomes its `Chooser` here; only clients that choose load the rest. May import planning; of
+A client's settings of codecs become its `Chooser` here; only clients that choose load the rest. May import planning; of
 the engine codecs and crossings.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 PROBE_SECONDS: Final = 0.4
 PROBE_PATIENCE: Final = 2.0
-"""How long to wait for the link at a fixed cut, in multiples of what is expected."""
+"""How long to wait for the link at a fixed cut, in multiples of the expected time."""
 
 
 def chooser_of(
@@ -34,8 +34,8 @@ def chooser_of(
     server: str | None,
     credentials: Credentials,
 ) -> tuple[Chooser | None, LossTable | None]:
-    """None for one codec by its name; and the table whose books go with the cuts. ``server``: ``HOST:PORT``, to which
-    the link is probed; None = it is learnt from answers. Raises SpecError.
+    """None for a codec by name; and the table whose books belong to the cuts. ``server``: ``HOST:PORT``, to which the
+    link is probed; None: it is learned from answers. Raises SpecError.
     """
     if codec != AUTO and calibration is None and max_loss is None:
         return None, None
@@ -49,7 +49,7 @@ def chooser_of(
 
 
 def probed(server: str, credentials: Credentials, sizes: Sequence[int]) -> Link:
-    """The link to a server as it is now, for requests of about such sizes. Raises ServerUnavailable."""
+    """The current link to a server, for requests of about these sizes. Raises ServerUnavailable."""
     from edge_client.probing import probe
 
     link, _ = probe(server, sizes, (0,), PROBE_SECONDS, patience=PROBE_PATIENCE, credentials=credentials)

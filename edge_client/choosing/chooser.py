@@ -1,7 +1,8 @@
-"""`Chooser`: of one client, the codec of every tensor; it measures what it does not know, and learns from answers.
+"""`Chooser`: chooses the codec of every tensor of one client; it measures what it does not know, and learns from
+answers.
 
-At a place (a cut, and a piece of it) that it sees for the first time it encodes and decodes the piece once with every
-codec that may be used there, unless that alone would take longer than sending it raw. That request pays for it.
+At a new place (a cut, and a piece of it) it encodes and decodes the piece once with every codec that may be used there,
+unless that alone would take longer than sending it raw. That request bears the cost.
 """
 
 from __future__ import annotations
@@ -34,24 +35,24 @@ from shared_hooks.tensors import dtype_name
 
 
 UNKNOWN: Final = Link(Curve.line(1e6, 1e9 / 8), Curve.line(0.0, 1e9 / 8), "not known yet")
-"""Until the first answer, where no probe was possible."""
+"""Used until the first answer, if no probe was possible."""
 LARGEST: Final = 128 << 10
 LEAST: Final = 8 << 10
 SHARE: Final = 0.1
-"""Share of a second that a probe's largest round may take on the link."""
+"""The share of a second that a probe's largest round may take on the link."""
 SOON: Final = 1.0
-"""Seconds at least between two probes."""
+"""The least seconds between two probes."""
 AGAIN: Final = 10.0
-"""... at most, while requests go on."""
+"""The most seconds between two probes, while requests are made."""
 LATE_TIMES: Final = 3.0
 LATE_NS: Final = 5e7
-"""A request that takes so many times what requests take, and so much more, asks for a probe by itself."""
+"""A request that takes this multiple of the usual time, and this much more, causes a probe."""
 _OFFSET: Final = 2e6
-"""What requests take more is followed from here on: differences of less are noise on any machine."""
+"""The additional time of requests is tracked from this size on: smaller differences are noise."""
 
 
 class Belief:
-    """Not safe with threads."""
+    """The estimate of a link. Not thread-safe."""
 
     def __init__(self) -> None:
         self._probed_link: Link | None = None
@@ -63,18 +64,18 @@ class Belief:
 
     @property
     def link(self) -> Link:
-        """As it is now."""
+        """The current estimate."""
         if self._probed_link is not None:
             return self._probed_link
         return UNKNOWN if self._estimate is None else self._estimate.link
 
     @property
     def known(self) -> bool:
-        """Whether anybody has looked."""
+        """Whether there is any estimate."""
         return self._probed_link is not None or self._estimate is not None
 
     def take(self, link: Link | None, now: float) -> None:
-        """A probe's result; None where it failed: answers alone tell, as well as they can."""
+        """Record a probe's result; None if it failed: then only answers show the link."""
         self._probed, self._changed, self._at_most = now, False, float("inf")
         if link is not None:
             self._probed_link = link
@@ -84,7 +85,7 @@ class Belief:
             self._estimate.forget()
 
     def observe(self, bytes_up: float, bytes_down: float, ns: float) -> None:
-        """A request's time on the network."""
+        """Record a request's time on the network."""
         if self._probed_link is not None:
             expected = self._probed_link.network_ns(bytes_up, bytes_down)
             if ns > LATE_TIMES * (expected + self._more.value) + LATE_NS:
@@ -94,13 +95,13 @@ class Belief:
             self._estimate.observe(bytes_up, bytes_down, max(1.0, ns))
 
     def wants_probe(self, now: float) -> bool:
-        """Whether a probe would tell something; nothing where none was ever answered."""
+        """Whether a probe is due; never if none was answered."""
         if self._probed_link is None:
             return False
         return now - self._probed > (SOON if self._changed else AGAIN)
 
     def sizes(self) -> tuple[int, ...]:
-        """Sizes of a probe's rounds: little where a late request says that the link may be slow now."""
+        """The sizes of a probe's rounds: small if a late request suggests that the link is slow now."""
         goodput = self.link.up.bytes_per_second if self.known else float("inf")
         largest = int(max(LEAST, min(LARGEST, SHARE * goodput, max(4 * LEAST, SHARE * self._at_most))))
         return 0, largest // 2, largest
@@ -109,11 +110,11 @@ class Belief:
 # `Watched`: a codec that tells how long it took for a tensor, and what it made of it.
 
 Note = Callable[[int, int, int], None]
-"""(bytes of the tensor, bytes that are left, nanoseconds)."""
+"""Called with (bytes of the tensor, bytes encoded, nanoseconds)."""
 
 
 class Watched(Codec):
-    """``note`` hears of every tensor that is encoded; one that the codec does not take stays as large as it is."""
+    """A codec that calls ``note`` with every tensor that it encodes; one that it does not support keeps its size."""
 
     def __init__(self, codec: Codec, note: Note) -> None:
         self._codec = codec
@@ -149,7 +150,7 @@ RAW = "raw"
 
 
 class Cost(NamedTuple):
-    """What one tensor costs with one codec: nanoseconds here, bytes, nanoseconds there."""
+    """The cost of one tensor with one codec: nanoseconds here, bytes, nanoseconds there."""
 
     encode_ns: float
     nbytes: float
@@ -157,9 +158,9 @@ class Cost(NamedTuple):
 
 
 def pick(tensors: Sequence[Mapping[str, Cost]], up_ns: Callable[[float], float]) -> tuple[str, ...]:
-    """The codec of each tensor, by name; each may go `RAW`. ``up_ns``: what so many bytes take on their way up.
+    """The name of the codec for each tensor, possibly `RAW`. ``up_ns``: the time to send so many bytes.
 
-    Where several take as long, the first of them.
+    Among equal ones the first.
     """
     if not tensors:
         return ()
@@ -173,7 +174,7 @@ def pick(tensors: Sequence[Mapping[str, Cost]], up_ns: Callable[[float], float])
 
 
 def total(tensors: Sequence[Mapping[str, Cost]], way: Sequence[str], up_ns: Callable[[float], float]) -> float:
-    """Nanoseconds until all tensors are there, decoded, one thing after the other."""
+    """Nanoseconds until all tensors have arrived and are decoded, one after the other."""
     costs = [known[name] for known, name in zip(tensors, way, strict=True)]
     return sum(one.encode_ns + one.decode_ns for one in costs) + up_ns(sum(one.nbytes for one in costs))
 
@@ -188,15 +189,15 @@ def _soonest(costs: Mapping[str, Cost], ns_per_byte: float) -> str:
 # is left of a tensor depends on what is in it, and is kept for each *place*: a cut and the number of a piece there.
 
 PLACES: Final = 4096
-"""Remembered; what was used longest ago is measured again."""
+"""The number of remembered places; those used longest ago are measured again."""
 SMALL_NS: Final = 20_000.0
-"""Added to what decoding takes, there and here, before they are compared: short times say little."""
+"""Added to decoding times on both sides before they are compared, because short times are inaccurate."""
 _TINY: Final = 1e-6
 Key = TypeVar("Key")
 
 
 class Kind(NamedTuple):
-    """``size``: the power of four that the bytes are below."""
+    """``size``: the power of four above the bytes."""
 
     dtype: str
     size: int
@@ -207,11 +208,11 @@ class Kind(NamedTuple):
 
 
 Place = tuple[str, int]
-"""A cut's name, and the number of a piece there."""
+"""(a cut's name, the number of a piece there)."""
 
 
 class Speeds:
-    """Any thread may call. Times of decoding are this machine's until a server has reported its own."""
+    """Speeds of codecs. Thread-safe. Decoding times are this machine's until a server has reported its own."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -222,7 +223,7 @@ class Speeds:
 
     @property
     def server_factor(self) -> float:
-        """How many times as long the server takes to decode."""
+        """The server's decoding time relative to this machine's."""
         return self._server.value
 
     def knows(self, codec: str, place: Place, kind: Kind) -> bool:
@@ -230,13 +231,13 @@ class Speeds:
         return (codec, place, kind) in self._ratio
 
     def least_ns(self, codec: str, kind: Kind, nbytes: int) -> float:
-        """What encoding and decoding alone take, whatever is left of it; 0 where nothing of the kind was seen."""
+        """A lower bound of the time for encoding and decoding; 0 if nothing of the kind was measured."""
         with self._lock:
             known = [speeds.get((codec, kind)) for speeds in (self._encode, self._decode)]
             return sum(nbytes * one.value for one in known if one is not None)
 
     def cost(self, codec: str, place: Place, kind: Kind, nbytes: int) -> Cost | None:
-        """The cost of a tensor of ``nbytes`` there; None where it was never encoded."""
+        """The cost of a tensor of ``nbytes`` there; None if it was never encoded."""
         with self._lock:
             ratio = self._ratio.get((codec, place, kind))
             if ratio is None:
@@ -250,7 +251,7 @@ class Speeds:
             )
 
     def encoded(self, codec: str, place: Place, kind: Kind, nbytes: int, left: int, ns: float) -> None:
-        """A tensor of ``nbytes`` became ``left`` bytes in ``ns``."""
+        """Record that a tensor of ``nbytes`` was encoded to ``left`` bytes in ``ns``."""
         with self._lock:
             _follow(self._encode, (codec, kind), ns / nbytes)
             _follow(self._ratio, (codec, place, kind), left / nbytes)
@@ -258,12 +259,12 @@ class Speeds:
                 self._ratio.popitem(last=False)
 
     def decoded(self, codec: str, kind: Kind, nbytes: int, ns: float) -> None:
-        """... and was decoded on this machine."""
+        """Record that it was decoded on this machine."""
         with self._lock:
             _follow(self._decode, (codec, kind), ns / nbytes)
 
     def observe(self, expected_ns: float, server_ns: float) -> None:
-        """A server took so long to decode what `cost` said would take ``expected_ns``."""
+        """Record a server's decoding time, which `cost` predicted as ``expected_ns``."""
         with self._lock:
             here = expected_ns / max(self._server.value, _TINY)
             self._server.observe((server_ns + SMALL_NS) / (here + SMALL_NS))
@@ -282,15 +283,17 @@ log = logging.getLogger(__name__)
 
 GAIN: Final = 0.1
 GAIN_NS: Final = 100_000.0
-"""By which another choice must be better than the last one."""
+"""The advantage that another choice must have over the last one."""
 MEASURING_SECONDS: Final = 0.5
-"""For all codecs at one place, at most; the others are not used there."""
+"""The time limit for all codecs at one place; the remaining ones are not used there."""
 Probe = Callable[[Sequence[int]], Link]
 
 
 class Chooser:
-    """``codecs``: those that may be used, by cut. ``probe``: the link, for such sizes of a request; None: it is learnt
-    from answers alone. Any thread may call.
+    """Chooses codecs. Thread-safe.
+
+    ``codecs``: those that may be used, by cut. ``probe``: measures the link for such sizes of a request; None: it is
+    learned from answers.
     """
 
     def __init__(self, codecs: Codecs, probe: Probe | None = None) -> None:
@@ -306,18 +309,18 @@ class Chooser:
 
     @property
     def link(self) -> Link:
-        """As it is believed to be now."""
+        """The current estimate."""
         if self._followed is not None:
             return self._followed()
         with self._lock:
             return self._belief.link
 
     def follow(self, link: Callable[[], Link]) -> None:
-        """From now on somebody else knows the link."""
+        """Use another estimate of the link from now on."""
         self._followed = link
 
     def begin(self) -> None:
-        """Probe the link for the first time; without an answer (no server, not allowed) answers will tell."""
+        """Probe the link for the first time; without an answer (no server, not allowed) it is learned from answers."""
         if self._followed is None and not self._belief.known:
             with self._probing:
                 if not self._belief.known:
@@ -326,8 +329,8 @@ class Chooser:
     # A request
 
     def choose(self, early: EarlyOutput, offered: Collection[str], only: str | None = None) -> list[Codec]:
-        """The codec to pack every piece with. ``offered``: codecs of the server; ``only``: one that was chosen
-        with the cut, against which raw alone is weighed.
+        """The codec for every piece. ``offered``: the server's codecs; ``only``: one chosen with the cut, of which only
+        raw is an alternative.
         """
         self.begin()
         allowed = self.codecs.allowed(early.layer_name)
@@ -340,7 +343,7 @@ class Chooser:
         return [self._watched(early, number, name) for number, name in enumerate(chosen)]
 
     def _tell(self, cut: str) -> None:
-        """Once a cut: that a calibration says nothing of it, so that nothing is lost there."""
+        """Report once per cut that a calibration does not cover it, so that no lossy codec is used there."""
         table = self.codecs.table
         if table is not None and cut not in self._told and all(one.name != cut for one in table.cuts):
             self._told.add(cut)
@@ -351,11 +354,11 @@ class Chooser:
             )
 
     def held(self, cut: str) -> tuple[str, ...] | None:
-        """The names of the last choice for a cut, which the next one is likely to be; None before the first."""
+        """The names of the last choice for a cut, which the next one probably equals; None before the first."""
         return self._held.get(cut)
 
     def _best(self, costs: Sequence[dict[str, Cost]], names: Sequence[str], link: Link) -> tuple[str, ...]:
-        """Among the ways with one lossy codec at most: that is what was calibrated."""
+        """The best combination with at most one lossy codec, as calibrated."""
         lossless = {RAW, *(name for name in names if CODECS[name].lossless)}
         ways = []
         for lossy in (None, *(name for name in names if name not in lossless)):
@@ -365,7 +368,7 @@ class Chooser:
         return min(ways, key=lambda way: total(costs, way, link.up.ns))
 
     def _steady(self, cut: str, costs: Sequence[dict[str, Cost]], best: tuple[str, ...], link: Link) -> tuple[str, ...]:
-        """The last choice there, unless the best is clearly better: what is measured is noisy."""
+        """The last choice there, unless the best is clearly better, because measurements are noisy."""
         held = self._held.get(cut, tuple(RAW for _ in costs))
         if held != best and len(held) == len(costs) and all(name in one for name, one in zip(held, costs, strict=True)):
             before, now = (total(costs, way, link.up.ns) for way in (held, best))
@@ -399,7 +402,7 @@ class Chooser:
         return found
 
     def _measure(self, early: EarlyOutput, number: int, name: str) -> None:
-        """Twice, and the first does not count: a codec's own tables and memory are made then."""
+        """Measure twice, ignoring the first time, in which a codec creates its tables and memory."""
         piece, place, kind = early.pieces[number], _place(early, number), _kind(early.pieces[number])
         nbytes = piece.numel() * piece.itemsize
         took: list[tuple[int, int, int]] = []
@@ -426,7 +429,7 @@ class Chooser:
         self.speeds.encoded(name, place, kind, nbytes, left, ns)
 
     def decoding_ns(self, early: EarlyOutput, codecs: Sequence[str]) -> float:
-        """What the server is expected to take to decode the pieces."""
+        """The server's expected time to decode the pieces."""
         found = 0.0
         for number, name in enumerate(codecs[: len(early.pieces)]):
             cost = self._known(early, number, [name]).get(name)
@@ -436,8 +439,8 @@ class Chooser:
     # What became of it
 
     def answered(self, bytes_up: int, bytes_down: int, network_ns: int, decoding: tuple[float, int]) -> None:
-        """One that was sent once: its bytes, with those before it; the round trip without the server's own time; what
-        decoding was expected to take there, and took.
+        """Record a request that was sent once: its bytes, with those before it; the round trip without the server's own
+        time; the expected and actual time of decoding there.
         """
         expected, took = decoding
         if expected:
@@ -468,7 +471,7 @@ class Chooser:
 
 
 def _codec(early: EarlyOutput, number: int, name: str) -> Codec:
-    """With what it needs to know of the piece, if it needs anything."""
+    """The codec, with what it needs to know of the piece."""
     bound = early.crossing.bound
     own = bound[number].get(name) if number < len(bound) else None
     return own or CODECS[name].at(early.layer_name, number)

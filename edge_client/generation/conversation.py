@@ -37,7 +37,7 @@ class Words:
 
     @classmethod
     def of(cls, spec: ModelSpec | None) -> Words:
-        """The words of a spec. Raises SpecError where it names none."""
+        """The tokenizer of a spec. Raises SpecError if it names none."""
         if spec is None:
             raise SpecError("a client made with a module has no spec, and so no tokenizer")
         tokenizer = spec.load_tokenizer()
@@ -48,7 +48,7 @@ class Words:
         return cls(tokenizer, f"{spec.origin}: tokenizer")
 
     def encode(self, text: str, *, first: bool = True) -> list[int]:
-        """Token ids; ``first``: with what the tokenizer puts at a text's beginning. Raises InputMismatch."""
+        """Token ids; ``first``: including what the tokenizer adds at the beginning of a text. Raises InputMismatch."""
         ids = self._encode(text) if first or not _is_of_transformers(self.tokenizer) else self._bare(text)
         if not all(isinstance(one, int) for one in ids):
             raise InputMismatch(f"the tokenizer gives {type(ids[0]).__name__} for token ids")
@@ -69,20 +69,21 @@ class Words:
 
     @property
     def pad(self) -> int | None:
-        """The id that fills rows; the end's where there is no other."""
+        """The padding id; the end token's if there is none."""
         pad = getattr(self.tokenizer, "pad_token_id", None)
         return pad if pad is not None else getattr(self.tokenizer, "eos_token_id", None)
 
     @property
     def has_template(self) -> bool:
-        """Whether it knows how a chat is written."""
+        """Whether the tokenizer has a chat template."""
         return bool(getattr(self.tokenizer, "chat_template", None))
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
     ) -> list[int]:
-        """Token ids of a chat up to where the model answers. ``tools``: functions that it may call, as templates take
-        them. Raises SpecError for a template that fails.
+        """Token ids of a chat up to the model's answer. ``tools``: functions that it may call, as templates take them.
+
+        Raises SpecError for a template that fails.
         """
         given: dict[str, Any] = {} if tools is None else {"tools": list(tools)}
         try:
@@ -97,8 +98,8 @@ class Words:
 class TextStream:
     """A streamer for ``generate()`` (``put``, ``end``): writes text as soon as it is certain.
 
-    A token may be half a character, and what one looks like may hang on the one before it. So a few tokens are decoded
-    together, and what they say beyond those already written is written once it ends in a whole character.
+    A token may be part of a character, and its text may depend on the previous one. So a few tokens are decoded
+    together, and their new text is written once it ends in a complete character.
     """
 
     def __init__(self, words: Words, write: Callable[[str], None]) -> None:
@@ -119,7 +120,7 @@ class TextStream:
         self.add(value.reshape(-1).tolist())
 
     def add(self, ids: Iterable[int]) -> None:
-        """New tokens."""
+        """Add new tokens."""
         for one in ids:
             self.ids.append(one)
             known = self._words.decode(self.ids[self._begin : self._end])
@@ -129,7 +130,7 @@ class TextStream:
                 self._begin, self._end = self._end, len(self.ids)
 
     def end(self) -> None:
-        """Called by ``generate``: what was held back."""
+        """Called by ``generate`` at the end: writes the remaining text."""
         known = self._words.decode(self.ids[self._begin : self._end])
         text = self._words.decode(self.ids[self._begin :])
         if len(text) > len(known):
@@ -144,7 +145,9 @@ def _is_of_transformers(tokenizer: Any) -> bool:
 @short
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """An answer. ``read``: tokens of the prompt that went through the model; those before them were in its state."""
+    """An answer. ``read``: the tokens of the prompt that the model has processed; its state contained those before
+    them.
+    """
 
     text: str
     read: int
@@ -159,8 +162,8 @@ class Conversation:
             chat = Conversation(generator, Words.of(client.spec), max_new_tokens=64)
             print(chat.say("Hello").text)
 
-    A turn reads only what is new: keys and values of the earlier ones stay where they were made. Where the tokenizer
-    has a chat template the turns are written by it, else one after the other, a line each. ``options`` go to every
+    A turn processes only new tokens: keys and values of earlier ones stay where they were computed. The tokenizer's
+    chat template formats the turns; without one they follow each other, one per line. ``options`` are passed to every
     `SplitGenerator.generate`, which must be in its ``with`` block. Raises SpecError for an encoder-decoder.
     """
 
@@ -183,15 +186,15 @@ class Conversation:
         self.reset()
 
     def reset(self) -> None:
-        """Nothing was said."""
+        """Forget all turns."""
         self.turns.clear()
         self._ids, self._state = [], None
         self._messages = [{"role": "system", "content": self._system}] if self._system else []
 
     def say(self, text: str, write: Callable[[str], None] | None = None) -> Turn:
-        """The answer to ``text``. ``write`` gets it piece by piece while it comes.
+        """The answer to ``text``. ``write`` is called with each piece of it as it comes.
 
-        Raises as `generate`; the turn then was not, and the next one reads everything again.
+        Raises as `generate`; then the turn is dropped, and the next one processes everything again.
         """
         ids = self._prompt(text)
         state, kept = self._kept(ids)
@@ -232,7 +235,7 @@ class Conversation:
         return self.words.encode(f"{self._system}\n{text}\n" if self._system else f"{text}\n")
 
     def _kept(self, ids: Sequence[int]) -> tuple[Any, int]:
-        """The state of the longest beginning that ``ids`` share with what the model has read, and its length."""
+        """The state of the longest prefix that ``ids`` share with what the model has processed, and its length."""
         state = self._state
         if state is None:
             return None, 0

@@ -1,4 +1,4 @@
-"""Several tokens a round trip: this side drafts some, and the server verifies them in one step."""
+"""Several tokens per round trip: this side drafts some, and the server verifies them in one step."""
 
 from __future__ import annotations
 
@@ -54,11 +54,10 @@ _OURS = (
 
 
 class EarlyExit:
-    """``model`` up to its block ``last`` (a module's path, such as ``model.layers.5``). Inside of a ``with`` block,
-    `twin` is a model of the same class, with the same weights, whose ``generate()`` runs no layer behind that one.
+    """``model`` up to its block ``last`` (a module's path, such as ``model.layers.5``). Inside a ``with`` block, `twin`
+    is a model of the same class, with the same weights, whose ``generate()`` runs no later layer.
 
-    Raises UnknownLayer, and CutRefused where ``last`` is no block of a list, or weights that are needed are not on this
-    side.
+    Raises UnknownLayer, and CutRefused if ``last`` is no block of a list, or needed weights are not on this side.
     """
 
     def __init__(self, model: nn.Module, last: str) -> None:
@@ -122,7 +121,7 @@ class EarlyExit:
 
 
 class _Leaving:
-    """A `Runner` of one forward."""
+    """A `Runner` of one forward that skips the remaining blocks."""
 
     is_bare = False
 
@@ -134,7 +133,7 @@ class _Leaving:
     def call(
         self, module: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """As the `Runner` says."""
+        """As `Runner.call`."""
         if module in self._rest:
             return self._given
         given = forward(*args, **kwargs)
@@ -143,11 +142,11 @@ class _Leaving:
         return given
 
     def failed(self, error: BaseException) -> None:
-        """As the `Runner` says."""
+        """As `Runner.failed`."""
 
 
 def _leave_unused(cache: Any) -> None:
-    """Parts of a cache that belong to layers left out stay empty, and some kinds of them cannot be cropped so."""
+    """Leave parts of a cache that belong to skipped layers empty, where some kinds of them cannot be cropped."""
     for part in (cache, getattr(cache, "self_attention_cache", None)):
         for layer in getattr(part, "layers", None) or ():
             if "crop" not in vars(layer) and not _holds_tensors(layer):
@@ -155,29 +154,29 @@ def _leave_unused(cache: Any) -> None:
 
 
 def _holds_tensors(layer: Any) -> bool:
-    """Whether a state holds tensors: a window's length is one without dimensions."""
+    """Whether a state contains tensors: a window's length is one without dimensions."""
     inside = [one for value in vars(layer).values() for one in (value if isinstance(value, list) else [value])]
     return any(isinstance(one, torch.Tensor) and one.dim() > 0 for one in inside)
 
 
 def _nothing(tokens: int) -> None:
-    """In place of ``crop``."""
+    """Does nothing, in place of ``crop``."""
 
 
 class Source(Protocol):
-    """One kind of drafts."""
+    """A source of drafts."""
 
     def ready(self, model: nn.Module) -> AbstractContextManager[dict[str, Any]]:
-        """While it lasts the model can be drafted for; gives the arguments by which ``generate()`` drafts so."""
+        """A context in which the model can be drafted for; yields the arguments of ``generate()``."""
 
     def set_length(self, candidates: Any, tokens: int) -> None:
-        """Have transformers' generator of candidates draft so many tokens at most, at least 1."""
+        """Set the maximum number of tokens, at least 1, that transformers' candidate generator drafts."""
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """What followed the last few tokens when they came before, in the prompt or in the answer. ``ngram``: how many
-    tokens must be the same, at most.
+    """Drafts what followed the last few tokens earlier in the prompt or answer. ``ngram``: how many tokens must match,
+    at most.
     """
 
     ngram: int = 3
@@ -211,7 +210,7 @@ class Assistant:
 @dataclass(frozen=True)
 class FirstLayers:
     """The model's own layers up to the block ``last``, with its own norm and output head (`EarlyExit`). They have a
-    cache of their own, so the head of a step is computed twice for each token that is drafted.
+    separate cache, so the head of a step is computed twice for each drafted token.
     """
 
     last: str
@@ -235,82 +234,82 @@ class FirstLayers:
 # are estimated from steps, the last ones counting most.
 
 FORGET = 0.95
-"""What an observation counts for after one step more."""
+"""The decay of an observation's weight per step."""
 FIRST = 4
-"""Tokens drafted while nothing is known of times."""
+"""The number of tokens drafted before any times are known."""
 AFTER, AGAIN = 5, 50
-"""Steps with drafts after which one without shows what that takes: at first, and then."""
+"""After so many steps with drafts, one without shows its duration: initially, and later."""
 EXPECTED = 0.6
-"""How often a token is taken to be accepted before there were any."""
+"""The assumed acceptance rate of a token before there are observations."""
 FIRST_CHANCE = LEAST_CHANCE = 0.5
-"""What is less likely to come is not sent ahead: in vain it costs more than the server's time."""
+"""Less likely calls are not sent ahead: a wrong one costs more than the server's time."""
 TRIED = 3
-"""Steps with others ahead after which it is said whether they pay."""
+"""The number of steps with others ahead after which it is decided whether they pay."""
 LEARN = 0.2
-"""How much the last step counts for what is thought of the next."""
+"""The weight of the last step in the prediction for the next."""
 OWN_WEIGHT = 2.0
-"""Tokens that must have been tried at a place before its own rate counts half."""
+"""The number of tokens tried at a place from which its own rate has half the weight."""
 
 
 class Pace(Protocol):
-    """Says how many tokens to draft."""
+    """Decides how many tokens to draft."""
 
     def choose(self) -> int:
-        """For the next step; 0 for none."""
+        """The number for the next step; 0 for none."""
 
     def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
-        """A step is over: so many tokens were asked for, found, and accepted. ``seconds``: of drafting and verifying;
-        None where the step was no usual one (a prompt's).
+        """Record a step: how many tokens were requested, drafted, and accepted. ``seconds``: of drafting and verifying;
+        None for an unusual step (a prompt's).
         """
 
 
 @dataclass
 class Tally:
-    """What was drafted, over all steps."""
+    """Counts drafts over all steps."""
 
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
     ahead: int = 0
-    """Steps whose drafts were made, and sent where the model is split, while those before them were verified."""
+    """Steps whose drafts were made, and sent if the model is split, while earlier ones were verified."""
     ahead_in_vain: int = 0
 
     comes_true: float = field(default_factory=lambda: FIRST_CHANCE)
-    """How often what is foreseen behind a step's drafts comes, the last steps counting most."""
+    """How often predictions after a step's drafts come true, with decaying weights."""
 
     def step(self, drafted: int, accepted: int) -> None:
-        """One step more."""
+        """Count a step."""
         self.steps += 1
         self.drafted += drafted
         self.accepted += accepted
 
     def foreseen(self, comes: bool, weight: float = 1.0) -> None:
-        """Whether what was foreseen came, or would have; ``weight``: of an observation."""
+        """Record whether a prediction came true, or would have; ``weight``: of the observation."""
         self.comes_true += LEARN * weight * (comes - self.comes_true)
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the drafted tokens; None before the first."""
+        """The share of drafted tokens that were accepted; None before the first."""
         return self.accepted / self.drafted if self.drafted else None
 
 
 class Constant:
-    """Always the same number."""
+    """A constant number of tokens."""
 
     def __init__(self, tokens: int) -> None:
         self._tokens = tokens
 
     def choose(self) -> int:
-        """As `Pace` says."""
+        """As `Pace.choose`."""
         return self._tokens
 
     def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
-        """As `Pace` says."""
+        """As `Pace.step`."""
 
 
 class Measured:
-    """What gives the most tokens a second, ``most`` at most. One object may serve any number of texts and threads that
-    take turns.
+    """The number that gives the most tokens per second, at most ``most``. One object may serve any number of
+    generations and threads that take turns.
     """
 
     def __init__(self, most: int = 32) -> None:
@@ -323,7 +322,7 @@ class Measured:
         self._drafting = 0  # steps since one without drafts
 
     def choose(self) -> int:
-        """As `Pace` says."""
+        """As `Pace.choose`."""
         base, slope = self._times.base, self._times.slope
         if base is None:
             return min(FIRST, self.most)
@@ -349,7 +348,7 @@ class Measured:
         return found
 
     def step(self, asked: int, drafted: int, accepted: int, seconds: float | None) -> None:
-        """As `Pace` says."""
+        """As `Pace.step`."""
         self._last = asked
         drafted = min(drafted, self.most)
         if drafted or not asked:  # where nothing was asked for, what is known of drafts grows old
@@ -368,15 +367,15 @@ class Measured:
 
 
 class _Line:
-    """Seconds as a line over tokens; of least squares, the last ones counting most."""
+    """Seconds as a linear function of tokens, by least squares with decaying weights."""
 
     def __init__(self) -> None:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
         self.slope = 0.0
-        """Seconds for one token more; as it was, while all steps have as many."""
+        """Seconds per additional token; unchanged while all steps have the same number."""
 
     def age(self) -> None:
-        """One step more has gone by."""
+        """Age the observations by one step."""
         self._weight, self._x, self._y = self._weight * FORGET, self._x * FORGET, self._y * FORGET
         self._xx, self._xy = self._xx * FORGET, self._xy * FORGET
 
@@ -391,22 +390,22 @@ class _Line:
 
     @property
     def base(self) -> float | None:
-        """Seconds without the tokens' share; None before the first."""
+        """The seconds at zero tokens; None before the first."""
         if not self._weight:
             return None
         return max((self._y - self.slope * self._x) / self._weight, 1e-9)
 
 
 class Worth:
-    """Whether drafts that are made and sent while others are verified give more tokens a second than one by one, by
-    what was measured. Where both sides share a processor they may not. One object may serve any number of texts.
+    """Whether drafts that are made and sent while others are verified give more tokens per second than one by one, as
+    measured. They may not if both sides share a processor. One object may serve any number of generations.
     """
 
     def __init__(self) -> None:
         self._tokens, self._seconds, self._steps = [0.0, 0.0], [0.0, 0.0], [0, 0]
 
     def step(self, ahead: bool, tokens: int, seconds: float) -> None:
-        """Records a step's tokens and seconds. ``ahead``: it was sent ahead, or others while it ran."""
+        """Record a step's tokens and seconds. ``ahead``: it was sent ahead, or others while it ran."""
         self._tokens[ahead] = FORGET * self._tokens[ahead] + tokens
         self._seconds[ahead] = FORGET * self._seconds[ahead] + seconds
         self._steps[ahead] += 1
@@ -415,7 +414,7 @@ class Worth:
 
     @property
     def pays(self) -> bool:
-        """Also while that is not known."""
+        """Whether it pays; also while that is unknown."""
         if self._steps[True] < TRIED or not self._steps[False]:
             return True
         return self._tokens[True] * self._seconds[False] >= self._tokens[False] * self._seconds[True]
@@ -425,12 +424,12 @@ _HOOKED = ("generate", "_get_candidate_generator", "prepare_inputs_for_generatio
 
 
 class Drafting:
-    """While the ``with`` block runs, ``model.generate()`` drafts by ``source``. The model may be whole or split; drafts
-    are made on this side alone. ``pace``: how many tokens; where nobody says, what gives most by what was measured.
-    ``ahead``: of greedy search, the next drafts are made and sent while those before them are verified, where that pays
-    by what was measured; a `Worth` to measure it over several texts.
+    """In the ``with`` block, ``model.generate()`` drafts with ``source``. The model may be whole or split; drafts are
+    made on this side only. ``pace``: how many tokens; by default as measured. ``ahead``: for greedy search, make and
+    send the next drafts while earlier ones are verified, if measurements show that this pays; or a `Worth` that
+    measures over several generations.
 
-    Raises InputMismatch for a model that is none of transformers', and in ``generate()`` for several rows at once.
+    Raises InputMismatch for a model that is not transformers', and in ``generate()`` for several rows at once.
     """
 
     def __init__(
@@ -452,7 +451,7 @@ class Drafting:
         self._ahead = Worth() if ahead is True else ahead or None
         self._stack = ExitStack()
         self._read = 0
-        """Tokens of the text under way that the state given with it has read."""
+        """The tokens of the current text that its given state has processed."""
 
     def __enter__(self) -> Drafting:
         arguments = self._stack.enter_context(self._source.ready(self._model))
@@ -512,8 +511,8 @@ class Drafting:
 
 
 def _read(ids: torch.Tensor, settings: Any, given: dict[str, Any]) -> int:
-    """How many of the ids (1, length) the state given to ``generate()`` has read: none where it has no state, and where
-    the ids are new ones alone, which the longer attention mask shows. Raises InputMismatch where none are left.
+    """How many of the ids (1, length) the state given to ``generate()`` has processed: none without a state, and if the
+    ids are only new ones, which the longer attention mask shows. Raises InputMismatch if none are left.
     """
     try:
         read = int(given["past_key_values"].get_seq_length())
@@ -538,7 +537,7 @@ class _Inputs:
     kwargs: dict[str, Any]
 
     def then(self, ids: torch.Tensor) -> _Inputs:
-        """The same for the call after it, where all of its drafts are accepted."""
+        """The same for the call after it, if all of its drafts are accepted."""
         kwargs, length = dict(self.kwargs, is_first_iteration=False), ids.shape[1]
         utils: Any = importlib.import_module("transformers.generation.utils")  # as its own loop does between two calls
         utils._prepare_attention_mask(kwargs, length, self.model.config.is_encoder_decoder)
@@ -547,7 +546,7 @@ class _Inputs:
         return _Inputs(self.model, self.prepare, ids, kwargs)
 
     def prepared(self, tokens: int) -> dict[str, Any]:
-        """The arguments of a call that reads the last ``tokens`` ids."""
+        """The arguments of a call that processes the last ``tokens`` ids."""
         given = self.prepare(self.ids, next_sequence_length=tokens, **self.kwargs)
         if "logits_to_keep" in given:
             given["logits_to_keep"] = tokens
@@ -564,13 +563,13 @@ class _Ahead:
     inputs: _Inputs
     logits: torch.Tensor | None
     sure: list[float]
-    """How sure a model was of each."""
+    """A model's confidence in each."""
     assistant: dict[str, Any] | None
-    """What that model is to be called with after them, its state among it."""
+    """The arguments of that model's next call, including its state."""
 
 
 class _Sight:
-    """What `shared_hooks.generation.ahead` asks for the calls that will come: the text under way, if there is one."""
+    """The `Foresight` of the generations in progress."""
 
     def __init__(self, model: nn.Module, texts: list[_Candidates]) -> None:
         self.model = model
@@ -587,7 +586,7 @@ class _Sight:
 
 
 class _Candidates:
-    """Stands for transformers' generator of candidates: asks it for as many as pay, and measures."""
+    """Wraps transformers' candidate generator: requests as many drafts as pay, and measures."""
 
     requires_model_outputs = False
 
@@ -606,11 +605,11 @@ class _Candidates:
         self._first = True
         self._inputs: _Inputs | None = None
         self.tokens = 0
-        """That the call under way reads."""
+        """The tokens that the current call processes."""
         self._ahead: deque[_Ahead] = deque()
 
     def get_candidates(self, input_ids: torch.Tensor, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Token ids (1, length), with the drafted ones behind them, and the drafts' logits where there are any."""
+        """Token ids (1, length), followed by the drafted ones, and the drafts' logits if there are any."""
         self._began = None if self._first else self._clock()
         if self._ahead and torch.equal(self._ahead[0].base, input_ids):
             ready, self._with_others = self._ahead.popleft(), True
@@ -635,7 +634,7 @@ class _Candidates:
         return found, logits
 
     def update_candidate_strategy(self, input_ids: torch.Tensor, scores: torch.Tensor, num_matches: int) -> None:
-        """The step is over; so many of the drafts were accepted."""
+        """Record the end of a step; ``num_matches``: the accepted drafts."""
         accepted = min(int(num_matches), self._drafted)
         seconds = None if self._began is None else self._clock() - self._began
         self._first = False
@@ -652,12 +651,12 @@ class _Candidates:
 
     @property
     def _sure(self) -> list[float]:
-        """Where transformers keeps how sure its model was of each draft: as many as will be verified."""
+        """Where transformers keeps its model's confidence in each draft: as many as will be verified."""
         found: list[float] = getattr(self._candidates, "probs", [])
         return found
 
     def calls(self, inputs: _Inputs, tokens: int) -> None:
-        """Records what the model is called with, and how many tokens it reads."""
+        """Record the model's next call, and how many tokens it processes."""
         self._inputs, self.tokens = inputs, tokens
 
     def next(self, after: int, saved_ns: int, compute_ns: int) -> NextCall | None:
@@ -686,8 +685,8 @@ class _Candidates:
         return NextCall(inputs.prepared(tokens), tokens)
 
     def _drafts_after(self, ids: torch.Tensor, most: int) -> tuple[Any, Any, list[float], dict[str, Any] | None]:
-        """Ids and logits as `get_candidates` gives them, how sure a model was of each, and what it is called with next.
-        The generator of candidates stays as it is.
+        """Ids and logits as in `get_candidates`, a model's confidence in each, and the arguments of its next call. The
+        candidate generator is not changed.
         """
         candidates, known = self._candidates, len(self._sure)
         before: dict[str, Any] | None = getattr(candidates, "assistant_kwargs", None)

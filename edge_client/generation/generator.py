@@ -1,4 +1,4 @@
-"""`SplitGenerator`: ``generate()`` of transformers with the first layers here and the rest at a server."""
+"""`SplitGenerator`: transformers' ``generate()`` with the first layers here and the rest at a server."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from shared_hooks.showing import summary_of
 # Which module a generation is cut after, where somebody names it.
 
 TOWERS: Final = ("vision", "audio", "fusion")
-"""Groups of modules (`shared_hooks.modules.tables`) whose results go into a language model."""
+"""Groups of modules (`shared_hooks.modules.tables`) whose results are inputs of a language model."""
 MOST: Final = 3
-"""Lists of blocks that a message names."""
+"""The number of lists of blocks in a message."""
 NEAR: Final = 0.6
-"""How near a name is that may have been meant."""
+"""The similarity from which a name is suggested."""
 
 
 def check_cut(model: nn.Module, cut: object) -> str:
-    """``cut``, a module's path (``#n`` for its n-th call), if a generation can be cut there as far as names tell; for
-    "group:vision" and its like what `group_cut` says.
+    """``cut``, a module's path (``#n`` for its n-th call), if a generation can be cut there according to its name; for
+    "group:vision" and the like the result of `group_cut`.
 
-    Raises SpecError for what is no name, UnknownLayer with near names, CutRefused for words that mean no module.
+    Raises SpecError for what is no name, UnknownLayer with similar names, CutRefused for words that mean no module.
     """
     if not isinstance(cut, str) or not cut:
         raise SpecError(f"a generation is cut after a module, by its path; found {cut!r:.60}.{_blocks_told(model)}")
@@ -60,7 +60,7 @@ def check_cut(model: nn.Module, cut: object) -> str:
 
 def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
     """The cuts, checked by `check_cut`: as many as servers, and one without a server. Raises SpecError for another
-    number, and CutRefused where a part cannot follow the one before it.
+    number, and CutRefused if a part cannot follow the previous one.
     """
     cuts = tuple(cut) if isinstance(cut, (list, tuple)) else (cut,)
     if len(cuts) != max(1, servers):
@@ -73,10 +73,11 @@ def check_cuts(model: nn.Module, cut: object, servers: int) -> tuple[str, ...]:
 
 
 def group_cut(model: nn.Module, group: str) -> str:
-    """The cut that has a group of modules ("vision", "audio", "fusion") here and the language model there: after the
-    first block of the language model, because what comes before it are the words themselves.
+    """The cut that leaves a group of modules ("vision", "audio", "fusion") here and the language model there: after the
+    first block of the language model, because before it the tokens themselves would cross.
 
-    Raises UnknownLayer for a group that the model does not have, CutRefused for one that is not before the language.
+    Raises UnknownLayer for a group that the model does not have, CutRefused for one that does not precede the language
+    model.
     """
     found = groups_of(model)
     if group not in found:
@@ -92,7 +93,7 @@ def group_cut(model: nn.Module, group: str) -> str:
 
 
 def blocks(model: nn.Module) -> list[tuple[str, int]]:
-    """Lists of blocks in the model, the one with most parameters first: the list's path, and how many are in it."""
+    """(path, length) of the lists of blocks in the model, the one with most parameters first."""
     found = []
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and len(module) and len({type(one) for one in module}) == 1:
@@ -106,7 +107,7 @@ _LISTS: Final = (nn.ModuleList, nn.ModuleDict)
 
 
 def _blocks_told(model: nn.Module) -> str:
-    """For the end of a message: names that there are."""
+    """The existing names, for the end of a message."""
     reported = [f"{path}.0 to {path}.{count - 1}" for path, count in blocks(model)[:MOST]]
     return f" Its blocks are {', '.join(reported)}." if reported else ""
 
@@ -118,25 +119,25 @@ class SplitGenerator:
             ids = generator.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=64)
             print(generator.summary)
 
-    The tokens are those that ``model.generate`` gives without a cut, for the same arguments. Within a ``with`` block
-    states live on from call to call (``past_key_values`` of an answer may be given to the next call); without one,
-    every `generate` is by itself. One `generate` at a time.
+    The tokens equal those of ``model.generate`` without a cut, for the same arguments. Within a ``with`` block states
+    persist from call to call (``past_key_values`` of an answer may be passed to the next call); without one, every
+    `generate` is independent. One `generate` at a time.
 
-    ``model``: a module of the same weights in place of the client's own, such as one made by ``from_pretrained``.
-    ``answer``: what comes back of the logits of a step: None for all, ``("least",)`` for as little as each `generate`
-    needs; `SplitForward` says what else there is, and what is too little raises CutRefused. ``history_bytes``: how much
-    of what it has sent a session keeps, to be made again when the server has lost it. ``exact=False`` allows the
-    server to compute steps together with those of other clients, whose last bits then differ. ``codec``: "int8",
-    "int6", "int5" or "int4" send hidden states with so many bits a number, a loss. ``link``: in place of the
-    client's connection. ``heads``: runs those of steps beside others' (`edge_client.generation.heads`).
+    ``model``: a module with the same weights instead of the client's own, such as one created by ``from_pretrained``.
+    ``answer``: what of a step's logits comes back: None for all, ``("least",)`` for as little as each `generate` needs;
+    other values: see `SplitForward`. Too little raises CutRefused. ``history_bytes``: how much of what it has sent a
+    session keeps, to be rebuilt if the server has lost it. ``exact=False`` allows the server to compute steps together
+    with those of other clients, whose last bits then differ. ``codec``: "int8", "int6", "int5" or "int4" sends hidden
+    states with that many bits per number, which is lossy. ``link``: instead of the client's connection. ``heads``: runs
+    the heads of steps with others (`edge_client.generation.heads`).
 
-    Along a chain of servers ``cut`` is a list, one for each server: where its part begins (docs/chains.md).
+    Along a chain of servers ``cut`` is a list, with one for each server: where its part begins (docs/chains.md).
 
-    ``cut="auto"`` measures both sides and the link for some seconds, through the client: the block after which a token
-    is there soonest (`edge_client.plan_generation` tells more). `cut` then says which.
+    ``cut="auto"`` measures both sides and the link for some seconds, through the client, and takes the block with the
+    least time per token (`edge_client.plan_generation` shows more). `cut` then is its name.
 
-    Raises UnknownLayer with near names, CutRefused, Disagreement for a model of other weights, and SpecError for one
-    without ``generate`` and for an unknown codec.
+    Raises UnknownLayer with similar names, CutRefused, Disagreement for a model with other weights, and SpecError for
+    one without ``generate`` and for an unknown codec.
     """
 
     def __init__(
@@ -157,7 +158,7 @@ class SplitGenerator:
         if cut == AUTO and len(client.chain) > 1:
             raise SpecError('cut="auto" is for one server; a chain wants a list of blocks, one for each')
         self.cuts = check_cuts(self.model, _best(client, self.model, answer) if cut == AUTO else cut, len(client.chain))
-        """Where each part of the model begins: the first server's, and of a chain those behind it."""
+        """Where each part of the model begins: the first server's, and for a chain those after it."""
         self.cut = self.cuts[0]
         link = SessionLink(client, self.cuts, exact=exact) if link is None else link
         own = client.wrapped if self.model is client.wrapped.model else None  # whose observers look at the heads, too
@@ -177,12 +178,12 @@ class SplitGenerator:
 
     @property
     def records(self) -> list[StepRecord]:
-        """What every step of the last `generate` took."""
+        """The records of every step of the last `generate`."""
         return list(self._forward.records)
 
     @property
     def summary(self) -> Summary | None:
-        """What the last `generate` took; None before the first one has ended."""
+        """A summary of the last `generate`; None before the first one has ended."""
         return self._summary
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
@@ -237,13 +238,13 @@ def split_model(
     answer: Answer = None,
     codec: str | None = None,
 ) -> Iterator[Any]:
-    """``model`` (None: the client's own) with its ``forward`` split as long as the block runs.
+    """``model`` (None: the client's own) with its ``forward`` split in the block.
 
         with split_model(model, client, "model.layers.3"):
             ids = model.generate(**inputs)
 
-    Whatever calls the model step by step is split: ``generate``, a pipeline of transformers, a loop of one's own.
-    Arguments and errors: `SplitGenerator`.
+    Whatever calls the model step by step is split: ``generate``, a pipeline of transformers, your own loop. Arguments
+    and errors: `SplitGenerator`.
     """
     with SplitGenerator(client, cut, model=model, answer=answer, codec=codec) as generator:
         yield generator.model
@@ -269,13 +270,13 @@ def _model_of(client: ClientCore, model: nn.Module | None) -> nn.Module:
 
 
 def _shares(model: nn.Module, other: nn.Module) -> bool:
-    """Whether both have the same tensors in memory under the same names, so that no hash has to be made."""
+    """Whether both have the same tensors in memory under the same names, so that no hash is needed."""
     mine, theirs = ({name: id(one) for name, one in each.state_dict(keep_vars=True).items()} for each in (model, other))
     return mine == theirs
 
 
 def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
-    """The cut that a plan chooses. Raises what plans raise."""
+    """The cut that a plan chooses. Raises the errors of planning."""
     from edge_client.generation.survey import best_generation_cut
     from edge_client.planning.generation import Workload  # few ask for it, and it loads what measures
 
@@ -284,5 +285,5 @@ def _best(client: ClientCore, model: nn.Module, answer: Answer) -> str:
 
 
 def _is_of_transformers(model: nn.Module) -> bool:
-    """Whether its ``generate`` takes stopping criteria."""
+    """Whether its ``generate`` accepts stopping criteria."""
     return any(one.__module__.startswith("transformers.") and "generate" in vars(one) for one in type(model).__mro__)

@@ -1,4 +1,4 @@
-"""Heads of several texts at once: copies of one model, whose steps share what their weights do row by row."""
+"""Heads of several generations at once: copies of one model, whose steps share row-wise computations."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from edge_client.generation.link import SessionLink
 from shared_hooks.generation.together import Outcome, Together
 
 IN_HALVES = 8
-"""Texts from which on one half runs here while the server computes for the other."""
+"""The number of generations from which half of them run here while the server computes the other half."""
 FIRST_PATIENCE, MOST_PATIENCE = 0.02, 0.5
-"""Seconds that heads wait for those of other texts whose steps are under way: before a step was measured, and at the
+"""How long heads wait for those of other generations whose steps are in progress: before a step was measured, and at
 most.
 """
 
 
 class SharedHeads:
-    """Runs the heads of steps in lock-step (`shared_hooks.generation.together`), so last bits may differ. Any thread
-    may call: one of those that wait runs the heads of all.
+    """Runs the heads of steps in lockstep (`shared_hooks.generation.together`), so last bits may differ. Thread-safe:
+    one of the waiting threads runs all heads.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        """``models``: copies over the same weights, one for each text."""
+        """``models``: copies with the same weights, one for each generation."""
         self._together = Together(models[0], models[1:])
         self._changed = threading.Condition()
         self._waiting: list[_Head] = []
         self._expected: dict[TextHeads, float] = {}
-        """Texts whose next head is due, and since when: their last one is done, or their prompt is answered."""
+        """Generations whose next head is due, and since when: their last one is done, or their prompt is answered."""
         self._patience = FIRST_PATIENCE
         self._runs = False
 
     def of_text(self, link: SessionLink) -> TextHeads:
-        """For one copy of the model, whose steps go by ``link``."""
+        """The heads of one copy of the model, whose steps use ``link``."""
         return TextHeads(self, link)
 
     def close(self) -> None:
-        """The models are as before; no head may be under way."""
+        """Restore the models; no head may be in progress."""
         self._together.close()
 
     def run(self, text: TextHeads, head: Callable[[], None]) -> int:
@@ -74,7 +74,7 @@ class SharedHeads:
         return mine.outcome.batch_size
 
     def _enough(self) -> bool:
-        """Whether as many wait as are to run together: of many texts half, while the server has the other half."""
+        """Whether enough heads wait to run together: half of many, while the server has the other half."""
         waiting, all_ = len(self._waiting), len(self._waiting) + len(self._expected)
         return waiting == all_ or (all_ >= IN_HALVES and 2 * waiting >= all_)
 
@@ -106,14 +106,14 @@ class SharedHeads:
 
 
 class TextHeads:
-    """The heads of one text: a `shared_hooks.generation.split.Heads`."""
+    """The heads of one generation: a `shared_hooks.generation.split.Heads`."""
 
     def __init__(self, shared: SharedHeads, link: SessionLink) -> None:
         self._shared = shared
         self.link = link
 
     def run(self, head: Callable[[], None]) -> int:
-        """As `Heads.run`; those of other texts that wait run with it."""
+        """As `Heads.run`, together with waiting heads of other generations."""
         return self._shared.run(self, head)
 
     def answered(self) -> None:
@@ -121,7 +121,7 @@ class TextHeads:
         self._shared.answered(self)
 
     def ended(self) -> None:
-        """The text is over: no further head comes."""
+        """The generation is over: no further head comes."""
         self._shared.ended(self)
 
 
@@ -131,5 +131,5 @@ class _Head:
         self.run = run
         self.context = context
         self.beside = 1
-        """Heads of its batch."""
+        """The heads in its batch."""
         self.outcome: Outcome[None] | None = None

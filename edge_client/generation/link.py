@@ -1,4 +1,4 @@
-"""`SessionLink`: the way of decoding sessions to the server, over a client's standing connection."""
+"""`SessionLink`: decoding sessions over a client's connection."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from shared_hooks.generation import StepReply
 from shared_hooks.generation.edge_session import Pending
 
 CLOSE_SECONDS: Final = 0.5
-"""For the server to hear that a session is closed; else it finds out by itself, when it is idle for long."""
+"""How long closing a session may take; otherwise the server closes it once it has been idle for long."""
 
 
 class SessionLink:
     """Decoding sessions of ``client``'s model, cut after the layer ``cut``: a `shared_hooks.generation.Link`. Along a
-    chain ``cut`` is a list, one cut for each server.
+    chain ``cut`` is a list with one cut for each server.
 
-    A step is a request like any other: it has a deadline (``deadline`` seconds; None: the client's), is sent again
-    after a lost connection, and is computed once. The server's refusals come as they are: SessionLost (the session can
-    be made again from its steps), StepOutOfOrder, UnknownLayer, CutRefused, TooLarge, ServerUnavailable. Any thread may
-    call; steps of one session come one after the other.
+    A step is an ordinary request: it has a deadline (``deadline`` seconds; None: the client's), is sent again after a
+    lost connection, and is computed once. The server's refusals are raised: SessionLost (the session can be rebuilt
+    from its steps), StepOutOfOrder, UnknownLayer, CutRefused, TooLarge, ServerUnavailable. Thread-safe; steps of one
+    session follow each other.
 
-    ``exact`` False: the server may compute steps together with those of other sessions, more of them a second. The last
-    bits may then differ, as `StepReply.batch_size` says.
+    ``exact`` False: the server may compute steps together with those of other sessions, which is faster. The last bits
+    may then differ, as `StepReply.batch_size` says.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SessionLink:
         self._route = tuple(split_pb2.Hop(server=server, cut=cut) for server, cut in hops)
         self.exact = exact
         self.at_once = 1
-        """Steps of so many sessions, this one's included, that are sent at the same time."""
+        """The number of sessions, including this one, whose steps are sent at the same time."""
         self.deadline = deadline
         self._client = client
 
@@ -54,8 +54,9 @@ class SessionLink:
         tensors: list[torch.Tensor],
         fork: tuple[int, int] | None = None,
     ) -> StepReply:
-        """The ``number``-th step of a session of the caller's numbering, from 0; the first one opens it. ``header`` is
-        JSON-able. ``fork``: the session begins as a copy of that one, which has done so many steps.
+        """Make the ``number``-th step of a session, which the caller numbers from 0; the first one opens it.
+
+        ``header``: JSON-able. ``fork``: the session begins as a copy of that one after so many steps.
         """
         self._client.check_unchanged()
         of, steps = fork or (0, 0)
@@ -64,7 +65,7 @@ class SessionLink:
         return self._ask(session, number, decoding, header, tensors, self.deadline)
 
     def close(self, session: int) -> None:
-        """The server may forget it. Waits for half a second at most; without a connection it says nothing."""
+        """Release a session. Waits at most half a second; without a connection it does nothing."""
         if self._client.state is not State.READY:
             return
         try:
@@ -85,7 +86,7 @@ class SessionLink:
 
     @property
     def begins(self) -> bool:
-        """Whether a session may have several steps under way: not along a chain."""
+        """Whether a session may have several steps in progress: not along a chain."""
         return not self._route
 
     def _ask(self, *step: Any) -> StepReply:
@@ -111,7 +112,7 @@ def _reply(answer: Answer) -> StepReply:
 
 
 def _durations(times: Times) -> dict[str, int]:
-    """The server's own (ns)."""
+    """The server's own durations (ns)."""
     return {
         "queue": times.server_queue,
         "decode": times.server_decode,

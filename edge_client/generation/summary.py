@@ -16,7 +16,9 @@ from shared_hooks.showing import duration, html_table, panel, size, summary_of
 
 
 class Clock:
-    """Called by ``generate()`` after every new token, or after several at once (assisted decoding)."""
+    """A stopping criterion that records times: called by ``generate()`` after every token, or after several (assisted
+    decoding).
+    """
 
     def __init__(self) -> None:
         self.began = time.perf_counter_ns()
@@ -25,7 +27,7 @@ class Clock:
         self.length = 0
 
     def __call__(self, input_ids: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
-        """Nothing stops."""
+        """Returns False for all rows: it never stops."""
         self.length = input_ids.shape[-1]
         if self.first is None:
             self.first, self.first_length = time.perf_counter_ns(), self.length
@@ -40,7 +42,7 @@ def criteria_with(clock: Clock, given: Any) -> Any:
 
 
 def prompt_length(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], clock: Clock) -> int:
-    """How many tokens the sequences began with."""
+    """The number of tokens that the sequences began with."""
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         ids = kwargs.get("decoder_input_ids")
     else:

@@ -1,4 +1,4 @@
-"""What a plan of a generation is made of, measured now through a client: this side, a few split steps, the link."""
+"""The measurements for planning a generation, made through a client: this side, a few split steps, the link."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from shared_hooks.profiling.decoding import LEAST_ROUNDS, LENGTHS, NEW_TOKENS, D
 # A few real steps of a split generation, at the first and at the last cut: what the server takes, and what crosses.
 
 QUEUED: Final = "queue"
-"""Among a server's durations: waiting, which is no work."""
+"""The server's duration that is waiting, not work."""
 
 
 class StepSampler:
-    """Split replies to the same prompts as ``measurement``, cut after the first and the last block in turns.
-    ``link_at``: the way to the server's half at a cut; ``answer``: as of `SplitForward`.
+    """Split replies to the same prompts as ``measurement``, cut after the first and the last block alternately.
 
-    Raises CutRefused for a model of one block, and what steps raise.
+    ``link_at``: returns the link to the server's half at a cut; ``answer``: as in `SplitForward`. Raises CutRefused for
+    a model with one block, and the errors of steps.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class StepSampler:
         ]
 
     def _reply(self, split: SplitForward, at: int, inputs: dict[str, torch.Tensor], tokens: int) -> list[StepSample]:
-        """Steps are counted at their middle one's tokens."""
+        """The samples of one reply; steps count as having their middle one's tokens."""
         split.records.clear()
         with split:
             ends = token_times(self._model, inputs, NEW_TOKENS)
@@ -93,7 +93,9 @@ class StepSampler:
 
 
 def token_times(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int) -> list[int]:
-    """Clock (ns) before generate() and after each token. No hook is put on the model: a split one would notice."""
+    """Clock readings (ns) before generate() and after each token. No hook is added to the model, which a split one
+    would detect.
+    """
     ends = _Ends()
     generated(model, inputs, tokens, stopping_criteria=criteria_with(ends, None))
     return [ends.began, *ends.ends]
@@ -117,8 +119,9 @@ def survey_decoding(
     *,
     least: int = LEAST_ROUNDS,
 ) -> tuple[DecodingProfile, Sequence[StepSample]]:
-    """This side's profile, and samples of steps, measured in turns for ``seconds`` and ``least`` rounds at least: a
-    machine that slows down does so for both. ``on_progress`` gets what comes and the seconds that are left.
+    """This side's profile, and samples of steps, measured alternately for ``seconds`` and at least ``least`` rounds, so
+    that a machine that slows down does so for both. ``on_progress`` is called with what comes next and the remaining
+    seconds.
     """
     began, rounds = time.monotonic(), 0
     while rounds < least or time.monotonic() - began < seconds:
@@ -134,7 +137,7 @@ def survey_decoding(
 PROBE_SECONDS: Final = 2.0
 QUICK_SECONDS: Final = 3.0
 QUICK_LENGTHS: Final = (16,)
-"""Tokens of a prompt, beside the workload's, where a cut is chosen and nobody looks at the plan."""
+"""Prompt lengths besides the workload's, if a cut is chosen and nobody looks at the plan."""
 
 
 def gather_generation(
@@ -147,11 +150,11 @@ def gather_generation(
     least: int = LEAST_ROUNDS,
     show: bool = False,
 ) -> Measured:
-    """With ``client``'s model and server, about ``seconds``: replies here and split after the first and last block, in
-    turns, ``least`` rounds at least, to random prompts of these ``lengths`` and the workload's. ``model``: of the same
-    weights, in place of the client's.
+    """Measure ``client``'s model and server for about ``seconds``: replies here and split after the first and last
+    block, alternately, at least ``least`` rounds, to random prompts of these ``lengths`` and the workload's.
 
-    Raises SpecError, CutRefused (a model without blocks or one that cannot be split), and what requests raise.
+    ``model``: with the same weights, instead of the client's. Raises SpecError, CutRefused (a model without blocks or
+    one that cannot be split), and the errors of requests.
     """
     if client.server is None:
         raise SpecError("a plan of a generation is measured with a server, and this client has none")
@@ -191,9 +194,10 @@ def best_generation_cut(
     constraints: Constraints | None = None,
     seconds: float = QUICK_SECONDS,
 ) -> str:
-    """The block after which ``client``'s model is best cut for a generation, measured in ``seconds`` and one round at
-    least (54 tokens, two thirds of them split): of the cuts, whether or not everything here would be faster. Raises as
-    `gather_generation` does, SpecError where constraints leave no candidate and CutRefused where they leave no cut.
+    """The block after which ``client``'s model is best cut for a generation, even if everything here would be faster.
+
+    It is measured for ``seconds`` and at least one round (54 tokens, two thirds of them split). Raises as
+    `gather_generation` does, SpecError if constraints leave no candidate and CutRefused if they leave no cut.
     """
     workload = workload or Workload()
     measured = gather_generation(client, workload, model=model, seconds=seconds, lengths=QUICK_LENGTHS, least=1)
