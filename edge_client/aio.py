@@ -46,7 +46,7 @@ WHY = "the task that waited for it was cancelled"
 
 
 class Held:
-    """``run`` in a thread, `leave` from the event loop."""
+    """A request whose ``run`` is in a thread; `leave` is called from the event loop."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Held:
         self._left = False
 
     def run(self, begin: Callable[[], Pending]) -> Answer:
-        """Begins and waits. Raises Cancelled where it was left."""
+        """Begin and wait. Raises Cancelled if it was left."""
         self._check()
         pending = begin()
         with self._lock:
@@ -65,7 +65,7 @@ class Held:
         return pending.result()
 
     def leave(self) -> None:
-        """Nobody waits any more: the server is informed, and `run` ends."""
+        """Cancel it: the server is informed, and `run` ends."""
         with self._lock:
             self._left = True
             pending = self._pending
@@ -84,7 +84,7 @@ _END: Final = object()
 
 
 class Fed:
-    """Live inputs (`edge_client.request.sending.LiveInputs`): the next is asked for when there is a place for it."""
+    """Live inputs (`edge_client.request.sending.LiveInputs`): the next is requested when there is a place for it."""
 
     live = True
 
@@ -102,11 +102,11 @@ class Fed:
             yield item
 
     def wait_for_input(self, seconds: float) -> bool:
-        """Whether the next input (or the end) is there, or comes within so long."""
+        """Wait up to ``seconds`` for the next input or the end; returns whether it is there."""
         return bool(wait([self._asked()], timeout=seconds).done)
 
     def stop(self) -> None:
-        """The thread gets no further input."""
+        """Give the thread no further input."""
         if self._next is not None:
             self._next.cancel()
 
@@ -130,8 +130,8 @@ class EdgeClient:
     """`edge_client.EdgeClient` with ``async with``, ``await`` and ``async for``; it takes the same arguments.
 
     The model is loaded by `open` (or ``async with``), in a thread. A task that is cancelled, or an iteration that is
-    left, cancels its requests: the server is informed, and computes none of it that it has not begun. Belongs to the
-    event loop that opened it. `client` is the one underneath, for all else.
+    left, cancels its requests: the server is informed, and computes none that it has not begun. It belongs to the event
+    loop that opened it. `client` is the underlying client.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class EdgeClient:
 
     @property
     def client(self) -> edge_client.client.EdgeClient:
-        """The client underneath. Raises Cancelled before `open` and after `close`."""
+        """The underlying client. Raises Cancelled before `open` and after `close`."""
         if self._closed:
             raise Cancelled("the client is closed")
         if self._client is None:
@@ -163,11 +163,11 @@ class EdgeClient:
 
     @property
     def state(self) -> State:
-        """Where the connection stands."""
+        """The state of the connection."""
         return State.UNOPENED if self._client is None else self._client.state
 
     async def open(self) -> EdgeClient:
-        """Loads the model, plans, connects; with ``split="auto"`` it measures. Raises as `edge_client.EdgeClient`."""
+        """Load the model, plan and connect; with ``split="auto"`` measure. Raises as `edge_client.EdgeClient`."""
         if self._client is None:
             await asyncio.to_thread(self._make)
         made = self.client
@@ -177,14 +177,16 @@ class EdgeClient:
         return self
 
     def _make(self) -> None:
-        """In a thread, which continues when who waits for it is cancelled: one that came too late is closed here."""
+        """Runs in a thread, which continues when the task that waits for it is cancelled: a late client is
+        closed here.
+        """
         made = edge_client.client.EdgeClient(*self._arguments, **self._options)
         self._client = made
         if self._closed:
             made.close()
 
     async def close(self) -> None:
-        """Ends the connection; waiting requests end with Cancelled."""
+        """Close the connection; waiting requests end with Cancelled."""
         self._closed = True
         if self._client is not None:
             await asyncio.to_thread(self._client.close)

@@ -1,6 +1,6 @@
-"""What this side shows a server, and what it wants to be shown: certificates and a token.
+"""The certificates and token that this side presents to a server, and what it requires of the server's.
 
-Loads no torch (see `dial`).
+Does not load torch (see `dial`).
 """
 
 from __future__ import annotations
@@ -18,33 +18,34 @@ if TYPE_CHECKING:
     from shared_hooks.errors import SpecError
 
 TOKEN: Final = "ISTHMUS_TOKEN"
-"""The environment variable that holds a token where nothing else does."""
+"""The environment variable with the token, unless it is given otherwise."""
 
 
 @short
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Files are PEM, and read again for every connection. Raises SpecError for what does not go together.
+    """Credentials for connections. Files are PEM, and read again for every connection. Raises SpecError for
+    contradictions.
 
-    The connection is encrypted with ``tls``, or with any of the four after it.
+    The connection is encrypted with ``tls``, or with any of the four fields after it.
     """
 
     tls: bool = False
-    """Encrypted, and the server's certificate signed by an authority that gRPC knows, unless ``ca`` says otherwise."""
+    """Encrypt; the server's certificate must be signed by an authority that gRPC knows, unless ``ca`` is given."""
     ca: str | Path | None = None
-    """Certificates of the authorities that may have signed the server's."""
+    """Certificates of the authorities for the server's certificate."""
     certificate: str | Path | None = None
-    """This side's, for a server that wants one; with ``key``."""
+    """This side's certificate, for a server that requires one; with ``key``."""
     key: str | Path | None = None
     server_name: str | None = None
-    """The name that the server's certificate must have; None = the host that is connected to."""
+    """The name in the server's certificate; None: the host that is connected to."""
     token: str | None = field(default=None, repr=False)
     token_file: str | Path | None = None
-    """What holds the token; without both, the environment variable ISTHMUS_TOKEN."""
+    """The file with the token; without both, the environment variable ISTHMUS_TOKEN."""
     insecure: bool = False
-    """Whether the token may travel in the clear to another machine, where whoever reads it can use it."""
+    """Whether the token may be sent unencrypted to another machine, where whoever reads it can use it."""
     passport: Callable[[], str] | None = field(default=None, repr=False)
-    """Makes what a server of a chain says of its caller, for each connection (`cloud_server.chain`)."""
+    """Returns what a server of a chain says of its caller, for each connection (`cloud_server.chain`)."""
 
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
@@ -54,11 +55,11 @@ class Credentials:
 
     @property
     def encrypted(self) -> bool:
-        """Whether connections go by TLS."""
+        """Whether connections use TLS."""
         return self.tls or any(one is not None for one in (self.ca, self.certificate, self.server_name))
 
     def read_token(self) -> str | None:
-        """The token as it is now, None without one. Raises SpecError, which never shows it."""
+        """The current token, or None. Raises SpecError, which never shows it."""
         if self.token_file is not None:
             token, where = read(self.token_file).decode("utf-8", "replace").strip(), f"{self.token_file}"
         elif self.token is not None:
@@ -72,11 +73,11 @@ class Credentials:
         return token
 
     def with_passport(self, passport: Callable[[], str]) -> Credentials:
-        """The same, and ``passport``."""
+        """A copy with ``passport``."""
         return replace(self, passport=passport)
 
     def check_clear(self, server: str) -> None:
-        """Raises SpecError where a token would go to another machine in the clear."""
+        """Raises SpecError if a token would be sent unencrypted to another machine."""
         if not self.insecure and (self.passport is not None or self.read_token() is not None):
             raise _wrong(
                 f"the token would travel to {server} in the clear, where whoever reads it can use it: connect by TLS "

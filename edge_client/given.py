@@ -1,5 +1,5 @@
-"""What people hand over: a model, inputs and a cut, in words, as files or in memory. Errors name the word, its option
-on the command line, and its neighbours.
+"""What users pass: a model, inputs and a cut, as text, as files or in memory. Errors name the text, its option on the
+command line, and similar words.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Loaded:
     """A wrapped model that is planned on one input."""
 
     choice: ModelChoice
-    """What it was made of."""
+    """What it was made from."""
     spec: ModelSpec
     wrapped: WrappedModel
     args: tuple[Any, ...]
@@ -50,12 +50,12 @@ class Loaded:
 
     @property
     def cuts(self) -> list[LayerInfo]:
-        """The places for a cut, of the latest plan, that the choice's `depth` shows."""
+        """The places for a cut, of the latest plan, down to the choice's `depth`."""
         return list(self.plan.within(self.choice.depth))
 
     @property
     def plan(self) -> Plan:
-        """The latest, on its input."""
+        """The latest plan, on its input."""
         return self.wrapped.plan(*self.args, **self.kwargs)
 
 
@@ -65,7 +65,7 @@ def name_of(model_id: str) -> str:
 
 
 def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
-    """The model, planned on its example, or on the first of ``inputs`` (--input) where they are given."""
+    """The model, planned on its example, or on the first of ``inputs`` (--input) if given."""
 
     spec, device = choice.spec(), choice.set_up()
     args, kwargs = example_of(choice, inputs)
@@ -82,7 +82,7 @@ def load(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Loaded:
 def fails_on(
     spec: ModelSpec, name: str | None, error: Exception, model: nn.Module, inputs: Inputs | None
 ) -> IsthmusError:
-    """The model itself raised ``error`` on what it should be planned on: the input ``name``; None: the example.
+    """The error for a model that raised ``error`` on the input ``name`` to plan on; None: the example.
 
     ``inputs``: what it was called with; None: reading the input raised.
     """
@@ -107,7 +107,7 @@ def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inpu
 
 
 def find(patterns: Sequence[str]) -> list[InputItem]:
-    """The files of --input; SpecError for one that is not there."""
+    """The files of --input; SpecError for one that does not exist."""
 
     for word in patterns:
         if is_camera(word) or Path(word).suffix.lower() in VIDEO_SUFFIXES:
@@ -121,7 +121,7 @@ def find(patterns: Sequence[str]) -> list[InputItem]:
 
 
 def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
-    """The first input that ``spec`` can read, for what takes one of many; the first where none can be."""
+    """The first input that ``spec`` can read; the first one if none can be."""
     for item in items:
         try:
             spec.preprocess(item)
@@ -132,10 +132,10 @@ def first_readable(spec: ModelSpec, items: Sequence[AnItem]) -> AnItem:
 
 
 def cut_for(client: ClientCore, split: str, items: Sequence[Item]) -> int | str:
-    """--split for a prepared client, before anything is sent: on the example's plan, else on the first that an input
-    gives.
+    """--split for a prepared client, before anything is sent: on the example's plan, else on the first readable
+    input's.
 
-    Raises UnknownLayer, CutRefused. Words that are no cut, such as "edge-only", are returned as they are.
+    Raises UnknownLayer, CutRefused. Words that are no cut, such as "edge-only", are returned unchanged.
     """
 
     if split in (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE):
@@ -154,10 +154,10 @@ def cut_for(client: ClientCore, split: str, items: Sequence[Item]) -> int | str:
 
 
 def cut_of(text: str, wrapped: WrappedModel, name: str | None = None) -> int | str:
-    """A cut as the engine takes it: "input", a name, or a layer's id. ``name``: what messages call it; None: the
-    option or keyword `split`, which takes more words. Raises UnknownLayer, CutRefused.
+    """A cut as the engine takes it: "input", a name, or a layer's id. ``name``: for messages; None: the option or
+    keyword `split`, which accepts more words. Raises UnknownLayer, CutRefused.
 
-    A name stays a name: on another path through the model the layer has another id.
+    A name stays a name, because on another path through the model the layer has another id.
     """
     if text == "input":
         return text
@@ -199,8 +199,8 @@ _KINDS: Final = (Call, tuple, Mapping, torch.Tensor, np.ndarray, bytes, bytearra
 
 @dataclass(frozen=True)
 class Given:
-    """One input: a file, read again each time, or ``value``, which is in memory and is read as `EdgeClient.infer` reads
-    it. ``label``: its truth, where no file says it.
+    """One input: a file, read again each time, or ``value`` in memory, converted as by `EdgeClient.infer`. ``label``:
+    its truth, if no file contains it.
     """
 
     name: str
@@ -212,26 +212,26 @@ class Given:
 
     @property
     def truth(self) -> str | None:
-        """The label it should get, None where nothing says so."""
+        """Its true label, or None."""
         return self.label if self.item is None else self.item.truth
 
     @property
     def shown_truth(self) -> str | None:
-        """As text for tables."""
+        """The label as text for tables."""
         return None if self.truth is None else printable(self.truth)
 
     @property
     def file_name(self) -> str:
-        """Without its folder; the name of what is in memory."""
+        """The file's name without its folder; the name of what is in memory."""
         return self.name if self.item is None else self.item.name
 
     @property
     def origin(self) -> str:
-        """The file in full; the name of what is in memory."""
+        """The file's full path; the name of what is in memory."""
         return self.name if self.item is None else self.item.origin
 
     def read(self, spec: ModelSpec) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """(args, kwargs) on the CPU, nobody else's. Raises InputMismatch."""
+        """(args, kwargs) on the CPU, as new objects. Raises InputMismatch."""
         if self.item is not None:
             return spec.preprocess(self.item)
         call = InputReader(nn.Module(), spec).read(self.value)
@@ -250,10 +250,10 @@ class Given:
 
 
 def given(inputs: Any) -> list[Given]:
-    """All of ``inputs``, in order; none for None. A list holds several, all else is one: a tuple or a dictionary is the
-    arguments of one call.
+    """All of ``inputs``, in order; empty for None. A list contains several, anything else is one: a tuple or a
+    dictionary is the arguments of one call.
 
-    Raises InputMismatch for a file that is not there, and for a kind of input that is not taken.
+    Raises InputMismatch for a missing file, and for a kind of input that is not supported.
     """
     if inputs is None:
         return []
@@ -283,7 +283,7 @@ def _one(value: Any) -> list[Given]:
 
 
 def named(items: Sequence[InputItem]) -> list[Given]:
-    """By file name; by path where several files have one name."""
+    """Inputs by file name; by path if several files have one name."""
     names = [item.name for item in items]
     return [
         Given(printable(item.name if names.count(item.name) == 1 else str(Path(item.path))), item) for item in items

@@ -1,13 +1,13 @@
-"""Which server this side asks where nobody names one: one default for every command and for Python.
+"""The server to use if none is named: one default for every command and for Python.
 
 The first of ``--server`` (or the argument), the variable ISTHMUS_SERVER, and ``[client] server`` of the settings file::
 
     [client]
     server = "192.168.1.20:50051"
 
-The file is ./isthmus.toml, or else ``isthmus/config.toml`` in $XDG_CONFIG_HOME (~/.config). It may also hold what
-``--config`` takes, ``[lifecycle]`` and ``[tracing]``, which are read where ``--config`` names it. ``--help`` imports
-this module, and is to be quick: what it does not need is imported where it is used.
+The file is ./isthmus.toml, or else ``isthmus/config.toml`` in $XDG_CONFIG_HOME (~/.config). It may also have the tables
+of ``--config``, ``[lifecycle]`` and ``[tracing]``, which are read if ``--config`` names it. ``--help`` imports this
+module, and must be quick: what it does not need is imported where it is used.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 VARIABLE: Final = "ISTHMUS_SERVER"
 OWN: Final = "own"
-"""In place of an address: a server that the command starts on this machine, and ends."""
+"""Instead of an address: a server that the command starts on this machine, and stops."""
 NONE: Final = "none"
-"""In place of an address: no server, whatever the default is."""
+"""Instead of an address: no server, whatever the default is."""
 FILE_NAME: Final = "isthmus.toml"
 OTHERS: Final = ("lifecycle", "tracing")
-"""Tables of the same file that are not ours."""
+"""Tables of the same file for other purposes."""
 
 
 def how_named() -> str:
-    """What to do where nobody named a server."""
+    """What to do if no server is named."""
     give = either("--server HOST:PORT", 'server="HOST:PORT"')
     return f'give {give}, set {VARIABLE}, or write server = "HOST:PORT" under [client] in {FILE_NAME}'
 
 
 class ServerChoice(NamedTuple):
-    """A server, and who named it."""
+    """A server, and where it was named."""
 
     address: str | None
-    """``HOST:PORT``, a chain as ``A,B``, or `OWN`; None where no server was given, or `NONE` was."""
+    """``HOST:PORT``, a chain as ``A,B``, or `OWN`; None if no server was given, or `NONE` was."""
     origin: str
-    """Such as "ISTHMUS_SERVER"; empty where nobody named one."""
+    """Such as "ISTHMUS_SERVER"; empty if none was named."""
 
     def __str__(self) -> str:
         return f"server {self.address} (from {self.origin})" if self.address else "no server"
@@ -53,10 +53,10 @@ class ServerChoice(NamedTuple):
 def server_of(
     given: str | None = None, config: str | Path | None = None, option: str = "--server", *, chain: bool = False
 ) -> ServerChoice:
-    """What is named first. ``given`` is what ``option`` says, ``config`` a settings file in place of the found one.
-    ``chain``: it may be several, with commas between.
+    """The server named first. ``given``: the value of ``option``, ``config``: a settings file instead of the found one.
+    ``chain``: it may be several, separated by commas.
 
-    Raises SpecError, which opens with what named a wrong address, or with the file that cannot be read.
+    Raises SpecError, which begins with what named a wrong address, or with the file that cannot be read.
     """
     if given is not None and not isinstance(given, str):
         raise SpecError(f'{option}: expected a text such as "cloud.example:50051", found {given!r:.80}')
@@ -71,7 +71,7 @@ def server_of(
 
 
 def address_of(server: str) -> str:
-    """``HOST:PORT``. SpecError for what commands and functions take, and an `EdgeClient` does not."""
+    """A ``HOST:PORT`` as an `EdgeClient` takes it. SpecError for words that only commands and functions accept."""
     from edge_client.dial import check_address
 
     if not isinstance(server, str):
@@ -87,7 +87,7 @@ def address_of(server: str) -> str:
 
 
 def chain_of(server: str | Sequence[str] | None) -> tuple[str, ...]:
-    """The servers of a chain, in order: of one, one; of None, none. Raises SpecError."""
+    """The servers of a chain, in order: one for one, none for None. Raises SpecError."""
     if server is None:
         return ()
     if isinstance(server, str):
@@ -99,7 +99,7 @@ def chain_of(server: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def settings_file() -> Path | None:
-    """The first that there is."""
+    """The first settings file that exists."""
     from pathlib import Path
 
     home = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

@@ -53,24 +53,24 @@ class Source(ABC):
     """Inputs one after the other, for `EdgeClient.infer_many`; `close` it, or use ``with``."""
 
     name: str
-    """For messages; no password is in it."""
+    """For messages; contains no password."""
     live: bool = False
-    """Whether it continues by itself: who is slow misses frames."""
+    """Whether it continues by itself, so that a slow consumer misses frames."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.taken = 0
-        """Inputs given until now."""
+        """The number of inputs given so far."""
         self.broken: list[InputMismatch] = []
-        """Why it ended early; of several sources, all that did."""
+        """Why it ended early; of several sources, each that did."""
 
     @property
     def dropped(self) -> int:
-        """Frames that gave way to newer ones since the first was taken."""
+        """Frames replaced by newer ones since the first was taken."""
         return 0
 
     def __iter__(self) -> Iterator[Item]:
-        """Raises InputMismatch where it breaks off, at its place; of several sources, after the last one."""
+        """Raises InputMismatch at the place where it breaks off; of several sources, after the last one."""
         self.broken = []
         try:
             for item in self._items():
@@ -82,17 +82,17 @@ class Source(ABC):
 
     @abstractmethod
     def first(self) -> Item:
-        """What would come now, without taking it. Raises InputMismatch."""
+        """The next input, without taking it. Raises InputMismatch."""
 
     @abstractmethod
     def _items(self) -> Iterator[Item]: ...
 
     def wait_for_input(self, seconds: float) -> bool:
-        """Whether the next input (or the end) is there, or comes within so long; files always are."""
+        """Wait up to ``seconds`` for the next input or the end; returns whether it is there. Files always are."""
         return True
 
     def close(self) -> None:  # noqa: B027 - most have nothing to let go of
-        """Let go of the device, the file, the thread. May be repeated."""
+        """Release the device, file and thread. Idempotent."""
 
     def __enter__(self) -> Source:
         return self
@@ -107,11 +107,11 @@ class Source(ABC):
 
 
 WINDOW_SECONDS: Final = 2.0
-"""Window of the rate that is shown while it runs."""
+"""The window of the rate shown while it runs."""
 
 
 class Tally:
-    """Counts one run through ``source``; it begins now, or at `start`."""
+    """Counts one run through ``source``, from now, or from `start`."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -122,11 +122,11 @@ class Tally:
         self._dropped: int | None = None
 
     def start(self) -> None:
-        """Count the time from now: what was before was preparation."""
+        """Count the time from now, excluding preparation."""
         self._began = time.monotonic()
 
     def add(self) -> None:
-        """One more answer."""
+        """Count an answer."""
         now = time.monotonic()
         self.answered += 1
         self._recent.append(now)
@@ -134,36 +134,36 @@ class Tally:
             self._recent.popleft()
 
     def stop(self) -> None:
-        """The run is over."""
+        """End the run."""
         self._seconds, self._dropped = self.seconds, self.dropped
 
     @property
     def seconds(self) -> float:
-        """Since it began, until it stopped."""
+        """Seconds from its beginning to its end, or until now."""
         return time.monotonic() - self._began if self._seconds is None else self._seconds
 
     @property
     def dropped(self) -> int:
-        """Until it stopped."""
+        """Dropped frames until its end."""
         return self._source.dropped if self._dropped is None else self._dropped
 
     @property
     def per_second(self) -> float:
-        """Answers a second over the whole time; 0 before any."""
+        """Answers per second over the whole time; 0 before any."""
         return self.answered / self.seconds if self.answered else 0.0
 
     @property
     def now_per_second(self) -> float:
-        """Answers a second lately."""
+        """Recent answers per second."""
         span = min(self.seconds, WINDOW_SECONDS)
         return len(self._recent) / span if span else 0.0
 
     def line(self) -> str:
-        """While it runs."""
+        """The text while it runs."""
         return f"{self._counts()}, {self.now_per_second:.1f} frames/s"
 
     def summary(self) -> str:
-        """At the end."""
+        """The text at the end."""
         return f"{self._source.name}: {self._counts()}, {self.per_second:.1f} frames/s"
 
     def as_dict(self) -> dict[str, Any]:
@@ -186,10 +186,10 @@ class Tally:
 
 
 def folder(*paths: str | Path) -> Files:
-    """The images and tensors of a folder, by name; or a file, or of a glob; or of several of these.
+    """The images and tensors of a folder, by name; or of a file, a glob, or several of these.
 
-    A file that is given twice comes twice. One that cannot be read fails at its place. Raises InputMismatch where there
-    is none.
+    A file that is given twice comes twice. One that cannot be read fails at its place. Raises InputMismatch if there is
+    none.
     """
     from shared_hooks.models.inputs import find_inputs  # which loads torch: a camera needs none
 
@@ -197,7 +197,7 @@ def folder(*paths: str | Path) -> Files:
 
 
 class Files(Source):
-    """So many files; `len` says how many."""
+    """A number of files; `len` returns it."""
 
     def __init__(self, items: Sequence[InputItem], name: str) -> None:
         super().__init__(name)
@@ -217,7 +217,7 @@ class Files(Source):
 
 
 def check(what: str) -> None:
-    """SpecError where PyAV is missing: to read ``what`` takes it."""
+    """Raises SpecError without PyAV, which reading ``what`` needs."""
     if find_spec("av") is None:
         raise SpecError(f'{what}: videos and cameras need PyAV: pip install "isthmus[video]"')
 
@@ -228,7 +228,7 @@ def check(what: str) -> None:
 FILE_FORMATS: Final = (
     "mov,mp4,matroska,webm,avi,mpegts,mpeg,mpegvideo,h264,hevc,av1,ivf,mjpeg,mpjpeg,flv,asf,ogg,mxf,m4v,h263"
 )
-"""Formats that FFmpeg may read. Others read lists of further files, or draw pictures of their own."""
+"""Formats that FFmpeg may read. Others read lists of further files, or generate pictures."""
 LIVE_FORMATS: Final = f"{FILE_FORMATS},rtsp,sdp,rtp,hls,v4l2,video4linux2"
 MAX_PIXELS: Final = 1 << 26
 """Most pixels of a frame (8192 x 8192): a file of a few bytes may announce any size."""
@@ -246,11 +246,11 @@ def opened(
     timeout: float | None = None,
     quick: bool = False,
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """A file, device or address, and its first video stream. ``name`` is what messages call it.
+    """Open a file, device or address, and its first video stream. ``name``: for messages.
 
-    ``protocols``, ``formats``: all that FFmpeg may open for it, whatever the file says. ``timeout``: seconds, to open
-    and for each packet. ``quick``: frames come at once; else the decoder takes several at a time on several processors.
-    Raises InputMismatch.
+    ``protocols``, ``formats``: all that FFmpeg may open for it, whatever the file contains. ``timeout``: seconds, for
+    opening and for each packet. ``quick``: frames come at once; otherwise the decoder works on several at a time on
+    several processors. Raises InputMismatch.
     """
     import av
 
@@ -276,8 +276,8 @@ def opened(
 
 @contextmanager
 def naming_errors(name: str, timeout: float | None = None, *, opening: bool = False) -> Iterator[None]:
-    """What PyAV raises, as InputMismatch about ``name``. FFmpeg's own words may hold a password, so only its reason is
-    said.
+    """Convert PyAV's errors to InputMismatch about ``name``. FFmpeg's own text may contain a password, so only its
+    reason is used.
     """
     from av.error import ExitError, FFmpegError, InvalidDataError
 
@@ -311,7 +311,9 @@ _HINTS: Final = {
 
 
 class ToPixels:
-    """Decoded frame -> RGB in memory of its own, turned as its display matrix says (telephones). For one thread."""
+    """Converts a decoded frame to RGB in its own memory, rotated as its display matrix says (phones). Not
+    thread-safe.
+    """
 
     def __init__(self) -> None:
         from av.video.reformatter import VideoReformatter
@@ -331,17 +333,17 @@ SUFFIXES: Final = frozenset(
     f".{kind}"
     for kind in "mp4 m4v mov mkv webm avi ts mts m2ts mpg mpeg flv wmv ogv 3gp mxf ivf h264 hevc mjpeg mjpg".split()
 )
-"""By which a file is known as a video."""
+"""The suffixes of video files."""
 MISSING_SECONDS: Final = 0.75
 MISSING_STEPS: Final = 1.5
-"""What may be missing of the time that a file announces, or it is called truncated: so many seconds (sound, and edits
-of a few frames, may last longer than the pictures), or so many of the longest step from one picture to the next (some
+"""How much of the announced duration may be missing before a file counts as truncated: so many seconds (sound, and
+edits of a few frames, may last longer than the pictures), or so many of the longest steps between pictures (some
 containers do not say how long the last one is shown).
 """
 
 
 def video(path: str | Path) -> Video:
-    """The frames of a video file, in the order in which they are shown.
+    """The frames of a video file, in display order.
 
     Raises InputMismatch for a file without a readable frame; later, at its place, for one that ends early.
     """
@@ -349,7 +351,7 @@ def video(path: str | Path) -> Video:
 
 
 class Video(Source):
-    """Decoded in the thread that takes the frames, as it takes them; each iteration starts again."""
+    """Decodes in the thread that takes the frames; each iteration starts again."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
@@ -366,7 +368,7 @@ class Video(Source):
         self.first()
 
     def first(self) -> Frame:
-        """Decoded again: of many videos, each would keep one for the whole run."""
+        """Decoded again each time: otherwise each of many videos would keep one for the whole run."""
         with closing(self._items()) as frames:
             return next(frames)
 
@@ -399,7 +401,7 @@ class Video(Source):
 
 
 def _announced_end(container: InputContainer, stream: VideoStream) -> float | None:
-    """When the pictures end, in seconds, as the file's head says; None where it says nothing of them alone."""
+    """When the pictures end, in seconds, according to the file's header; None if that does not say."""
     if stream.duration is not None and stream.time_base is not None:
         return float(((stream.start_time or 0) + stream.duration) * stream.time_base)
     if container.duration is not None and len(container.streams) == 1:
@@ -424,7 +426,7 @@ class Late(Exception):
 
 
 class Latest(Generic[T]):
-    """At most ``most`` (1 or more) things that wait to be taken, in their order. One thread puts, any thread takes."""
+    """A queue of at most ``most`` (1 or more) items, which drops the oldest. One thread puts, any thread takes."""
 
     def __init__(self, most: int) -> None:
         self._waiting: deque[T] = deque(maxlen=most)
@@ -432,10 +434,10 @@ class Latest(Generic[T]):
         self._ended = False
         self._error: Exception | None = None
         self.dropped = 0
-        """How many gave way."""
+        """The number of dropped items."""
 
     def put(self, thing: T) -> None:
-        """Never waits. After `end` it has no effect."""
+        """Add an item without blocking. No effect after `end`."""
         with self._changed:
             if self._ended:
                 return
@@ -444,25 +446,25 @@ class Latest(Generic[T]):
             self._changed.notify_all()
 
     def end(self, error: Exception | None = None) -> None:
-        """No more will come; ``error`` is raised in whoever has taken the last. Only the first call counts."""
+        """End the queue; ``error`` is raised once it is empty. Only the first call counts."""
         with self._changed:
             if not self._ended:
                 self._ended, self._error = True, error
                 self._changed.notify_all()
 
     def ready(self, seconds: float | None) -> bool:
-        """Whether `take` would not wait, now or within so long (None: as long as it takes)."""
+        """Whether `take` would return at once, now or within ``seconds`` (None: without limit)."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._waiting) or self._ended, seconds)
 
     def take(self, seconds: float | None = None) -> T:
-        """The oldest that waits. Raises Late, Closed, or the error it ended with."""
+        """The oldest item. Raises Late, Closed, or the error it ended with."""
         with self._changed:
             self._wait(seconds)
             return self._waiting.popleft()
 
     def newest(self, seconds: float | None = None) -> T:
-        """A look at the newest; it stays where it is. Raises as `take`."""
+        """The newest item, which stays in the queue. Raises as `take`."""
         with self._changed:
             self._wait(seconds)
             return self._waiting[-1]
@@ -475,24 +477,24 @@ class Latest(Generic[T]):
 
 
 KEPT: Final = 2
-"""Frames that wait, by default: one is the freshest, two outlast a hitch of one frame."""
+"""The default number of waiting frames: with one it is the freshest, two bridge a hitch of one frame."""
 LEAVE_SECONDS: Final = 1.0
-"""For the thread to end at `close`. One that a device holds ends when that returns, or with the process."""
+"""How long `close` waits for the thread. One blocked in a device ends when that returns, or with the process."""
 
 
 def live(frames: Iterable[Pixels], name: str = "camera", *, queue: int = KEPT, timeout: float | None = None) -> Live:
     """A source of your own camera's frames: arrays of uint8, (height, width, 3), RGB, a new one for each.
 
     ``frames`` is read in another thread, as fast as it gives them, until the source is closed (a generator is closed,
-    too); it ends the source when it ends, and what it raises is raised where the frame would be taken (what is no
-    Exception, such as SystemExit, as InputMismatch). ``queue`` frames wait, and the oldest is dropped. ``timeout``:
-    seconds without a frame after which it is given up (None: never).
+    too); its end ends the source, and its exception is raised at the frame's place (SystemExit and the like as
+    InputMismatch). ``queue`` frames wait, and the oldest is dropped. ``timeout``: seconds without a frame after which
+    it is given up (None: never).
     """
     return Live(frames, name, queue=queue, timeout=timeout)
 
 
 class Live(Source):
-    """`live` says what the arguments are."""
+    """The source of `live`."""
 
     live = True
 
@@ -504,7 +506,7 @@ class Live(Source):
         queue: int = KEPT,
         timeout: float | None = None,
     ) -> None:
-        """Begins to read at once. Raises SpecError for a queue of less than 1, and for text and paths."""
+        """Start reading. Raises SpecError for a queue of less than 1, and for text and paths."""
         super().__init__(name)
         if isinstance(frames, (str, bytes, PurePath)):
             raise SpecError(
@@ -526,7 +528,7 @@ class Live(Source):
         return 0 if self._dropped_before is None else self._latest.dropped - self._dropped_before
 
     def first(self) -> Frame:
-        """The newest, once one has come. Raises InputMismatch, and what the frames end by."""
+        """The newest frame, once one has come. Raises InputMismatch, and what the frames end with."""
         try:
             return self._one(self._latest.newest)
         except Closed:
@@ -591,7 +593,9 @@ TIMEOUT: Final = 10.0
 HOST: Final = re.compile(r"(\[[^]@]*]|[^:@?#]+)(:\d{1,5})?")
 """The host of an address, with its port; an IPv6 address is in brackets."""
 DAMAGED_IN_A_ROW: Final = 300
-"""Packets that cannot be decoded, as before the first whole picture, until a stream is given up."""
+"""The number of consecutive undecodable packets, as before the first whole picture, after which a stream is
+given up.
+"""
 
 
 def camera(
@@ -605,8 +609,8 @@ def camera(
 ) -> Live:
     """The newest frames of a V4L2 device (``/dev/video0``) or of an address (``rtsp://``, ``http://``, ``tcp://`` ...).
 
-    ``size`` (width, height), ``rate`` and ``pixel_format`` ("mjpeg", "yuyv422") are asked of a device, which may give
-    something else. ``queue`` frames wait, and the oldest is dropped. ``timeout``: seconds without a frame after which
+    ``size`` (width, height), ``rate`` and ``pixel_format`` ("mjpeg", "yuyv422") are requested from a device, which may
+    deliver others. ``queue`` frames wait, and the oldest is dropped. ``timeout``: seconds without a frame after which
     it is given up. Returns when the first frame is there; raises InputMismatch.
     """
     text = str(where)
@@ -638,16 +642,16 @@ def camera(
 
 
 def is_camera(text: str) -> bool:
-    """Whether a word names a camera, good or bad: an address, or a device, by whatever name."""
+    """Whether a word names a camera, valid or not: an address, or a device."""
     return "://" in text or text.startswith(("/dev/video", "/dev/v4l/")) or Path(text).is_char_device()
 
 
 def without_password(address: str) -> str:
-    """An address as it may be shown: no password, and nothing after "?".
+    """An address as it may be shown: without a password, and without anything after "?".
 
-    A password may hold what ends a host. So, unless a host and nothing else stands before the first "/" (and no
-    further address behind it), all from the first ":" to the last "@" is hidden; with a "?" in between, what follows
-    the "@", too: it may be the query's.
+    A password may contain what ends a host. So, unless only a host precedes the first "/" (and no further address
+    follows it), everything from the first ":" to the last "@" is hidden; with a "?" in between, also what follows the
+    "@": it may be part of the query.
     """
     scheme, there, rest = address.partition("://")
     if not there:
@@ -661,7 +665,7 @@ def without_password(address: str) -> str:
 
 
 def _frames(text: str, name: str, options: Mapping[str, str], timeout: float) -> Iterator[Pixels]:
-    """In the reading thread. Ends by an error only: cameras have no end."""
+    """Runs in the reading thread. Ends only by an error, because cameras have no end."""
     scheme, address, rest = text.partition("://")
     scheme = scheme.lower()
     if address:
@@ -742,7 +746,7 @@ def open_source(
     pixel_format: str | None = None,
     queue: int | None = None,
 ) -> Source:
-    """Files, folders, globs and videos, one after the other; or one camera, which alone takes the keywords.
+    """Files, folders, globs and videos, one after the other; or one camera, to which the keywords apply.
 
     Raises SpecError, and InputMismatch for what cannot be read.
     """
@@ -772,7 +776,7 @@ def open_source(
 
 
 class Several(Source):
-    """Sources that end, one after the other; one that breaks off does not keep back those after it."""
+    """Finite sources, one after the other; one that breaks off does not prevent the later ones."""
 
     def __init__(self, parts: Sequence[Source]) -> None:
         super().__init__(", ".join(part.name for part in parts))

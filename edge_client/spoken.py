@@ -1,5 +1,5 @@
-"""What a user writes: what settings are called on the command line and in Python, ways to run a request, and sizes,
-rates and durations.
+"""The texts of users: names of settings on the command line and in Python, ways to run a request, and sizes, rates and
+durations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _commanded = False
 
 @contextmanager
 def by_command() -> Iterator[None]:
-    """While a command runs: it is all of its process."""
+    """Use the command line's names while a command runs."""
     global _commanded
     before, _commanded = _commanded, True
     try:
@@ -26,12 +26,12 @@ def by_command() -> Iterator[None]:
 
 
 def either(command: str, python: str) -> str:
-    """The one that is understood."""
+    """The text for the current interface."""
     return command if _commanded else python
 
 
 def option(keyword: str, value: object = None) -> str:
-    """``max_edge_memory``, or ``--max-edge-memory``; with its ``value``, if there is one: ``rate=2``, ``--rate 2``."""
+    """``max_edge_memory``, or ``--max-edge-memory``; with its ``value``, if given: ``rate=2``, ``--rate 2``."""
     command = f"--{keyword.replace('_', '-')}"
     return either(command, keyword) if value is None else either(f"{command} {value}", f"{keyword}={value!r}")
 
@@ -48,10 +48,10 @@ AUTO: Final = "auto"
 """One of these or a cut, chosen for every request (`edge_client.adaptive`)."""
 
 LEAST: Final = "min"
-"""One of these, a cut, or a set of calls: what takes the least, measured once (`edge_client.planning.mincut`)."""
+"""One of these, a cut, or a set of calls: the fastest, measured once (`edge_client.planning.mincut`)."""
 
 WORDS: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, AUTO, LEAST)
-"""All that a split may be and that is no cut of the model."""
+"""All values of a split that are no cut of the model."""
 
 
 # Sizes, rates and durations, and a check of seconds.
@@ -66,12 +66,12 @@ _TIMES: Final = {"us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 def size(name: str, text: str) -> float:
-    """Bytes of "64MiB". Raises SpecError naming ``name``."""
+    """The bytes in "64MiB". Raises SpecError naming ``name``."""
     return _parse(name, text, _SIZES, "64MiB, 500kB or a number of bytes")
 
 
 def rate(name: str, text: str) -> float:
-    """Bytes per second of "5mbit", "5 Mbit/s" or "5Mbps"."""
+    """The bytes per second in "5mbit", "5 Mbit/s" or "5Mbps"."""
     value = _parse(name, text, _RATES, "5mbit, 800kbit or 1gbit")
     if value <= 0:
         raise SpecError(f"{name} {text}: must be above 0")
@@ -79,7 +79,7 @@ def rate(name: str, text: str) -> float:
 
 
 def nanoseconds(name: str, text: str) -> float:
-    """Nanoseconds in "30ms"."""
+    """The nanoseconds in "30ms"."""
     return _parse(name, text, _TIMES, "30ms, 0.5s or 200us")
 
 

@@ -1,5 +1,4 @@
-"""Answers also computed whole here, and compared.
-
+"""Answers that are also computed completely on this side, and compared.
 
 May import transport, screen, call.
 """
@@ -50,12 +49,14 @@ __all__ = [
 # types, shapes, whole numbers, text, and where a tensor holds NaN or infinities.
 
 TF32_EPSILON: Final = 2.0**-10
-"""Rounding of what cuDNN and cuBLAS may compute 32-bit fractions with (10 bits behind the point)."""
+"""The rounding of float32 that cuDNN and cuBLAS may use (a 10-bit mantissa)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """``largest`` is in units of the output's scale: 0.0 where nothing differs, infinite where there is no measure."""
+    """``largest``: the largest difference relative to the output's scale; 0.0 if nothing differs, infinite without a
+    measure.
+    """
 
     bits: bool  # every bit is the same
     largest: float
@@ -63,12 +64,12 @@ class Comparison:
     what: str  # what was compared, in words
 
     def within(self, tolerance: float) -> bool:
-        """Whether it may pass, between machines that are not alike."""
+        """Whether the difference is acceptable between machines that are not alike."""
         return self.bits or self.largest <= tolerance
 
 
 def compare(whole: Any, received: Any, find: ClassFinder) -> Comparison:
-    """``whole``: of the model itself, on any device; ``received``: of the wire. ``find`` knows holders' classes."""
+    """Compare the model's own output, on any device, with the received one. ``find`` finds container classes."""
     (form, mine), (other, theirs) = flatten(whole), flatten(received)
     mine, theirs = [_plain(one) for one in mine], [_plain(one) for one in theirs]
     count = sum(tensor.numel() for tensor in mine)
@@ -83,7 +84,9 @@ def compare(whole: Any, received: Any, find: ClassFinder) -> Comparison:
 
 
 def tolerance(dtypes: Iterable[torch.dtype], *, tf32: bool = False) -> float:
-    """For a model and output in these formats; ``tf32``: 32-bit fractions may have been computed with fewer bits."""
+    """The tolerance for a model and output with these dtypes; ``tf32``: float32 may have been computed with
+    fewer bits.
+    """
     epsilons = [torch.finfo(dtype).eps for dtype in set(dtypes) if dtype.is_floating_point or dtype.is_complex]
     coarsest = max(epsilons, default=0.0)
     if tf32 and torch.float32 in dtypes:
@@ -92,14 +95,14 @@ def tolerance(dtypes: Iterable[torch.dtype], *, tf32: bool = False) -> float:
 
 
 def tolerance_between(formats: Iterable[torch.dtype], about: Mapping[str, str], device: torch.device) -> float:
-    """For formats that this ``device`` and a server that says this ``about`` itself may have computed with."""
+    """The tolerance for dtypes that this ``device`` and a server with this description may have computed with."""
     on_gpu = device.type == "cuda" or about.get("kind", "").startswith("cuda")
     tf32 = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
     return tolerance(formats, tf32=on_gpu and tf32)
 
 
 def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, dense, in order: strides are no part of a value."""
+    """The tensor on the CPU, dense and contiguous: strides are no part of a value."""
     tensor = tensor.detach().cpu()
     if tensor.is_quantized:
         tensor = tensor.dequantize()
@@ -114,7 +117,7 @@ def _form(tensor: torch.Tensor) -> tuple[torch.dtype, torch.Size]:
 
 
 def _apart(whole: torch.Tensor, received: torch.Tensor) -> float:
-    """The largest difference of two tensors of one form, over the largest magnitude of ``whole``."""
+    """The largest difference of two tensors of one form, relative to the largest magnitude of ``whole``."""
     if identical(whole, received):
         return 0.0
     if whole.is_complex():
@@ -140,7 +143,9 @@ def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _top1(whole: list[torch.Tensor], received: list[torch.Tensor]) -> float | None:
-    """Over the last dimension of the first tensor of fractions that has one of two or more."""
+    """The share of equal top-1 classes over the last dimension of the first floating-point tensor with at least two
+    classes.
+    """
     for a, b in zip(whole, received, strict=True):
         if a.is_floating_point() and a.numel() and a.ndim and a.shape[-1] > 1:
             return float((a.argmax(-1) == b.argmax(-1)).double().mean())
@@ -158,7 +163,9 @@ def _top1(whole: list[torch.Tensor], received: list[torch.Tensor]) -> float | No
 
 
 class Moment:
-    """Taken when it is made. Parameters are not kept; of Python's objects what `PythonState` finds."""
+    """The state of a model on construction. Parameters are not kept; Python objects as far as `PythonState`
+    finds them.
+    """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
@@ -169,7 +176,7 @@ class Moment:
         self._tensors = [(tensor, tensor.detach().clone()) for tensor in kept]
 
     def restore(self) -> None:
-        """As it was."""
+        """Restore the state."""
         self._state.restore()
         with torch.no_grad():
             for tensor, values in self._tensors:
@@ -196,7 +203,7 @@ class Moment:
 
 
 def _writable(tensor: torch.Tensor) -> bool:
-    """Whether a copy can be written back: no meta tensor, and no element that lies in two places."""
+    """Whether a copy can be written back: no meta tensor, and no element that appears twice."""
     if tensor.is_nested or tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         return False
     return not any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True))
@@ -222,7 +229,7 @@ UNKNOWN: Final = Comparison(False, math.inf, None, "nothing")
 @short
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What became of the comparison of one answer with the whole model's."""
+    """The result of comparing one answer with the whole model's."""
 
     same: bool  # nothing differs that may not
     bits: bool  # every bit is the same
@@ -237,20 +244,20 @@ class Witness:
     # the answer's output is the whole model's
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able but for infinities; without what was received."""
+        """JSON-able except for infinities; without the received output."""
         names = ("same", "bits", "exact", "largest", "tolerance", "top1", "compared", "ns", "finding")
         return {name: getattr(self, name) for name in names}
 
 
 class Share:
-    """Every so-manieth, the first included: of n asked, ceil(n * share) are taken, whatever the timing."""
+    """Selects a share evenly: of n, ceil(n * share), the first included, independent of timing."""
 
     def __init__(self, share: float) -> None:
         self._share = Fraction(repr(float(share)))  # 0.1 is a tenth, and not the fraction next to it
         self._numbers = itertools.count()
 
     def take(self) -> bool:
-        """Whether the next one is taken. Any thread may ask."""
+        """Whether the next one is selected. Thread-safe."""
         number = next(self._numbers)
         return math.ceil((number + 1) * self._share) > math.ceil(number * self._share)
 
@@ -264,7 +271,7 @@ def check_share(value: float) -> float:
 
 
 class Kept:
-    """What one request begins with: inputs (copies), autocast, random generators, the model's state."""
+    """The initial state of one request: inputs (copies), autocast, random generators, the model's state."""
 
     def __init__(self, model: nn.Module, device: torch.device, call: Call) -> None:
         self.call = Call(*copied(call.args, dict(call.kwargs)))
@@ -272,14 +279,14 @@ class Kept:
         self.mark()
 
     def mark(self) -> None:
-        """The head begins now; the inputs are those of before, which an earlier head may have written to."""
+        """Called when the head begins, with the same inputs, which an earlier head may have written to."""
         self.around = context.ambient()
         self._before = Moment(self._model, self._device)
 
     def whole(self, find: ClassFinder) -> Any:
-        """The model's output, on the CPU, as if the head had not been; everything is left as it was found.
+        """The model's output, on the CPU, as without the head; everything is restored afterwards.
 
-        ``find`` knows the classes that it may consist of.
+        ``find`` finds the classes of its containers.
         """
         args, kwargs = self.call.args, dict(self.call.kwargs)
         if self._device.type != "cpu":
@@ -296,7 +303,9 @@ class Kept:
 
 
 class Witnesses:
-    """One client's: which requests have one, what came of them, and the cuts that are out of use for it."""
+    """The witnesses of one client: which requests have one, their results, and the cuts that are disabled because of
+    them.
+    """
 
     def __init__(self, wrapped: WrappedModel, share: float, find: ClassFinder) -> None:
         self.share = share
@@ -310,23 +319,23 @@ class Witnesses:
 
     @property
     def refused(self) -> Mapping[str, str]:
-        """Layers whose cuts were found wrong ("input" among them), and what was found."""
+        """Layers whose cuts were found wrong ("input" among them), and the reason."""
         return dict(self._refused)
 
     def keep(self, call: Call) -> Kept | None:
-        """What a witness of this request will need; None where it is to have none."""
+        """What a witness of this request will need; None if it has none."""
         if not self.share or not self._taken.take():
             return None
         return Kept(self._wrapped.model, self._wrapped.device, call)
 
     def check_cut(self, cut: str, layer_id: int = -1) -> None:
-        """Raises CutRefused for a layer whose cut is out of use."""
+        """Raises CutRefused for a layer whose cut is disabled."""
         if cut in self._refused:
             where = INPUT if cut == INPUT else f"layer {layer_id} ({cut})"
             raise CutRefused(f"cannot cut after {where}: {self._refused[cut]}")
 
     def between(self, start: int | None, end: int) -> int:
-        """Nanoseconds between two stamps in which this thread ran witnesses instead."""
+        """Nanoseconds between two stamps in which this thread ran witnesses."""
         runs: deque[tuple[int, int]] = getattr(self._own, "runs", deque())
         begin = end if start is None else start
         return sum(max(0, min(end, stop) - max(begin, started)) for started, stop in runs)
@@ -334,9 +343,9 @@ class Witnesses:
     def judge(
         self, kept: Kept, received: Any, cut: str, request_id: int, about: Mapping[str, str], kept_ns: int
     ) -> tuple[Witness, Any]:
-        """(the witness, the answer's output): ``received`` where it is the same, else the whole model's own.
+        """(the witness, the answer's output): ``received`` if it is equal, else the whole model's own.
 
-        ``about``: what the server said of its machine. A difference takes ``cut`` out of use.
+        ``about``: the server's description of its machine. A difference disables ``cut``.
         """
         started, device = now_ns(), self._wrapped.device
         apart, limit = _unlike(about, device), 0.0
@@ -375,14 +384,14 @@ def _unlike(about: Mapping[str, str], device: torch.device) -> list[str]:
 
 
 def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, device: torch.device) -> float:
-    """The tolerance for this output of this model, by the formats that both sides may have computed with."""
+    """The tolerance for this output, by the dtypes that both sides may have computed with."""
     formats = {tensor.dtype for tensor in (*model.parameters(), *flatten(whole)[1])}
     formats |= {dtype_named(name) for _, name in kept.around["autocast"]}
     return tolerance_between(formats, about, device)
 
 
 def _difference(found: Comparison, limit: float, apart: list[str]) -> tuple[str, str]:
-    """How it differs, and what else there is to say."""
+    """How it differs, and what else is known."""
     if math.isinf(found.largest):
         how = "in types, shapes, whole numbers, NaN or infinities"
     elif found.largest:
