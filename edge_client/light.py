@@ -1,7 +1,7 @@
 """An edge without PyTorch: heads as ONNX files (`edge_client.export`), their tails on a server.
 
-Needs numpy, grpcio, protobuf, onnxruntime, and Pillow for pictures; torch is neither needed nor loaded. What crosses
-goes by the Open Inference Protocol to the model ``NAME@CUT`` of the server (docs/jobs/edge-without-pytorch.md).
+Needs numpy, grpcio, protobuf, onnxruntime, and Pillow for pictures; torch is neither needed nor loaded. What crosses is
+sent over the Open Inference Protocol to the model ``NAME@CUT`` of the server (docs/jobs/edge-without-pytorch.md).
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ PROVIDERS: Final = {
     "directml": "DmlExecutionProvider",
     "qnn": "QNNExecutionProvider",
 }
-"""onnxruntime's execution providers by their short names; its own are taken, too."""
+"""Short names of onnxruntime's execution providers, whose own names are accepted, too."""
 MOST_SIZES: Final = 32
-"""Dimensions of an output."""
+"""The maximum number of dimensions of an output."""
 TRIES: Final = 3
-"""Requests through each cut before ``split="auto"`` chooses."""
+"""The number of requests through each cut before ``split="auto"`` chooses."""
 _GONE: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One answer: its class, the class' label and its score; ``row`` counts the inputs of a batch."""
+    """One predicted class, with its label and score; ``row`` counts the inputs of a batch."""
 
     label: str
     index: int
@@ -82,9 +82,11 @@ class Prediction:
 
 @dataclass(frozen=True)
 class LightAnswer:
-    """``outputs``: the model's, by name. Times in nanoseconds: of the head here, of the request for the tail, of both.
+    """The answer to one request. ``outputs``: the model's, by name. Times in nanoseconds: of the head here, of the
+    request for the tail, of both.
 
-    The head was not torch's: the answer is within what the manifest says of this cut (``difference``), not bit for bit.
+    The head did not run in torch: the answer is within what the manifest says of this cut (``difference``), not bit for
+    bit.
     """
 
     outputs: Mapping[str, Array]
@@ -95,25 +97,27 @@ class LightAnswer:
     bytes_up: int
     difference: float
     fallback: str = ""
-    """Why the whole model ran here; empty where the server answered."""
+    """Why the whole model ran here; empty if the server answered."""
     predictions: tuple[Prediction, ...] = ()
     queue_ns: int = 0
     tail_ns: int = 0
-    """Nanoseconds on the server, within ``request_ns``: until work began, and the tail; 0 where it does not say."""
+    """Nanoseconds on the server, within ``request_ns``: until work began, and of the tail; 0 if it does not report
+    them.
+    """
 
     @property
     def bytes_down(self) -> int:
-        """Bytes of the outputs."""
+        """The bytes of the outputs."""
         return sum(one.nbytes for one in self.outputs.values())
 
     @property
     def result(self) -> Any:
-        """`predictions` where the model's spec ranks class scores, else `outputs`."""
+        """`predictions` if the model's spec ranks class scores, else `outputs`."""
         return self.predictions or self.outputs
 
     @property
     def output(self) -> Array:
-        """The only output. Raises InputMismatch where there are several."""
+        """The only output. Raises InputMismatch if there are several."""
         if len(self.outputs) != 1:
             raise InputMismatch(f"the model has several outputs: {', '.join(self.outputs)}")
         return next(iter(self.outputs.values()))
@@ -139,11 +143,11 @@ class Tensor:
     shape: tuple[int, ...]
 
     def freed(self, axes: Sequence[int]) -> Tensor:
-        """The same, any size along these axes."""
+        """The same with any size along these axes."""
         return replace(self, shape=tuple(-1 if axis in axes else size for axis, size in enumerate(self.shape)))
 
     def check(self, array: Any, largest: Mapping[int, int] | None = None) -> Array:
-        """The array itself, contiguous. ``largest``: of sizes that may be any, by axis. Raises InputMismatch."""
+        """The array itself, contiguous. ``largest``: limits of variable sizes, by axis. Raises InputMismatch."""
         most = largest or {}
         found = np.asarray(array, order="C")  # the other way makes one dimension of none
         fits = len(found.shape) == len(self.shape) and all(
@@ -162,8 +166,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Head:
-    """One cut: its file, what the model takes, what crosses, how far answers are from the whole model's (largest
-    difference).
+    """One cut: its file, the model's inputs, what crosses, and the largest difference of answers from the whole
+    model's.
     """
 
     cut: str
@@ -172,15 +176,15 @@ class Head:
     crossing: tuple[Tensor, ...]
     difference: float
     largest: Mapping[int, int] = field(default_factory=dict)
-    """The most of a size that may be any, by axis."""
+    """The limits of variable sizes, by axis."""
     flat: frozenset[str] = frozenset()
-    """What of it a codec may encode."""
+    """The part of it that a codec may encode."""
     codecs: Mapping[str, float] = field(default_factory=dict)
-    """What answers are expected to be within with a codec that rounds."""
+    """The expected differences of answers with a lossy codec."""
 
 
 class Heads:
-    """A folder of `edge_client.export`. Raises SpecError for one that is none, or whose files are not its own."""
+    """A folder of `edge_client.export`. Raises SpecError for another folder, or one with changed files."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -227,11 +231,11 @@ class Heads:
 
     @property
     def cuts(self) -> list[str]:
-        """Cuts with a head, in the order of the manifest."""
+        """The cuts with a head, in the order of the manifest."""
         return list(self.heads)
 
     def head(self, cut: str) -> Head:
-        """Raises UnknownLayer, with the reason where its export was refused."""
+        """The head of a cut. Raises UnknownLayer, with the reason if its export was refused."""
         if cut in self.heads:
             return self.heads[cut]
         if cut in self.refused:
@@ -241,11 +245,11 @@ class Heads:
         )
 
     def zeros(self, cut: str) -> tuple[Array, ...]:
-        """Inputs of a head's form; of a size that may be any, 1."""
+        """Zeros of a head's input form, with 1 for variable sizes."""
         return tuple(np.zeros([max(size, 1) for size in one.shape], one.dtype) for one in self.head(cut).inputs)
 
     def read(self, path: str | Path) -> tuple[Array, ...]:
-        """A picture or a .npy file as the model's inputs, by the spec's [preprocess]. Raises InputMismatch."""
+        """A picture or a .npy file as the model's inputs, as the spec's [preprocess] says. Raises InputMismatch."""
         file = Path(path)
         if file.suffix.lower() == ".npy":
             try:
@@ -257,7 +261,7 @@ class Heads:
         return (_as_array(file, self._pictures),)
 
     def of_frame(self, frame: Frame) -> tuple[Array, ...]:
-        """The same of a frame of a camera or a video (`edge_client.sources`)."""
+        """A frame of a camera or video (`edge_client.sources`) as the model's inputs."""
         from PIL import Image
 
         if self._pictures is None:
@@ -267,7 +271,7 @@ class Heads:
         return (_pixels(held.getvalue(), frame.id.name, self._pictures),)
 
     def rank(self, outputs: Mapping[str, Array]) -> tuple[Prediction, ...]:
-        """The best classes, where the spec ranks class scores; else none."""
+        """The best classes, if the spec ranks class scores; else empty."""
         ranks, known = self._ranks, list(outputs)
         if ranks is None or not known:
             return ()
@@ -298,20 +302,19 @@ class Heads:
 
 
 class LightClient:
-    """Answers by a head here and its tail on ``server`` (HOST:PORT). Any thread may call; `close` it, or use ``with``.
+    """Runs a head here and its tail on ``server`` (HOST:PORT). Thread-safe; `close` it, or use ``with``.
 
         with LightClient("10.0.0.2:50051", "heads/", split="stage2.0.conv2") as client:
             print(client.infer(image).output)
 
-    ``heads``: a folder of `edge_client.export`, or `Heads`. ``split``: a cut that it has; "auto": the fastest of them,
-    by `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
-    ``threads`` within one operation. ``deadline``: seconds for a request; ``patience``: seconds to
-    wait for a server that is not there (none with a fallback). ``fallback="edge"``: the whole model runs
-    here where the server does not answer; the folder needs it (``export(whole=True)``). ``codec``: one of
-    `edge_client.light_codecs`, or "learned:FILE" of `edge_client.learn`, for what crosses; what it may change is in the
-    manifest, for those that were measured.
+    ``heads``: a folder of `edge_client.export`, or `Heads`. ``split``: one of its cuts; "auto": the fastest of them, by
+    `TRIES` requests through each; None: the only one. ``provider``: onnxruntime's, by a name of `PROVIDERS`;
+    ``threads``: within one operation. ``deadline``: seconds for a request; ``patience``: seconds to wait for an
+    unavailable server (none with a fallback). ``fallback="edge"``: run the whole model here if the server does not
+    answer; the folder must contain it (``export(whole=True)``). ``codec``: one of `edge_client.light_codecs`, or
+    "learned:FILE" of `edge_client.learn`, for what crosses; the manifest lists the effect of those that were measured.
 
-    Raises SpecError (for a provider that this onnxruntime lacks, too) and UnknownLayer.
+    Raises SpecError (also for a provider that this onnxruntime lacks) and UnknownLayer.
     """
 
     def __init__(
@@ -353,7 +356,7 @@ class LightClient:
         self.provider, self._threads = provider_of(provider), threads
         self._sessions: dict[str, Any] = {}
         self.listeners: list[Callable[[LightAnswer | IsthmusError], None]] = []
-        """Each hears of every answer and failure, in the thread that asked."""
+        """Called with every answer and failure, in the requesting thread."""
         if self.split != AUTO:
             self._session(self.heads.head(self.split).file)
         self._channel = dial(self.server, credentials=credentials)
@@ -361,7 +364,9 @@ class LightClient:
         self._live = self._method("ServerLive", inference_pb2.ServerLiveRequest, inference_pb2.ServerLiveResponse)
 
     def _method(self, name: str, request: Any, response: Any) -> Any:
-        """A call of the protocol's service: our file's package is another, and Triton's client has this name."""
+        """A call of the protocol's service, whose package differs from that of this project's file, as Triton's client
+        has it.
+        """
         return self._channel.unary_unary(
             f"/inference.GRPCInferenceService/{name}",
             request_serializer=request.SerializeToString,
@@ -377,16 +382,16 @@ class LightClient:
         self.close()
 
     def close(self) -> None:
-        """Requests under way fail. May be repeated."""
+        """Close the channel; requests in progress fail. Idempotent."""
         self._channel.close()
 
     def infer(
         self, *args: Array, split: str | None = None, deadline: float | None = None, **kwargs: Array
     ) -> LightAnswer:
-        """One answer. Arrays in the order of the model's inputs, or by their names. ``deadline``: seconds for it.
+        """One answer. Arrays in the order of the model's inputs, or by name. ``deadline``: in seconds.
 
         Raises InputMismatch, ServerUnavailable without an answer in time, Disagreement for a server with other weights,
-        and what else the server refuses by.
+        and the server's other refusals.
         """
         try:
             answer = self._answered(args, kwargs, split or self.split, deadline or self._deadline)
@@ -434,7 +439,7 @@ class LightClient:
         )
 
     def crossing(self, *args: Array, split: str | None = None, **kwargs: Array) -> dict[str, Array]:
-        """What the head gives, by name, without asking the server. Raises as `infer` does."""
+        """The head's results by name, without the server. Raises as `infer` does."""
         return self._head(self.heads.head(split or self.split), self._feeds(args, kwargs))
 
     def ping(self, deadline: float = 1.5) -> int:
@@ -453,7 +458,8 @@ class LightClient:
     def infer_many(
         self, inputs: Iterable[Any], *, in_flight: int = 1, prepare: Callable[[Any], Sequence[Array]] | None = None
     ) -> Iterator[LightAnswer | IsthmusError]:
-        """Answers in the order of ``inputs``, with up to ``in_flight`` under way; an input that fails gives its error.
+        """Answers in the order of ``inputs``, with up to ``in_flight`` in progress; an input that fails gives its
+        error.
 
         An input is an array, a tuple of them, or what ``prepare`` makes arrays of; paths are read as files, and frames
         of `edge_client.sources` as pictures.
@@ -481,9 +487,9 @@ class LightClient:
                 yield waiting.popleft().result()
 
     def node_times(self, *args: Array, split: str | None = None, runs: int = 5) -> list[NodeTime]:
-        """Where a head's time goes, by onnxruntime's own profiler, in the order of its nodes, without the first run.
+        """The time of each node of a head, by onnxruntime's own profiler, in order, without the first run.
 
-        Nodes that it fused are one. Raises as `infer` does, and asks no server.
+        Fused nodes are one. Raises as `infer` does; does not use the server.
         """
         import onnxruntime
 
@@ -557,7 +563,7 @@ class LightClient:
         return dict(zip(names, found, strict=True))
 
     def _fastest(self, feeds: Mapping[str, Array]) -> str:
-        """The cut with the least median of `TRIES` requests, the first of each not counted."""
+        """The cut with the least median of `TRIES` requests, without the first of each."""
         medians: dict[str, float] = {}
         for cut, head in self.heads.heads.items():
             took = []
@@ -572,7 +578,7 @@ class LightClient:
     def _request(
         self, head: Head, crossing: Mapping[str, Array], feeds: Mapping[str, Array] | None = None
     ) -> tuple[Any, int]:
-        """The message for the tail, and the bytes of what crosses. ``feeds``: what the head took."""
+        """The request for the tail, and the bytes of what crosses. ``feeds``: the head's inputs."""
         request = inference_pb2.ModelInferRequest(model_name=f"{self.heads.model}@{head.cut}")
         request.parameters["isthmus_weights"].string_param = self.heads.weights
         if feeds is not None:
@@ -593,7 +599,7 @@ class LightClient:
         return request, sum(map(len, request.raw_input_contents))
 
     def _coded(self, head: Head, number: int, array: Array) -> tuple[bytes, list[int]] | None:
-        """The ``number``-th tensor of what crosses, encoded; None: it goes as it is."""
+        """The ``number``-th tensor that crosses, encoded; None: it is sent unchanged."""
         if self._learned is None:
             return light_codecs.encode(self._codec, array)
         return self._learned.encode(number, array) if head.cut == self._learned.cut else None
@@ -619,7 +625,7 @@ class LightClient:
         return outputs, (took[0], took[1])
 
     def _sent(self, request: Any, deadline: float) -> Any:
-        """Send a request, and retry until ``patience`` is over where no server answers: it has no side effects."""
+        """Send a request, which has no side effects, and retry until ``patience`` is over if no server answers."""
         until, pause = time.monotonic() + self._patience, 0.1
         while True:
             try:
@@ -633,13 +639,13 @@ class LightClient:
 
 
 def _single(bits: Array) -> Array:
-    """bfloat16, of which numpy knows nothing, as float32: its upper half."""
+    """bfloat16, which numpy does not have, as float32, whose upper half it is."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 @dataclass(frozen=True)
 class _Pictures:
-    """The spec's [preprocess], as `shared_hooks.models.images.ImagePreprocess` does it."""
+    """The spec's [preprocess], equal to `shared_hooks.models.images.ImagePreprocess`."""
 
     size: Sequence[int] | None
     shorter_side: int | None
@@ -683,7 +689,7 @@ def _pixels(data: bytes, name: str, how: _Pictures) -> Array:
 
 
 def provider_of(name: str) -> str:
-    """onnxruntime's name of an execution provider. Raises SpecError for one that is not there."""
+    """onnxruntime's name of an execution provider. Raises SpecError for one that is not available."""
     import onnxruntime
 
     there = onnxruntime.get_available_providers()
@@ -713,7 +719,7 @@ def _sha(file: Any) -> str:
 
 
 def _error(error: grpc.RpcError, server: str) -> IsthmusError:
-    """The server's error by its name; ServerUnavailable where there is no answer."""
+    """The server's error by its name; ServerUnavailable without an answer."""
     call: Any = error
     details, code = str(call.details() or ""), call.code()
     kind, colon, text = details.partition(": ")

@@ -1,9 +1,9 @@
-"""Requests looked at while they run: a page in the browser, and sinks for their numbers.
+"""Live views of requests: a page in the browser, and sinks for their numbers.
 
-dashboard    `Dashboard`: the page of one client, served while that works
-light       `LightDashboard`: the same of a client without PyTorch
+dashboard    `Dashboard`: the page of one client, served while it works
+light       `LightDashboard`: the same for a client without PyTorch
 board       what the page shows: requests, events, the link, both machines, observers; bounded
-server       a thread that answers it
+server       the thread of its web server
 to_sinks     `ToSinks`: every answer's numbers to sinks
 """
 
@@ -22,7 +22,7 @@ _HOME = {"Dashboard": "dashboard", "LightDashboard": "light", "ToSinks": "to_sin
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when used: sinks need no web server."""
+    """Import lazily: sinks need no web server."""
     from importlib import import_module
 
     if name not in _HOME:

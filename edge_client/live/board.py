@@ -1,4 +1,4 @@
-"""`Board`: what the page shows, in rings that forget the oldest, and who has seen how much of it. Loads no torch."""
+"""`Board`: the content of the page, in rings that drop the oldest entries. Does not load torch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
 MOST: Final = 1024
-"""Items that wait; what comes then is left out."""
+"""The maximum number of waiting items; further ones are dropped."""
 
 
 class Aside(Generic[Item]):
-    """Calls ``work`` with one item after the other. An item that raises costs itself; the first such is logged."""
+    """Calls ``work`` with one item after the other, in a thread. An item that raises is dropped; the first such is
+    logged.
+    """
 
     def __init__(self, name: str, work: Callable[[Item], None], most: int = MOST) -> None:
         self.left_out = 0
-        """Items that found no place."""
+        """The number of dropped items."""
         self.failures = 0
         self._name = name
         self._work = work
@@ -43,7 +45,7 @@ class Aside(Generic[Item]):
         self._thread.start()
 
     def put(self, item: Item) -> None:
-        """Never waits."""
+        """Add an item without blocking."""
         if self._closed:
             return
         if self._items.qsize() < self._most:
@@ -52,7 +54,7 @@ class Aside(Generic[Item]):
             self.left_out += 1
 
     def close(self) -> None:
-        """Returns when what waits is done. May be called again."""
+        """Finish the waiting items. Idempotent."""
         if not self._closed:
             self._closed = True
             self._items.put(None)
@@ -74,25 +76,25 @@ class Aside(Generic[Item]):
 
 
 TEXT: Final = 400
-"""Characters of a message, which may come from a server."""
+"""Most characters of a message, which may come from a server."""
 PICTURES: Final = 24
 TABLE_ROWS: Final = 40
 Entry = dict[str, Any]
 
 
 def said(text: object) -> str:
-    """As one line that is not long."""
+    """The text as a single, short line."""
     line = one_line(str(text))
     return line if len(line) <= TEXT else f"{line[: TEXT - 1]}…"
 
 
 def reading(one: Reading | None) -> list[Any] | None:
-    """Value, status, note."""
+    """[value, status, note]."""
     return None if one is None else [finite(one.value), one.status, said(one.note)]
 
 
 def cloud(answer: Answer) -> Entry | None:
-    """The server's machine, as this answer shows it; None for an answer that shows nothing of it."""
+    """The server's machine according to this answer, or None."""
     if answer.load is None and answer.forward_cloud is None:
         return None
     last: LayerMetrics | None = answer.layers_cloud[-1] if answer.layers_cloud else None
@@ -108,7 +110,7 @@ def cloud(answer: Answer) -> Entry | None:
 
 
 def load(known: Load | None) -> Entry:
-    """How busy a server says it is."""
+    """A server's reported load."""
     now = {"at": round(time.time(), 3)}
     if known is None:
         return now
@@ -116,13 +118,15 @@ def load(known: Load | None) -> Entry:
 
 
 def link(up: float | None, down: float | None, rtt_ms: float | None, by: str, speed: str = "") -> Entry:
-    """Bytes a second each way, milliseconds; None = unknown. ``speed``: what may be said of ``up``; empty: itself."""
+    """Bytes per second each way, and milliseconds; None: unknown. ``speed``: the text for ``up``, by default the
+    number.
+    """
     found: Entry = finite({"at": round(time.time(), 3), "up": up, "down": down, "rtt": rtt_ms, "by": by, "said": speed})
     return found
 
 
 def event(kind: str, text: object = "", **known: Any) -> Entry:
-    """Something that happened: ``kind`` is "moved", "hedge", "gone", "back", "failed" and such."""
+    """An event: ``kind`` is "moved", "hedge", "gone", "back", "failed" and the like."""
     shown = {key: said(one) if isinstance(one, str) else one for key, one in known.items()}
     found: Entry = finite({"at": round(time.time(), 3), "kind": kind, "text": said(text), **shown})
     return found
@@ -144,12 +148,14 @@ def observed(answer: Answer, number: int) -> Entry:
 
 
 RINGS: Final[Mapping[str, int]] = {"requests": 240, "events": 200, "link": 600, "edge": 600, "cloud": 600}
-"""Entries of each that are kept: of requests the newest, of what is sampled once a second ten minutes."""
+"""The sizes of the rings: for requests the newest, for what is sampled once per second ten minutes."""
 
 
 class Board:
-    """Any thread may add and ask. A reader comes with a number, and gets what was added since: nothing is kept for
-    readers, so one that is slow misses what has left its ring meanwhile, and costs nothing.
+    """Entries for readers. Thread-safe.
+
+    A reader passes a number and gets what was added since. Nothing is kept per reader, so a slow one misses what has
+    left its ring meanwhile, and costs nothing.
     """
 
     def __init__(self, about: Entry) -> None:
@@ -161,26 +167,26 @@ class Board:
         self._lock = threading.Lock()
 
     def add(self, ring: str, entry: Entry) -> None:
-        """One more of these."""
+        """Add an entry to a ring."""
         with self._lock:
             self._number += 1
             self._rings[ring].append((self._number, entry))
 
     def set(self, name: str, value: Any) -> None:
-        """Something of which only the latest counts, such as what observers saw."""
+        """Set a value of which only the latest counts, such as what observers saw."""
         with self._lock:
             self._number += 1
             self._latest[name] = self._number, value
 
     def count(self, name: str) -> int:
-        """One more; how many there were before."""
+        """Increment a count; returns its previous value."""
         with self._lock:
             before = self.counts[name]
             self.counts[name] = before + 1
             return before
 
     def since(self, number: int) -> tuple[int, Entry]:
-        """What was added after ``number`` (0: all that is kept), and the number to come with next."""
+        """What was added after ``number`` (0: everything kept), and the next number to pass."""
         with self._lock:
             found: Entry = {}
             for name, ring in self._rings.items():
@@ -197,7 +203,7 @@ class Board:
             return self._number, found
 
     def whole(self) -> tuple[int, Entry]:
-        """All that is kept, with what holds for all of it."""
+        """Everything kept, including constant values."""
         number, found = self.since(0)
         return number, {
             "now": round(time.time(), 3),

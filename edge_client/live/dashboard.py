@@ -3,8 +3,8 @@
     with EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv2") as client, Dashboard(client) as page:
         print(page.url)
 
-Hooks of the client's life cycle hand over what happens, and a thread beside the requests makes of it what the page is
-said. The page itself asks for nothing that costs a request anything.
+Hooks of the client's life cycle pass on what happens, and a thread beside the requests converts it for the page, which
+itself causes no cost to requests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ GROUPS: Final[Mapping[str, str]] = {
     **dict.fromkeys(("download",), "download"),
     **dict.fromkeys(("turn", "edge_decode", "postprocess"), "finish"),
 }
-"""Row of `Times` -> what it is drawn as."""
+"""Row of `Times` -> how it is drawn."""
 
 
 def stages() -> list[Entry]:
@@ -59,7 +59,7 @@ def stages() -> list[Entry]:
 
 
 def request(answer: Answer, number: int) -> Entry:
-    """Times in milliseconds."""
+    """The entry of one request, with times in milliseconds."""
     edge, cloud = answer.forward_edge, answer.forward_cloud
     return {
         "number": number,
@@ -79,11 +79,11 @@ def request(answer: Answer, number: int) -> Entry:
 # What happens to a client, reported to the board: answers, failures, moves of the cut, connections.
 
 NUMBERS_SECONDS: Final = 0.4
-"""Between two entries of what is asked more often than anybody can see."""
+"""The least time between two entries of frequent events."""
 
 
 class Telling:
-    """Hooks of a client's life cycle, and a listener to a controller's decisions. Each call hands over and returns."""
+    """Hooks of a client's life cycle, and a listener to a controller's decisions. Each call only passes on its data."""
 
     name = "dashboard"
     built_in = True
@@ -91,19 +91,19 @@ class Telling:
 
     def __init__(self, board: Board, client: EdgeClient, aside: Aside[Callable[[], None]]) -> None:
         self.chosen = False
-        """A controller tells why the cut moves."""
+        """Whether a controller reports why the cut moves."""
         self._board = board
         self._client = client
         self._aside = aside
         self._told: dict[str, float] = {}
         self._began = time.time()
-        """When the decisions' ``seconds`` begin."""
+        """The start of the decisions' ``seconds``."""
         self._about()  # it may be connected already
 
     # -- of the life cycle
 
     def after_request(self, event: Event) -> None:
-        """Answered, failed, or left."""
+        """A request was answered, failed, or cancelled."""
         if event.answer is not None:
             self._aside.put(partial(self._answered, replace(event.answer, output=None)))
         elif isinstance(event.error, Cancelled):
@@ -113,27 +113,27 @@ class Telling:
             self._event("failed", f"{type(event.error).__name__}: {event.error}")
 
     def on_split_change(self, event: Event) -> None:
-        """By the user's hand, or a controller's: that says more by itself."""
+        """The cut was changed by the user, or by a controller, which reports more itself."""
         if not self.chosen and self._client.split != AUTO:
             self._event("moved", event.reason, old=str(event.old), new=str(event.new))
 
     def after_connect(self, event: Event) -> None:
-        """There is a stream; what the server said of itself is known."""
+        """A stream was opened, and the server's description is known."""
         self._event("connected", f"to {event.address}")
         self._about()
 
     def on_disconnect(self, event: Event) -> None:
-        """It ended."""
+        """The stream has ended."""
         self._event("disconnected", event.reason)
 
     def before_drain(self, event: Event) -> None:
-        """The server takes nothing new."""
+        """The server accepts no new requests."""
         self._event("draining", "the server finishes what it has, and takes nothing new")
 
     # -- of a controller
 
     def follow(self, chooser: AutoClient) -> None:
-        """All that it decides; of what was before, what is reported as an event."""
+        """Show all decisions of a chooser, and earlier ones that are shown as events."""
         self._began = time.time() - time.monotonic() + chooser.decisions.began
         before = chooser.decisions.listen(self.decided)
         events = [one for one in before if one.get("moved", True) and one["kind"] != "probe"][-RINGS["events"] :]
@@ -141,7 +141,7 @@ class Telling:
             self._aside.put(partial(self._decided, dict(one)))
 
     def decided(self, entry: Mapping[str, Any]) -> None:
-        """A choice, or an event (`edge_client.adaptive.monitor`)."""
+        """Show a choice, or an event (`edge_client.adaptive.monitor`)."""
         self._aside.put(partial(self._decided, dict(entry)))
 
     # -- beside the requests
@@ -204,11 +204,11 @@ class Telling:
 # Load and energy of this machine, over the time since the last look: from the sampler that every forward uses.
 
 LAG_NS: Final = 300_000_000
-"""A look ends so long ago, for slow meters to have samples on both sides of it: else it is an estimate."""
+"""The delay of a sample, so that slow meters have readings on both sides of it; otherwise it is an estimate."""
 
 
 class Machine:
-    """``gpu``: the one that the model runs on, None = the processor."""
+    """This machine's figures. ``gpu``: the one that the model runs on, None: the processor."""
 
     def __init__(self, gpu: Gpu | None = None) -> None:
         self._gpu = gpu
@@ -216,7 +216,9 @@ class Machine:
         sampler.touch(gpu)
 
     def look(self) -> Entry:
-        """Since the last look: per cent, bytes of this process, watts. Keeps the sampler awake for some seconds."""
+        """The figures since the last call: per cent, bytes of this process, watts. Keeps the sampler running for some
+        seconds.
+        """
         since, self._since = self._since, time.perf_counter_ns() - LAG_NS
         window = sampler.window(since, self._gpu)
         sampler.touch(self._gpu)
@@ -235,7 +237,7 @@ def _mean(track: Track | Reading, start: int, stop: int) -> Reading:
 
 
 def _power(track: Track | Reading, start: int, stop: int) -> Reading:
-    """Watts: what the energy grew by, over the time."""
+    """Watts: the increase of energy over time."""
     if isinstance(track, Reading):
         return track
     grown = track.growth(start, stop)
@@ -253,18 +255,18 @@ def _power(track: Track | Reading, start: int, stop: int) -> Reading:
 PING_EVERY: Final = 2.0
 TRAIN_EVERY: Final = 10.0
 SECONDS: Final = 1.5
-"""What a round may take."""
+"""The time limit of a round."""
 LARGEST, LEAST, GROWTH = 256 << 10, 8 << 10, 4
-"""Bytes of a round."""
+"""The sizes of rounds in bytes."""
 MEASURABLE_NS: Final = 20e6
-"""Bytes are sent in larger rounds until one takes this much longer than an empty round."""
+"""Rounds grow until one takes this much longer than an empty round."""
 ROUNDS: Final = 3
 """How often each size is sent, every `TRAIN_EVERY`; the newest `KEPT` count."""
 KEPT: Final = 9
 
 
 class LinkWatch:
-    """`look` is called once a second, by one thread; it may take as long as a probe."""
+    """Measures the link. `look` is called once per second, by one thread; it may take as long as a probe."""
 
     def __init__(
         self, server: str, credentials: Credentials | None, board: Board, wanted: Callable[[], bool] = lambda: True
@@ -307,7 +309,7 @@ class LinkWatch:
         self._board.add("cloud", board.load(ping.load))
 
     def _measured(self, rtt_ns: int) -> Speed:
-        """The speed up, by the newest rounds."""
+        """The upward speed, from the newest rounds."""
         for _ in range(ROUNDS):
             self._rounds[0].append(self._prober.round(0, 0, SECONDS).network_ns)
             took = self._prober.round(self._size, 0, SECONDS).network_ns
@@ -321,7 +323,7 @@ class LinkWatch:
         return speed_of(self._rounds)
 
     def close(self) -> None:
-        """Ends a probe that is under way."""
+        """End a probe in progress."""
         self._closed = True
         self._prober.close()
 
@@ -332,10 +334,10 @@ LOOK_SECONDS: Final = 1.0
 class Dashboard:
     """The page of ``client``, at `url` until `close`; ``listen``: [HOST:]PORT, a free port of loopback for "0".
 
-    Where the cut is chosen (``split="auto"``, an `AutoClient`), the page shows the decisions, too. An address in place
-    of a client: the link to that server, its load, and this machine; ``credentials`` are for that. ``title`` is the
-    page's; None = the model's, or the address. Raises SpecError without the extra ``dashboard``, and for a port that
-    cannot be had.
+    If the cut is chosen (``split="auto"``, an `AutoClient`), the page also shows the decisions. With an address instead
+    of a client it shows the link to that server, its load, and this machine; ``credentials`` are for that. ``title``:
+    of the page; None: the model's name, or the address. Raises SpecError without the extra ``dashboard``, and for an
+    unavailable port.
     """
 
     def __init__(
@@ -385,16 +387,16 @@ class Dashboard:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return self._server.url
 
     @property
     def readers(self) -> int:
-        """Pages that are open."""
+        """The number of open pages."""
         return self._server.readers
 
     def follow(self, chooser: AutoClient) -> None:
-        """Show the decisions of what chooses for this client; its own numbers of the link take the place of probes."""
+        """Show the decisions of this client's chooser, whose own estimates of the link replace probes."""
         assert self._hooks is not None
         self._chooser, self._hooks.chosen = chooser, True
         self.board.set("about", {**self.board.about, "auto": True})
@@ -404,7 +406,7 @@ class Dashboard:
         self._hooks.follow(chooser)
 
     def close(self) -> None:
-        """The pages that are open keep what they show. May be called again."""
+        """Stop; open pages keep what they show. Idempotent."""
         if self._closed.is_set():
             return
         self._closed.set()

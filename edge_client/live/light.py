@@ -30,8 +30,8 @@ STAGES: Final = (
 class LightDashboard:
     """The page of ``client``, at `url` until `close`; ``listen``: [HOST:]PORT, a free port of loopback for "0".
 
-    It shows requests, failures, round trips and this machine; what the server's machine does, this protocol does not
-    tell. Raises SpecError without the extra ``dashboard``, and for a port that cannot be had.
+    It shows requests, failures, round trips and this machine; this protocol has no figures of the server's machine.
+    Raises SpecError without the extra ``dashboard``, and for an unavailable port.
     """
 
     def __init__(self, client: LightClient, listen: str = "0") -> None:
@@ -61,11 +61,11 @@ class LightDashboard:
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The address of the page."""
         return self._server.url
 
     def close(self) -> None:
-        """The pages that are open keep what they show. May be called again."""
+        """Stop; open pages keep what they show. Idempotent."""
         if not self._closed.is_set():
             self._closed.set()
             self._client.listeners.remove(self._heard)
@@ -81,7 +81,7 @@ class LightDashboard:
         self.close()
 
     def _heard(self, what: LightAnswer | IsthmusError) -> None:
-        """An answer or a failure, in the thread that asked."""
+        """Record an answer or a failure, in the requesting thread."""
         if isinstance(what, IsthmusError):
             self.board.count("failed")
             self.board.add("events", board.event("failed", f"{type(what).__name__}: {what}"))
@@ -103,7 +103,7 @@ class LightDashboard:
                 self._ping()
 
     def _machine(self) -> Entry:
-        """This machine since the last look."""
+        """This machine's figures since the last call."""
         return {
             "at": round(time.time(), 3),
             "cpu": [psutil.cpu_percent(), "measured", ""],

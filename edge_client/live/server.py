@@ -1,4 +1,4 @@
-"""A thread with uvicorn in it, on a port of its own."""
+"""A thread that runs uvicorn, on a port of its own."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ FILES: Final = {"/": ("page.html", "text/html"), "/page.css": ("page.css", "text
 EVERY_SECONDS: Final = 0.25
 MOST_READERS: Final = 16
 STALLED_SECONDS: Final = 20.0
-"""A reader that takes nothing for so long is left."""
+"""A reader that takes nothing for so long is dropped."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -52,7 +52,7 @@ HEADERS: Final = {
 
 
 class Application:
-    """ASGI. ``host``: what is listened on. `end` ends the streams."""
+    """The ASGI application of the page. ``host``: the address listened on. `end` ends the streams."""
 
     def __init__(self, board: Board, host: str) -> None:
         self.events = Events(board)
@@ -70,7 +70,7 @@ class Application:
             await self._app(scope, receive, send)
 
     def _refused(self, headers: Headers, path: str) -> str | None:
-        """Why a request is not answered."""
+        """Why a request is refused, or None."""
         host = headers.get("host", "")
         if not is_own(host, self._host):
             return f"this page is not served to the host {host[:100]!r}: open it by its address"
@@ -91,7 +91,7 @@ def _file(name: str, kind: str) -> Any:
 
 
 class Events:
-    """The stream: one board, `MOST_READERS` readers, nothing kept for any of them."""
+    """The event stream of one board, for up to `MOST_READERS` readers; nothing is kept per reader."""
 
     def __init__(self, board: Board) -> None:
         self.readers = 0
@@ -99,7 +99,7 @@ class Events:
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """Each reader gets a last event, and its stream ends."""
+        """Send each reader a last event, and end its stream."""
         self._ended.set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,19 +149,19 @@ log = logging.getLogger(__name__)
 CONNECTIONS: Final = 64
 BACKLOG: Final = 16
 TELL_SECONDS: Final = 1.0
-"""For open pages to hear of the end."""
+"""How long open pages have to receive the last event."""
 STOP_SECONDS: Final = 10.0
 
 
 class WebServer:
-    """An ASGI application on ``listen``, [HOST:]PORT, taken at once; the host is 127.0.0.1 where none is given, port 0
-    takes a free one. ``name`` is for messages.
+    """An ASGI application on ``listen``, [HOST:]PORT, bound at once; the default host is 127.0.0.1, port 0 is a free
+    one. ``name``: for messages.
 
-    Raises SpecError for a port that cannot be had.
+    Raises SpecError for an unavailable port.
     """
 
     def __init__(self, application: Callable[[str], ASGIApp], listen: str, name: str) -> None:
-        """``application``: made for the host that is listened on."""
+        """``application``: creates it for the host."""
         self.host, port = address_of(listen, name)
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
@@ -189,7 +189,7 @@ class WebServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends it; what is being answered has a second."""
+        """Stop; requests in progress have a second."""
         self._server.should_exit = True
         self._thread.join(STOP_SECONDS)
         self._socket.close()
@@ -199,7 +199,7 @@ class WebServer:
 
 
 class PageServer(WebServer):
-    """The dashboard's page. Arguments and errors: `WebServer`."""
+    """The dashboard's web server. Arguments and errors: `WebServer`."""
 
     def __init__(self, board: Board, listen: str) -> None:
         self.application: Application
@@ -214,11 +214,11 @@ class PageServer(WebServer):
 
     @property
     def readers(self) -> int:
-        """Pages that are open."""
+        """The number of open pages."""
         return self.application.events.readers
 
     def close(self) -> None:
-        """Tells the pages that are open that it is over, and ends."""
+        """Inform open pages, and stop."""
         self.application.events.end()
         until = time.monotonic() + TELL_SECONDS
         while self.readers and time.monotonic() < until:

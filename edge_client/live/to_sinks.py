@@ -1,4 +1,4 @@
-"""`ToSinks`: a hook that hands every answer's numbers to sinks.
+"""`ToSinks`: a hook that writes every answer's numbers to sinks.
 
     client = EdgeClient("127.0.0.1:50051", "digits", split="stage2.0.conv2")
     client.lifecycle.register(ToSinks(TensorBoardSink("runs/first")))
@@ -25,7 +25,7 @@ from shared_hooks.sinks import Sink, Value, of_records
 def of_answer(answer: Answer) -> dict[str, Value]:
     """``time_ms/...`` (the rows that add up, and their sum), ``bytes/...``, ``server/...``, ``edge/...``, ``cloud/...``
 
-    A reading is there when it has a value. ``cut`` is the layer's id: -1 before the first, NaN without a cut.
+    A reading is included if it has a value. ``cut`` is the layer's id: -1 before the first, NaN without a cut.
     """
     return dict(_of_answer(answer))
 
@@ -64,8 +64,8 @@ log = logging.getLogger(__name__)
 
 
 class ToSinks:
-    """Hooks. The step is the answer's number, from 0. Sinks are written in a thread beside the requests; where they are
-    slower than these, answers are left out (`left_out`).
+    """Hooks that write to sinks. The step is the answer's number, from 0. Sinks are written in a thread beside the
+    requests; if they are slower than these, answers are dropped (`left_out`).
     """
 
     name = "sinks"
@@ -79,16 +79,16 @@ class ToSinks:
 
     @property
     def left_out(self) -> int:
-        """Answers that some sink was too slow for."""
+        """The number of answers dropped because of a slow sink."""
         return max((one.left_out for one in self._asides), default=0)
 
     @property
     def failures(self) -> int:
-        """Writes that failed."""
+        """The number of failed writes."""
         return sum(one.failures for one in self._asides)
 
     def after_request(self, event: Event) -> None:
-        """An answer, or none."""
+        """Record an answer, if there is one."""
         if event.answer is not None:
             step, self._steps = self._steps, self._steps + 1
             answer = replace(event.answer, output=None)  # it may be large, and is not shown
@@ -96,11 +96,11 @@ class ToSinks:
                 aside.put((step, answer))
 
     def after_shutdown(self, event: Event) -> None:
-        """The client is closed."""
+        """Close when the client is closed."""
         self.close()
 
     def close(self) -> None:
-        """What waits is written, and the sinks are closed. May be called again."""
+        """Write what waits, and close the sinks. Idempotent."""
         sinks, self._sinks = self._sinks, ()
         for aside in self._asides:
             aside.close()

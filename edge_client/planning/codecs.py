@@ -39,27 +39,27 @@ class CodecLoss:
     codec: str
     lossless: bool
     n: int
-    """Rows that were compared; 0 where nothing can be lost."""
+    """The number of rows compared; 0 if nothing can be lost."""
     bytes_up: float
-    """Header and payload, the mean of all inputs."""
+    """Header and payload, the mean over all inputs."""
     loss: float
     low: float
     high: float | None
     accuracy: float | None
-    """By the labels, where there are any."""
+    """According to the labels, if there are any."""
     measures: Mapping[str, float]
-    """Means of what else was measured: kl, cosine, relative_error, iou, found."""
+    """Means of other measures: kl, cosine, relative_error, iou, found."""
     stopped: str
-    """Why not all inputs have been through it: `TOO_LOSSY`, `DOMINATED`; empty: they have, or nothing can be lost."""
+    """Why not all inputs were used: `TOO_LOSSY`, `DOMINATED`; empty: all were, or nothing can be lost."""
 
     def within(self, max_loss: float) -> bool:
-        """Whether it is shown to lose no more."""
+        """Whether its loss is shown to be at most ``max_loss``."""
         return self.lossless or (self.high is not None and self.high <= max_loss)
 
 
 @dataclass(frozen=True, slots=True)
 class CutLosses:
-    """One cut; ``refused``: why nothing could be measured there, else empty."""
+    """The losses at one cut; ``refused``: why nothing could be measured there, else empty."""
 
     name: str
     layer_id: int
@@ -71,7 +71,9 @@ class CutLosses:
 @short
 @dataclass(frozen=True)
 class LossTable:
-    """``kind``: of the output (docs/calibration.md); ``inputs``: how many there were, ``labelled``: with a label."""
+    """``kind``: of the output (docs/calibration.md); ``inputs``: the number of inputs, ``labelled``: of those with a
+    label.
+    """
 
     model: ModelIdentity
     kind: str
@@ -79,12 +81,12 @@ class LossTable:
     labelled: int
     confidence: float
     max_loss: float
-    """Asked for when it was made: beyond twice as much, codecs were not measured to the end."""
+    """Requested when it was made: codecs beyond twice as much were not measured to the end."""
     whole_accuracy: float | None
     created: str
     cuts: tuple[CutLosses, ...]
     books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
-    """By cut, what "basis" and "frames" send its pieces by."""
+    """By cut, the books of "basis" and "frames" for its pieces."""
     origin: str = field(default="the calibration", compare=False)
 
     @cached_property
@@ -126,7 +128,7 @@ class LossTable:
 
 
 def read(path: str | Path) -> LossTable:
-    """Strictly. Raises SpecError that names the place."""
+    """Read a table strictly. Raises SpecError that names the place."""
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise SpecError(f"{path}: larger than any calibration ({MAX_BYTES} bytes)")
@@ -139,12 +141,12 @@ def read(path: str | Path) -> LossTable:
 
 
 def write(table: LossTable, path: str | Path) -> None:
-    """As a file. Raises SpecError where it cannot be written."""
+    """Write the table to a file. Raises SpecError if that fails."""
     write_json(path, table.as_dict())
 
 
 def from_json(data: object, origin: str) -> LossTable:
-    """The reverse of `LossTable.as_dict`. Raises SpecError; keys that this version does not know are left alone."""
+    """The reverse of `LossTable.as_dict`. Raises SpecError; unknown keys are ignored."""
     top = Fields(data, origin)
     if top.data.get("format") != FORMAT:
         raise SpecError(f'{origin}: no calibration of codecs: "format" is not "{FORMAT}"')
@@ -227,7 +229,7 @@ def _share(item: Fields, key: str) -> float:
 
 
 def loss_of(value: str | float, name: str = "max_loss") -> float:
-    """A loss that is allowed, 0 to less than 1, from 0.005 or "0.5%". Raises SpecError."""
+    """An allowed loss, from 0 to below 1, given as 0.005 or "0.5%". Raises SpecError."""
     text = str(value).strip()
     try:
         found = float(text[:-1]) / 100 if text.endswith("%") else float(text)
@@ -240,20 +242,20 @@ def loss_of(value: str | float, name: str = "max_loss") -> float:
 
 
 AUTO: Final = "auto"
-"""In place of a codec's name: chosen for every tensor, or with the cut."""
+"""Instead of a codec's name: chosen for every tensor, or with the cut."""
 
 
 def named(codec: str) -> str:
-    """`AUTO`, or the name of a codec as it is known from then on. Raises SpecError."""
+    """`AUTO`, or the canonical name of a codec. Raises SpecError."""
     return codec if codec == AUTO else codecs.check(codec)
 
 
 LEARNT: Final = (Basis.name, Frames.name)
-"""Codecs that need what a calibration learnt of a cut."""
+"""Codecs that need a calibration's books for a cut."""
 
 
 def learnt(codec: str, calibration: str | Path | LossTable | None) -> LossTable | None:
-    """The table whose books a codec of `LEARNT` goes by; None for others, and where books are given otherwise.
+    """The table with the books of a codec in `LEARNT`; None for others, and if books are given otherwise.
 
     Raises SpecError for a table without books.
     """
@@ -266,7 +268,7 @@ def learnt(codec: str, calibration: str | Path | LossTable | None) -> LossTable 
 
 
 def table_of(codec: str, calibration: str | Path | LossTable | None) -> LossTable | None:
-    """As `learnt`, and for `AUTO` the table that is given, with books or without. Raises SpecError for other codecs."""
+    """As `learnt`, and for `AUTO` the given table, with or without books. Raises SpecError for other codecs."""
     if calibration is None or codec in LEARNT:
         return learnt(codec, calibration)
     if codec != AUTO:
@@ -275,8 +277,7 @@ def table_of(codec: str, calibration: str | Path | LossTable | None) -> LossTabl
 
 
 def chosen_from(table: LossTable | None = None) -> tuple[str, ...]:
-    """All codecs but those that need the frame before, or what was learnt of a cut: unless ``table`` has books, or
-    measured them."""
+    """All codecs except those that need the previous frame, or books: unless ``table`` has books, or measured them."""
     without = (Frames.name,) if table is not None and table.books else LEARNT
     measured = set() if table is None else {one.codec for cut in table.cuts for one in cut.codecs}
     return tuple(name for name, one in CODECS.items() if name not in without and (one.listed or name in measured))
@@ -285,7 +286,7 @@ def chosen_from(table: LossTable | None = None) -> tuple[str, ...]:
 @short
 @dataclass(frozen=True)
 class Codecs:
-    """``names``: of `shared_hooks.codecs.CODECS`. ``table``: what they lose, None where nothing may be lost."""
+    """``names``: of `shared_hooks.codecs.CODECS`. ``table``: their losses, None if nothing may be lost."""
 
     names: tuple[str, ...]
     table: LossTable | None = None
@@ -295,7 +296,7 @@ class Codecs:
     def of(
         cls, codec: str, calibration: str | Path | LossTable | None = None, max_loss: str | float | None = None
     ) -> Codecs | None:
-        """As users write it; None for one codec by its name, whose loss the user knows. Raises SpecError."""
+        """Parse the user's setting; None for one codec by its name, whose loss the user knows. Raises SpecError."""
         if codec != AUTO:
             codecs.check(codec)
             wrong = "calibration" if calibration is not None else "max_loss" if max_loss is not None else None
@@ -315,12 +316,12 @@ class Codecs:
         return cls(tuple(known), table, loss)
 
     def check(self, weights_hash: str, structure_digest: str) -> None:
-        """Raises SpecError where the table is of other weights."""
+        """Raises SpecError if the table belongs to other weights."""
         if self.table is not None:
             self.table.check(weights_hash, structure_digest)
 
     def at(self, cut: str) -> Iterator[tuple[str, float | None]]:
-        """(codec, agreement with the whole model at least) of those that may be used there; None: unknown.
+        """(codec, least agreement with the whole model or None) of those that may be used there.
 
         ``cut``: a layer's name, or "input".
         """
@@ -333,5 +334,5 @@ class Codecs:
                 yield name, max(0.0, 1 - found.high)
 
     def allowed(self, cut: str) -> Sequence[str]:
-        """By name, as `at`."""
+        """The names as in `at`."""
         return [name for name, _ in self.at(cut)]

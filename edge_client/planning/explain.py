@@ -1,4 +1,4 @@
-"""Why the winner wins, stage by stage, and what would have to change for the runner-up to win instead."""
+"""Why the best candidate wins, stage by stage, and what would have to change for the runner-up to win."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from edge_client.spoken import CLOUD_ONLY, EDGE_ONLY
 Repredict = Callable[[Link, float, float], Sequence[Candidate]]
 """(link, edge factor, server factor) -> candidates; the factors multiply times."""
 WIDEST: Final = 1e4
-"""How many times more or less is tried."""
+"""The largest factor that is tried, in both directions."""
 WIDTH: Final = 80
 STEPS: Final = 40
-"""From 1 to that: in each of them the first crossing is looked for."""
+"""The number of steps up to that; each is searched for the first crossing."""
 
 
 @dataclass(frozen=True)
 class BreakEven:
-    """``now`` and ``at`` in ``unit``; ``now`` None = cannot be known, ``at`` None = the runner-up wins at no value,
-    ``WIDEST`` times less or more. ``more``: whether ``at`` is more than it is now.
+    """``now`` and ``at`` in ``unit``; ``now`` None: unknown, ``at`` None: the runner-up wins at no value within a
+    factor of ``WIDEST``. ``more``: whether ``at`` is more than ``now``.
     """
 
     what: str
@@ -46,8 +46,10 @@ class BreakEven:
 
 
 def break_evens(decision: Decision, objective: Objective, link: Link, repredict: Repredict) -> list[BreakEven]:
-    """Where the runner-up of ``decision`` begins to beat all others that are allowed, one quantity changed at a time.
-    Empty without a runner-up, and where something else than ``objective`` decided.
+    """Where the runner-up of ``decision`` begins to beat all other allowed candidates, with one quantity changed at a
+    time.
+
+    Empty without a runner-up, and if something other than ``objective`` decided.
     """
     runner_up = decision.runner_up
     if runner_up is None:
@@ -58,7 +60,7 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
         return dict(zip(decision.scores, objective.scores([found[name] for name in decision.scores]), strict=True))
 
     def lead(changed: Link, edge: float, server: float) -> float:
-        """Below 0 while another is better."""
+        """Negative while another is better."""
         found = scores(changed, edge, server)
         own = found.pop(runner_up.key)
         return min(found.values()) - own
@@ -87,7 +89,7 @@ def break_evens(decision: Decision, objective: Objective, link: Link, repredict:
 
 
 def crossing(difference: Callable[[float], float]) -> float | None:
-    """The factor nearest to 1 at which ``difference`` rises to 0 or above; None where it does at none."""
+    """The factor nearest to 1 at which ``difference`` rises to 0 or above; None if there is none."""
     found = []
     for limit in (WIDEST, 1 / WIDEST):
         steps = [math.log(limit) * number / STEPS for number in range(STEPS + 1)]
@@ -103,14 +105,14 @@ def crossing(difference: Callable[[float], float]) -> float | None:
 
 
 def uplink(link: Link, factor: float) -> Link:
-    """The same link with ``factor`` times the goodput up."""
+    """The same link with ``factor`` times the upward goodput."""
     fixed, reported = link.up.ns(0), link.up.stated
     points = tuple((n, fixed + (ns - fixed) / factor) for n, ns in link.up.points)
     return Link(Curve(points, None if reported is None else reported.times(factor)), link.down, link.source)
 
 
 def round_trip(link: Link, rtt_ns: float) -> Link:
-    """The same link with another round trip."""
+    """The same link with another round-trip time."""
     fixed = link.up.ns(0)
     points = tuple((n, ns - fixed + rtt_ns) for n, ns in link.up.points)
     return Link(Curve(points, link.up.stated), link.down, link.source)
@@ -119,7 +121,7 @@ def round_trip(link: Link, rtt_ns: float) -> Link:
 def explain(
     decision: Decision, candidates: Sequence[Candidate], breaks: Sequence[BreakEven]
 ) -> tuple[str, dict[str, Any]]:
-    """As text of at most 80 columns (names aside), and JSON-able."""
+    """As text of at most 80 columns (apart from names), and JSON-able."""
     winner, by_key = decision.winner, {one.key: one for one in candidates}
     by_name = {one.name: one.key for one in sorted(candidates, key=lambda one: -one.latency_ns)}
     compared_with = [one.key for one in (decision.runner_up, decision.best_cut) if one is not None]
@@ -152,7 +154,7 @@ def explain(
 
 
 def _figure(decision: Decision, one: Candidate) -> str:
-    """What the objective compared, and the latency beside it."""
+    """What the objective compared, and the latency."""
     latency, score = f"{_ms(one.latency_ns)} ms", decision.scores.get(one.key)
     if decision.objective == "latency" or score is None:
         return latency
