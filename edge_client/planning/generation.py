@@ -1,6 +1,6 @@
-"""Which cut is best for split generation: what a token, the first one, and a whole reply take, from numbers alone.
+"""Which cut is best for split generation: the time of a token, the first one, and a whole reply, from numbers alone.
 
-What was measured is kept as JSON; it answers for other links, lengths and drafts.
+Measurements are kept as JSON; they apply to other links, lengths and drafts.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ from shared_hooks.showing import short
 
 
 HEADER_BYTES: Final = 200
-"""Bytes of a step's header each way, where none was measured."""
+"""Bytes of a step's header each way, if not measured."""
 
 
 @short
 @dataclass(frozen=True)
 class Overhead:
-    """``network_ns``: of a step, beyond the link; negative where steps were faster than its probe. Bytes beside the
-    hidden states (``up``) and the logits (``down``): of a step by the tokens before it, of a prompt by its tokens.
+    """The overhead of steps. ``network_ns``: of a step, beyond the link; negative if steps were faster than its probe.
+    Bytes besides the hidden states (``up``) and the logits (``down``): of a step by the tokens before it, of a prompt
+    by its tokens.
     """
 
     network_ns: float = 0.0
@@ -73,15 +74,15 @@ class Overhead:
 
 
 TOKEN_BYTES: Final = 8
-"""Bytes of a token id, where the answer is the token alone."""
+"""Bytes of a token id, if only the token comes back."""
 PLACE_BYTES: Final = 4
-"""Bytes of a token id beside its logit."""
+"""Bytes of a token id with its logit."""
 
 
 @dataclass(frozen=True)
 class Drafting:
-    """``tokens`` are guessed on the edge before each round trip, ``token_ns`` each (0: looked up in the text), and each
-    is right with ``acceptance`` where those before it are.
+    """``tokens`` are guessed on the edge before each round trip, in ``token_ns`` each (0: looked up in the text), and
+    each is right with probability ``acceptance`` if those before it are.
     """
 
     tokens: int = 0
@@ -98,14 +99,14 @@ class Drafting:
 
     @property
     def tokens_per_round(self) -> float:
-        """Expected of a round trip: the accepted ones, and the one that the model gives after them."""
+        """The expected tokens of a round trip: the accepted ones, and the one that the model adds."""
         a, k = self.acceptance, self.tokens
         return sum(a**at for at in range(k + 1))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """``answer``: what comes back of the logits: None for all, ("top", k), ("token",)."""
+    """The task. ``answer``: what of the logits comes back: None for all, ("top", k), ("token",)."""
 
     prompt_tokens: int = 128
     new_tokens: int = 128
@@ -123,16 +124,16 @@ class Workload:
 
     @property
     def middle(self) -> float:
-        """Tokens before the middle one of those that are steps: as times grow evenly, the mean step is that one's."""
+        """The number of tokens before the middle step: as times grow linearly, the mean step is that one."""
         return self.prompt_tokens + self.new_tokens / 2
 
     @property
     def last(self) -> int:
-        """Tokens whose state is kept at the end."""
+        """The number of tokens whose state is kept at the end."""
         return self.prompt_tokens + self.new_tokens
 
     def answer_bytes(self, tokens: int, words: int, word_bytes: int) -> float:
-        """Bytes of the logits of so many tokens."""
+        """The bytes of the logits of so many tokens."""
         if self.answer is None:
             return float(tokens * words * word_bytes)
         if len(self.answer) == 2:
@@ -150,7 +151,9 @@ class Workload:
 @short
 @dataclass(frozen=True)
 class Moving:
-    """Bytes and ns of either way. ``gain_ns``: by how much a token is faster at the new cut; below 0 it is slower."""
+    """The bytes and ns of either way to move a session. ``gain_ns``: how much faster a token is at the new cut;
+    negative: slower.
+    """
 
     carried_bytes: float
     carry_ns: float
@@ -160,11 +163,11 @@ class Moving:
 
     @property
     def pays_after(self) -> float:
-        """Tokens after which the cheaper way has paid; infinite where no token is faster."""
+        """The number of tokens after which the cheaper way has paid off; infinite if tokens are not faster."""
         return min(self.carry_ns, self.replay_ns) / self.gain_ns if self.gain_ns > 0 else math.inf
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; null for what never pays."""
+        """JSON-able; null for what never pays off."""
         pays = self.pays_after
         return {
             "carried_bytes": self.carried_bytes,
@@ -179,8 +182,9 @@ class Moving:
 def moving(
     edge: DecodingProfile, cloud: DecodingProfile, link: Link, old: int, new: int, tokens: int, gain_ns: float
 ) -> Moving:
-    """From the cut after block number ``old`` to that after ``new``, with so many tokens in the session. ``gain_ns``:
-    what a token takes at the old cut less what it takes at the new one.
+    """Moving a session with so many tokens from the cut after block number ``old`` to that after ``new``.
+
+    ``gain_ns``: the time of a token at the old cut less that at the new one.
     """
     first, last = sorted((old, new))
     between: list[Part] = list(edge.blocks[first + 1 : last + 1])
@@ -194,14 +198,14 @@ def moving(
 
 
 GOALS = ("token", "first-token", "reply")
-"""What a plan of a generation may be about."""
+"""What a plan of a generation can optimise."""
 
 
 @short
 @dataclass(frozen=True)
 class GenerationCandidate:
-    """A cut after a block, or everything here. Memory is that of weights which the side uses, and of what it keeps at
-    the end of the reply.
+    """A cut after a block, or everything here. Memory: of the weights that the side uses, and of its state at the
+    reply's end.
     """
 
     first: Candidate
@@ -222,11 +226,11 @@ class GenerationCandidate:
 
     @property
     def tokens_per_second(self) -> float:
-        """While decoding."""
+        """The rate while decoding."""
         return 1e9 / self.token.latency_ns if self.token.latency_ns else 0.0
 
     def of(self, goal: str) -> Candidate:
-        """By a name of `GOALS`."""
+        """The candidate for a name in `GOALS`."""
         return {"token": self.token, "first-token": self.first, "reply": self.reply}[goal]
 
 
@@ -243,9 +247,10 @@ def predict_generation(
     edge_factor: float = 1.0,
     server_factor: float = 1.0,
 ) -> list[GenerationCandidate]:
-    """Edge-only, and a cut after every block. Without ``cloud`` or ``link`` edge-only alone. ``head``: this
-    side's profile in split steps, where that is not what it takes by itself. The factors multiply the times of either
-    side. Raises SpecError for profiles of different models.
+    """Predictions for edge-only, and for a cut after every block; only edge-only without ``cloud`` or ``link``.
+
+    ``head``: this side's profile in split steps, if it differs from that alone. The factors multiply the times of
+    either side. Raises SpecError for profiles of different models.
     """
     found = [_alone(edge.times(edge_factor), workload, power)]
     if cloud is None or link is None:
@@ -257,13 +262,13 @@ def predict_generation(
 
 
 def check_goal(goal: str) -> None:
-    """SpecError for another word than those of `GOALS`."""
+    """Raises SpecError for a word not in `GOALS`."""
     if goal not in GOALS:
         raise SpecError(f"a plan of a generation is about {', '.join(GOALS)}, not {goal!r}")
 
 
 def check_same_blocks(edge: DecodingProfile, cloud: DecodingProfile) -> None:
-    """SpecError naming what differs."""
+    """Raises SpecError naming the difference."""
     mine, theirs = [one.name for one in edge.blocks], [one.name for one in cloud.blocks]
     if mine != theirs:
         raise SpecError(
@@ -329,7 +334,7 @@ class _Ways:
 
 @dataclass(frozen=True)
 class _Round:
-    """One round trip, or some of them."""
+    """One round trip, or several."""
 
     stages: Mapping[str, float]
     up: float
@@ -416,8 +421,8 @@ def decide_generation(
     objective: Objective | None = None,
     constraints: Constraints | None = None,
 ) -> Decision:
-    """As `decide`, of the candidates' ``goal`` (a name of `GOALS`). Raises SpecError for another word, for numbers that
-    are not known, and where none is allowed.
+    """As `decide`, for the candidates' ``goal`` (a name in `GOALS`). Raises SpecError for another word, for unknown
+    numbers, and if no candidate is allowed.
     """
     check_goal(goal)
     return decide([one.of(goal) for one in candidates], objective, constraints)
@@ -437,7 +442,7 @@ NOTE = "from steps at two cuts; blocks share the server's time as they do the ed
 @dataclass(frozen=True)
 class StepSample:
     """One forward of a split generation after block number ``cut``. ``tokens``: of the prompt, or before the step.
-    Times in ns: on the edge with what generate() does around it, from sending to the answer, and of the server.
+    Times in ns: on the edge, including generate()'s own work, from sending to the answer, and of the server.
     """
 
     cut: int
@@ -451,9 +456,9 @@ class StepSample:
 
 
 def cloud_profile(edge: DecodingProfile, samples: Sequence[StepSample], machine: dict[str, Any]) -> DecodingProfile:
-    """The server's. ``samples`` are of the first cut and the last, at the same numbers of tokens.
+    """The server's profile. ``samples``: at the first and the last cut, for the same numbers of tokens.
 
-    Raises ValueError where one of these is missing.
+    Raises ValueError if one of these is missing.
     """
     last = len(edge.blocks) - 1
     steps = _Ends.of([one for one in samples if not one.prompt], lambda one: one.server_ns, first=last, second=0)
@@ -470,7 +475,7 @@ def cloud_profile(edge: DecodingProfile, samples: Sequence[StepSample], machine:
 
 
 def head_profile(edge: DecodingProfile, samples: Sequence[StepSample]) -> DecodingProfile:
-    """The edge's in split steps. Raises as `cloud_profile` does."""
+    """The edge's profile in split steps. Raises as `cloud_profile` does."""
     last = len(edge.blocks) - 1
     steps = _Ends.of([one for one in samples if not one.prompt], lambda one: one.edge_ns, first=0, second=last)
     prompts = _Ends.of([one for one in samples if one.prompt], lambda one: one.edge_ns, first=0, second=last)
@@ -486,8 +491,8 @@ def overhead_of(
     link: Link | None,
     answer_bytes: Callable[[int], float],
 ) -> Overhead:
-    """Medians of measured less predicted. ``link``: as it was probed where the steps went; None: nothing is said of the
-    network. ``answer_bytes``: of the logits of so many tokens, as they came back.
+    """Medians of measured less predicted times. ``link``: as probed where the steps ran; None: without the network.
+    ``answer_bytes``: of the logits of so many tokens, as they came back.
     """
     steps, prompts = ([one for one in samples if one.prompt is kind] for kind in (False, True))
     network = 0.0
@@ -506,7 +511,7 @@ def overhead_of(
 
 @dataclass(frozen=True)
 class _Ends:
-    """What one side takes, by tokens: at the cut where that is least, and how much more at the other."""
+    """One side's time by tokens: at the cut where that is least, and how much more at the other."""
 
     least: Line
     more: Line
@@ -527,7 +532,7 @@ class _Ends:
 
 
 def _shared(edge: DecodingProfile, steps: Line, prompts: Line, samples: Sequence[StepSample]) -> tuple[Part, ...]:
-    """Each block's part of what all but the first take; as much of it as the first has, for the first."""
+    """Each block's part of the time of all blocks but the first, scaled for the first."""
     at = statistics.median(one.tokens for one in samples)
     of_steps, of_prompts = _shares(edge, lambda part: part.step.at(at)), _shares(edge, lambda part: part.prefill.at(at))
     return tuple(
@@ -548,17 +553,17 @@ def _rest(samples: Sequence[StepSample], beside: Callable[[StepSample], float]) 
 
 
 KEY: Final = "measured"
-"""Its place in a plan's JSON."""
+"""Its key in a plan's JSON."""
 _LINES: Final = ("step_up", "prefill_up", "step_down", "prefill_down")
 
 
 @short
 @dataclass(frozen=True)
 class Measured:
-    """Both sides' profiles, the link, and what real steps took beside these."""
+    """Both sides' profiles, the link, and the overhead of real steps."""
 
     edge: DecodingProfile
-    """By itself."""
+    """Running alone."""
     head: DecodingProfile
     """In split steps."""
     cloud: DecodingProfile
@@ -575,7 +580,9 @@ class Measured:
         *,
         power: Power | None = None,
     ) -> list[GenerationCandidate]:
-        """What `predict_generation` makes of it; on another ``link``, or with either side's times multiplied."""
+        """The predictions for it (`predict_generation`), possibly on another ``link``, or with either side's times
+        multiplied.
+        """
         return predict_generation(
             self.edge,
             self.cloud,
@@ -602,7 +609,7 @@ class Measured:
 
 
 def read_measured(path: str | Path) -> Measured:
-    """From a plan's JSON. Raises SpecError that names the place."""
+    """Read a plan's JSON. Raises SpecError that names the place."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,4 +1,6 @@
-"""`LeakageTable`: how much of an input can be read from what crosses at every cut; and a bound on it for plans."""
+"""`LeakageTable`: how much of an input can be reconstructed from what crosses at every cut; and a limit on it for
+plans.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ RAW: Final = "raw"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over several seeds: the mean, bounds of it (95 %, Student's), and each."""
+    """A figure over several seeds: the mean, its 95 % interval (Student's t), and each value."""
 
     mean: float
     low: float
@@ -34,9 +36,9 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class CutLeakage:
-    """One codec at one cut ("input": before the first layer). ``leakage``: 0 for what an attacker reaches who knows
-    only the average input, 1 for what the raw input gives. ``scores``: what that is made of, by name. ``refused``: why
-    nothing was measured, else empty.
+    """One codec at one cut ("input": before the first layer). ``leakage``: 0 for an attacker who knows only the average
+    input, 1 for what the raw input gives. ``scores``: its components, by name. ``refused``: why nothing was measured,
+    else empty.
     """
 
     cut: str
@@ -50,8 +52,8 @@ class CutLeakage:
 @short
 @dataclass(frozen=True)
 class LeakageTable:
-    """What `edge_client.leakage` found; a file. ``kind``: of the inputs, pictures, tokens or numbers. ``average`` and
-    ``raw``: the scores of an attacker who knows only the average, and of one who has the input.
+    """The result of `edge_client.leakage`; a file. ``kind``: of the inputs, pictures, tokens or numbers. ``average``
+    and ``raw``: the scores of an attacker who knows only the average, and of one who has the input.
     """
 
     model: ModelIdentity
@@ -72,7 +74,7 @@ class LeakageTable:
         return {(one.cut, one.codec): one for one in self.cuts if not one.refused}
 
     def of(self, cut: str, codec: str = RAW) -> CutLeakage | None:
-        """What was measured there; a codec without loss gives away what raw bytes do."""
+        """The measurement there; a lossless codec leaks what raw bytes do."""
         known = by_wire(codec)
         found = self._by_place.get((cut, codec))
         return self._by_place.get((cut, RAW)) if found is None and known is not None and known.lossless else found
@@ -94,8 +96,8 @@ class LeakageTable:
 
 @dataclass(frozen=True)
 class LeakageBound:
-    """The most that what crosses may give away, 0 to 1. ``codec``: of requests whose candidate names none; a candidate
-    that names one counts as the worse of that codec and raw, since some of its pieces may go raw.
+    """The maximum leakage, 0 to 1. ``codec``: of requests whose candidate names none; one that names a codec counts as
+    the worse of that and raw, since some of its pieces may be sent raw.
     """
 
     table: LeakageTable
@@ -103,7 +105,7 @@ class LeakageBound:
     codec: str = RAW
 
     def of(self, cut: str, codec: str = "") -> float | None:
-        """The upper bound of what a candidate gives away; None if it was not measured."""
+        """The upper bound of a candidate's leakage; None if it was not measured."""
         if cut == EDGE_ONLY:
             return 0.0
         if cut == CLOUD_FILE:
@@ -118,7 +120,7 @@ class LeakageBound:
 def bound_of(
     max_leakage: float | None, leakage: str | Path | LeakageTable | None, codec: str = RAW
 ) -> LeakageBound | None:
-    """As users write it. Raises SpecError for the one without the other, and for a bound that is none."""
+    """Parse the user's settings. Raises SpecError for one without the other, and for an invalid limit."""
     if max_leakage is None and leakage is None:
         return None
     if max_leakage is None or leakage is None:
@@ -132,12 +134,12 @@ def bound_of(
 
 
 def write(table: LeakageTable, path: str | Path) -> None:
-    """As a file. Raises SpecError where it cannot be written."""
+    """Write the table to a file. Raises SpecError if that fails."""
     write_json(path, table.as_dict())
 
 
 def read(path: str | Path) -> LeakageTable:
-    """Strictly. Raises SpecError that names the place."""
+    """Read a table strictly. Raises SpecError that names the place."""
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise SpecError(f"{path}: larger than any leakage file ({MAX_BYTES} bytes)")
@@ -150,7 +152,7 @@ def read(path: str | Path) -> LeakageTable:
 
 
 def from_json(data: object, origin: str) -> LeakageTable:
-    """The reverse of `LeakageTable.as_dict`. Raises SpecError; keys that this version does not know are left alone."""
+    """The reverse of `LeakageTable.as_dict`. Raises SpecError; unknown keys are ignored."""
     top = Fields(data, origin)
     if top.data.get("format") != FORMAT:
         raise SpecError(f'{origin}: no leakage file: "format" is not "{FORMAT}"')

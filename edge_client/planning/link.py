@@ -1,4 +1,4 @@
-"""What a link carries, as measured by a probe or as given: how long so many bytes take, each way."""
+"""The time that a link takes for a number of bytes each way, as measured by a probe or as given."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from shared_hooks.showing import short
 
 
 LEAST_ROUNDS: Final = 3
-"""Fewest rounds of either size, below which nothing is said."""
+"""The fewest rounds of either size for an estimate."""
 Z: Final = 1.96
-"""95 %; of three rounds of either size the whole range, 90 %."""
+"""95 %; for three rounds of either size the whole range, 90 %."""
 WIDEST: Final = 4.0
-"""The upper end of an interval is at most so many times the lower one, or the speed cannot be known."""
+"""The largest ratio of an interval's ends; beyond that the speed is unknown."""
 
 
 @dataclass(frozen=True)
 class Speed:
-    """Bytes per second. ``low`` to ``high``: where the true value lies, as far as the noise lets one say (None: no
-    bound is known). ``value`` is None where it cannot be known, and ``why`` says why.
+    """Bytes per second. ``low`` to ``high``: the interval of the true value, given the noise (None: unknown). ``value``
+    is None if it cannot be known, for the reason ``why``.
     """
 
     value: float | None
@@ -43,30 +43,30 @@ class Speed:
 
     @classmethod
     def exactly(cls, value: float) -> Speed:
-        """A speed that was given; infinite is none."""
+        """A given speed; an infinite one is unknown."""
         if not math.isfinite(value):
             return cls(None, None, None, "more bytes take no more time")
         return cls(value, value, value)
 
     def times(self, factor: float) -> Speed:
-        """A link ``factor`` times as fast."""
+        """The speed of a link ``factor`` times as fast."""
         value, low, high = (None if one is None else one * factor for one in (self.value, self.low, self.high))
         return Speed(value, low, high, self.why)
 
     @property
     def ratio(self) -> float:
-        """``high`` over ``low``; infinite where either is unknown."""
+        """``high`` over ``low``; infinite if either is unknown."""
         return self.high / self.low if self.low and self.high else math.inf
 
     def overlaps(self, other: Speed) -> bool:
-        """Whether both may be one speed; False where either knows no interval."""
+        """Whether both may be the same speed; False if either has no interval."""
         if self.low is None or self.high is None or other.low is None or other.high is None:
             return False
         return self.low <= other.high and other.low <= self.high
 
     @property
     def bounds(self) -> str:
-        """In few words: the value with its interval, "at least" the lower end, or that it is unknown."""
+        """As short text: the value with its interval, "at least" the lower end, or that it is unknown."""
         if self.value is None:
             return f"at least {mbit(self.low)}" if self.low else "unknown"
         return str(self)
@@ -80,7 +80,7 @@ class Speed:
         return f"{mbit(self.value)} ({mbit(self.low)} to {mbit(self.high)})"
 
     def as_dict(self, prefix: str = "") -> dict[str, Any]:
-        """JSON-able; null is what cannot be known."""
+        """JSON-able; null for what is unknown."""
         return {
             f"{prefix}bytes_per_second": self.value,
             f"{prefix}bytes_per_second_low": self.low,
@@ -90,7 +90,7 @@ class Speed:
 
 
 def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
-    """The speed from what rounds took (ns), by their bytes."""
+    """The speed from the durations of rounds (ns), by their bytes."""
     largest = max(rounds, default=0)
     smaller = half_of(sorted(rounds), largest)
     if not largest:
@@ -109,12 +109,12 @@ def speed_of(rounds: Mapping[int, Sequence[float]]) -> Speed:
 
 
 def half_of(sizes: Sequence[int], largest: int) -> int:
-    """The largest of ``sizes`` (0 among them) that is no more than half of ``largest``."""
+    """The largest of ``sizes`` (including 0) that is at most half of ``largest``."""
     return max((one for one in sizes if one <= largest / 2), default=0)
 
 
 def shift(larger: Sequence[float], smaller: Sequence[float]) -> tuple[float, float, float]:
-    """By how much ``larger`` values are larger: the median of all differences, and the ends of its interval."""
+    """By how much ``larger`` values exceed ``smaller``: the median of all differences, and the ends of its interval."""
     differences = sorted(one - other for one in larger for other in smaller)
     n, m = len(larger), len(smaller)
     left_out = max(0, math.floor(n * m / 2 - Z * math.sqrt(n * m * (n + m + 1) / 12)))
@@ -122,7 +122,7 @@ def shift(larger: Sequence[float], smaller: Sequence[float]) -> tuple[float, flo
 
 
 def mbit(bytes_per_second: float | None) -> str:
-    """As people write a link's speed."""
+    """A link's speed as text."""
     if bytes_per_second is None:
         return "-"
     bits = bytes_per_second * 8
@@ -137,16 +137,16 @@ def mbit(bytes_per_second: float | None) -> str:
 
 WEIGHT: Final = 0.3
 SURPRISE: Final = math.log(1.5)
-"""How far from the mean (as a ratio) an observation is a surprise, in a calm series."""
+"""The ratio to the mean at which an observation is a surprise, in a calm series ..."""
 CALM: Final = 4.0
-"""... and in a noisy one: so many mean deviations."""
+"""... and in a noisy one, in mean deviations."""
 
 
 class Tracker:
-    """Follows a positive number in its logarithm: half and double are equally far.
+    """Tracks a positive number by its logarithm: half and double are equally far.
 
-    One observation far off is noise and leaves the mean alone. A second one in a row on the same side is a change, and
-    becomes the mean. ``offset`` is added to every value inside, for numbers that may be 0.
+    One observation far off is noise and does not change the mean. A second one in a row on the same side is a change,
+    and becomes the mean. ``offset`` is added to every value internally, for numbers that may be 0.
     """
 
     def __init__(self, value: float, offset: float = 0.0) -> None:
@@ -158,16 +158,16 @@ class Tracker:
 
     @property
     def value(self) -> float:
-        """The present belief."""
+        """The current estimate."""
         return max(0.0, math.exp(self._mean) - self._offset)
 
     @property
     def stale(self) -> bool:
-        """Whether the next observation replaces the belief."""
+        """Whether the next observation replaces the estimate."""
         return self._stale
 
     def observe(self, value: float) -> bool:
-        """Take an observation in; whether it was believed to be a sudden change."""
+        """Record an observation; returns whether it was taken for a sudden change."""
         seen = self._log(value)
         if self._stale:
             self.reset(value)
@@ -187,11 +187,11 @@ class Tracker:
         return True
 
     def acquit(self) -> None:
-        """Something else showed that the last surprise was noise."""
+        """Treat the last surprise as noise."""
         self._suspect = None
 
     def reset(self, value: float, stale: bool = False) -> None:
-        """Forget the past. ``stale``: the next observation replaces this, whatever it is."""
+        """Forget the past. ``stale``: the next observation replaces the estimate."""
         self._mean = self._log(value)
         self._suspect = None
         self._stale = stale
@@ -203,10 +203,10 @@ class Tracker:
 @short
 @dataclass(frozen=True)
 class Curve:
-    """Nanoseconds by bytes: straight lines between measured points, beyond the last by `bytes_per_second`.
+    """Nanoseconds by bytes: piecewise linear between measured points, beyond the last with `bytes_per_second`.
 
-    ``points`` are (bytes, ns), bytes rising from 0. Times never fall with more bytes. ``stated``: how fast the link is
-    known to be; beyond the last point it says more than the points' own slope, which may be of a few bytes.
+    ``points``: (bytes, ns), bytes rising from 0. Times never decrease with more bytes. ``stated``: the known speed of
+    the link; beyond the last point it is more reliable than the points' own slope, which may span a few bytes.
     """
 
     points: tuple[tuple[int, float], ...]
@@ -230,7 +230,7 @@ class Curve:
         return cls(((0, fixed_ns), (1 << 20, fixed_ns + (1 << 20) / bytes_per_second * 1e9)))
 
     def ns(self, nbytes: float) -> float:
-        """Nanoseconds that ``nbytes`` take."""
+        """The nanoseconds for ``nbytes``."""
         points = self.points
         last, ns = points[-1]
         if nbytes >= last:
@@ -241,8 +241,8 @@ class Curve:
 
     @property
     def _slope(self) -> float:
-        """Nanoseconds a byte: as stated, else between the largest size and the largest that is at most half of it
-        (between two sizes that hardly differ there is only noise), within what was stated.
+        """Nanoseconds per byte: as stated, else between the largest size and the largest that is at most half of it
+        (between nearly equal sizes there is only noise), within what was stated.
         """
         stated = self.stated or Speed(None, None, None)
         if stated.value:
@@ -261,8 +261,8 @@ class Curve:
 
     @property
     def bytes_per_second(self) -> float:
-        """Goodput of the largest sizes; infinite when more bytes cost nothing measurable. What may be said of it to
-        people, with its spread, is `Link.speed_up`.
+        """The goodput of the largest sizes; infinite if more bytes cost nothing measurable. For users, with its
+        interval: `Link.speed_up`.
         """
         return 1e9 / self._slope if self._slope > 0 else float("inf")
 
@@ -270,21 +270,21 @@ class Curve:
 @short
 @dataclass(frozen=True)
 class Link:
-    """``up(n)``: a request of n bytes and an empty answer, there and back, less the server's own time; it holds the
-    round trip and all that is fixed. ``down(n)``: what an answer of n bytes adds to that.
+    """``up(n)``: the round trip of a request of n bytes with an empty answer, less the server's own time, including
+    latency and all fixed costs. ``down(n)``: what an answer of n bytes adds to that.
     """
 
     up: Curve
     down: Curve
     source: str = "measured"
-    """"measured", or the numbers that were given: for the reader of a plan."""
+    """"measured", or the given numbers, for the reader of a plan."""
     measured_up: Speed | None = None
-    """From single rounds; None for a link that was given."""
+    """From single rounds; None for a given link."""
     measured_down: Speed | None = None
 
     @property
     def speed_up(self) -> Speed:
-        """How fast it is, with its spread; or that it cannot be known."""
+        """The upward speed with its interval, or the reason why it is unknown."""
         return self.measured_up or Speed.exactly(self.up.bytes_per_second)
 
     @property
@@ -294,11 +294,11 @@ class Link:
 
     @property
     def rtt_ns(self) -> float:
-        """A request and an answer of no bytes."""
+        """The time of an empty request with an empty answer."""
         return self.up.ns(0)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; a speed that cannot be known is null, with the reason."""
+        """JSON-able; an unknown speed is null, with the reason."""
         return {
             "rtt_ns": self.rtt_ns,
             **self.speed_up.as_dict("up_"),
@@ -310,7 +310,7 @@ class Link:
 
     @classmethod
     def from_dict(cls, data: object, origin: str) -> Link:
-        """The reverse of `as_dict`, of a server's word. Raises SpecError."""
+        """The reverse of `as_dict`, for a server's data. Raises SpecError."""
         try:
             known: Any = data
             curves = []
@@ -332,7 +332,7 @@ class Link:
 
 
 def as_points(curve: Sequence[Sequence[float]]) -> tuple[tuple[int, float], ...]:
-    """Points as JSON has them."""
+    """The points from JSON."""
     return tuple((int(size), float(ns)) for size, ns in curve)
 
 
@@ -347,14 +347,15 @@ FLOOR: Final = 32 << 10
 TINY: Final = 2 << 10
 SLOW: Final = 2.0
 SLOW_LARGE: Final = 1.5
-"""So many times slower than expected, a transfer that is mostly round trip speaks of the goodput after all; one of
-`FLOOR` bytes sooner, or small transfers between would for ever call it noise."""
+"""The ratio to the expected time at which a transfer dominated by the round trip still shows the goodput; one of
+`FLOOR` bytes earlier, or small transfers in between would always make it noise.
+"""
 FASTEST_NS_PER_BYTE: Final = 0.02
-"""No direction is taken to be faster than 50 GB/s: a curve may be flat, a time per byte may not be nothing."""
+"""The fastest speed of a direction, 50 GB/s: a curve may be flat, but the time per byte must not be 0."""
 
 
 class _Way:
-    """One direction: the measured shape of bytes to time, times a slowness."""
+    """One direction: the measured curve of time by bytes, times a slowness."""
 
     def __init__(self, curve: Curve) -> None:
         self.slowness = Tracker(1.0)
@@ -369,14 +370,14 @@ class _Way:
         self.take(Curve(((0, 0.0), (max(1, int(nbytes)), max(ns, 0.0)))), stale)
 
     def base(self, nbytes: float) -> float:
-        """Not below the cost of its bytes at the fastest, also for a curve of one point."""
+        """At least the cost of its bytes at the fastest speed, also for a curve with one point."""
         return max(self.shape.ns(nbytes), nbytes * FASTEST_NS_PER_BYTE, 1.0)
 
     def ns(self, nbytes: float) -> float:
         return self.slowness.value * self.base(nbytes) if nbytes > 0 else 0.0
 
     def observe(self, nbytes: float, ns: float) -> bool:
-        """The bytes took so long; True for a sudden change, after which the shape is the line through it."""
+        """Record a transfer; returns whether it was a sudden change, after which the curve is the line through it."""
         self.suspect_bytes = nbytes
         if self.slowness.observe(max(ns, nbytes * FASTEST_NS_PER_BYTE) / self.base(nbytes)):
             self.take_line(nbytes, self.ns(nbytes))
@@ -389,7 +390,9 @@ class _Way:
 
 
 class LinkEstimate:
-    """``largest``: the most bytes that any candidate sends; a smaller `FLOOR` is taken when that is less."""
+    """The estimate of a link. ``largest``: the most bytes that any candidate sends; smaller than `FLOOR` if that is
+    less.
+    """
 
     def __init__(self, link: Link, largest: int) -> None:
         self._up, self._down = _Way(link.up), _Way(link.down)
@@ -397,13 +400,13 @@ class LinkEstimate:
         self._largest = max(1, largest)
         self._floor = min(FLOOR, max(1, largest // 2))
         self.congested = False
-        """Whether the last probe came in so late that the next one must tell why."""
+        """Whether the last probe was so late that the next one must find the cause."""
         self.doubtful = False
-        """Whether something was seen that only a probe can decide."""
+        """Whether something was observed that only a probe can clarify."""
 
     @property
     def link(self) -> Link:
-        """As believed now."""
+        """The current estimate."""
         return Link(self._up.curve(self._rtt.value), self._down.curve(0.0), "observed")
 
     @property
@@ -415,16 +418,16 @@ class LinkEstimate:
         return tuple(self._largest / way.ns(self._largest) * 1e9 for way in (self._up, self._down))  # type: ignore[return-value]
 
     def ns(self, bytes_up: float, bytes_down: float) -> float:
-        """Expected of a transfer."""
+        """The expected time of a transfer."""
         return self._rtt.value + self._up.ns(bytes_up) + self._down.ns(bytes_down)
 
     def speaks_of_goodput(self, bytes_up: float, bytes_down: float) -> bool:
-        """Whether such a transfer would tell the goodput, up or down, fast or slow."""
+        """Whether such a transfer would show the goodput, up or down, fast or slow."""
         ups, downs = self._up.ns(bytes_up), self._down.ns(bytes_down)
         return max(ups, downs) >= 0.3 * self.ns(bytes_up, bytes_down) and max(bytes_up, bytes_down) >= self._floor
 
     def observe(self, bytes_up: float, bytes_down: float, ns: float) -> bool:
-        """A transfer; True for a sudden change."""
+        """Record a transfer; returns whether it was a sudden change."""
         ups, downs, rtt = self._up.ns(bytes_up), self._down.ns(bytes_down), self._rtt.value
         expected = ups + downs + rtt
         way, nbytes, own = (self._up, bytes_up, ups) if ups >= downs else (self._down, bytes_down, downs)
@@ -446,8 +449,10 @@ class LinkEstimate:
         return way.observe(nbytes, rest)
 
     def bound(self, bytes_up: float, ahead: float, ns: float) -> None:
-        """A transfer is not over after ``ns``, and perhaps ``ahead`` other bytes were before it: no faster than that.
-        The next observation decides how much slower.
+        """A transfer is not complete after ``ns``, with perhaps ``ahead`` other bytes before it: the link is no faster
+        than that.
+
+        The next observation decides how much slower it is.
         """
         if ns <= self.ns(bytes_up + ahead, 0):
             return
@@ -458,7 +463,7 @@ class LinkEstimate:
         self.doubtful = True
 
     def replace(self, link: Link) -> bool:
-        """A probe's result: believed where it differs, else averaged in. True for a sudden change."""
+        """Record a probe's result: adopted if it differs, else averaged in. Returns whether it was a sudden change."""
         congested = link.rtt_ns > SLOW * self._rtt.value and not self._rtt.stale
         if congested and not self.congested:  # it waited behind other bytes, or it is true: the next one tells
             self.congested = self.doubtful = True
@@ -477,15 +482,15 @@ class LinkEstimate:
         return True
 
     def forget(self) -> None:
-        """What was known is old: the next observations replace it."""
+        """The estimate is old: the next observations replace it."""
         for tracker in (self._up.slowness, self._down.slowness, self._rtt):
             tracker.reset(tracker.value, stale=True)
         self.doubtful = True
 
 
 def _without_burst(curve: Curve) -> Curve:
-    """A token bucket's first bytes are free, after an idle time only: where the last piece is far steeper than the
-    whole, it alone is the link.
+    """A token bucket's first bytes are free, only after an idle time: if the last piece is far steeper than the whole,
+    it alone is the link.
     """
     points = curve.points
     if len(points) < 3:

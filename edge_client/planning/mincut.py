@@ -1,10 +1,10 @@
-"""The set of calls that had better run on the edge, of all that a graph allows: a minimum cut.
+"""The best set of calls to run on the edge, among all that a graph allows: a minimum cut.
 
-A model is a graph of layers, and of operations between them; each takes so long here and so long there, and what goes
-from one side to the other takes so long on the link. Which set makes the sum least is a minimum cut between two
-terminals (Stone, Multiprocessor scheduling with the aid of network flow algorithms, 1977; for split models: DADS, Hu
-et al. 2019). NetworkX finds it. What a cut cannot be has an edge of infinite capacity: nothing on the edge needs
-anything of the server, and no order of writes in place is changed.
+A model is a graph of layers, and of operations between them; each has a duration on either side, and what crosses has
+one on the link. The set with the least sum is a minimum cut between two terminals (Stone, Multiprocessor scheduling
+with the aid of network flow algorithms, 1977; for split models: DADS, Hu et al. 2019). NetworkX finds it. What a cut
+must not do has an edge of infinite capacity: nothing on the edge needs anything of the server, and no order of in-place
+writes changes.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from shared_hooks.showing import short
 from shared_hooks.tensors import LiveSet
 
 INPUTS: Final = -1
-"""In place of a node's number: the model's inputs, which the edge has."""
+"""Takes the place of a node's number for the model's inputs, which the edge has."""
 
 
 @dataclass
 class Node:
     """A layer call, or an operation outside of layers. ``needs``: numbers of nodes that must run before it on its own
-    side or earlier; ``after``: of nodes that must be on the edge where it is, for it writes to what they read.
+    side or earlier; ``after``: of nodes that must be on the edge if it is, because it writes to what they read.
     """
 
     name: str
@@ -45,8 +45,8 @@ class Node:
 
 @dataclass
 class Tensor:
-    """Memory that several nodes share. ``ns``: what it takes on the link, ``nbytes``: raw; ``made``: numbers of the
-    nodes that make or write it, `INPUTS` for an input; ``read``: of those that read it.
+    """Memory that several nodes share. ``ns``: its time on the link, ``nbytes``: raw; ``made``: numbers of the nodes
+    that create or write it, `INPUTS` for an input; ``read``: of those that read it.
     """
 
     ns: float
@@ -58,13 +58,13 @@ class Tensor:
 @short
 @dataclass(frozen=True)
 class Graph:
-    """Nodes in the order in which they run, and tensors. ``ends``: nodes that the model's output is made of."""
+    """Nodes in the order in which they run, and tensors. ``ends``: nodes that contribute to the model's output."""
 
     nodes: Sequence[Node]
     tensors: Sequence[Tensor]
 
     def closed(self, own: Iterable[int]) -> set[int]:
-        """With everything that these nodes need."""
+        """These nodes and everything that they need."""
         found: set[int] = set()
         waiting = list(own)
         while waiting:
@@ -79,7 +79,7 @@ class Graph:
         return all(self.nodes[one].needs <= own and self.nodes[one].after <= own for one in own)
 
     def cost(self, own: set[int]) -> float:
-        """Nanoseconds of a request of which these nodes run on the edge."""
+        """Nanoseconds of a request for which these nodes run on the edge."""
         ns = sum(node.edge_ns if number in own else node.cloud_ns for number, node in enumerate(self.nodes))
         for one in self.tensors:
             is_here = INPUTS in one.made or bool(one.made & own)
@@ -108,7 +108,7 @@ class Graph:
 
 
 class _Builder:
-    """The graph of a plan's trace. ``times``: of a layer's id, or None for an operation outside of layers."""
+    """Builds the graph of a plan's trace. ``times``: of a layer's id, or None for an operation outside of layers."""
 
     def __init__(self, plan: Plan, times: Callable[[int | None], tuple[float, float]]) -> None:
         self.plan, self.times = plan, times
@@ -116,7 +116,7 @@ class _Builder:
         self.begins: list[int] = []
         """When each node first runs (a seq)."""
         self.calls: list[ModuleCall | None] = []
-        """The layer that each node is, or the call whose code makes the operation."""
+        """The layer of each node, or the call whose code makes the operation."""
         self.number_of: dict[ModuleCall, int] = {}
         self.makers: dict[Value, int] = {}
         self.writers: dict[Storage, set[int]] = {value.storage: {INPUTS} for value in plan.trace.inputs}
@@ -181,8 +181,8 @@ class _Builder:
             self.writers.setdefault(storage, set()).add(number)
 
     def fold(self) -> None:
-        """An operation in the model's own code that one node alone takes up goes where that goes: no call ends with it,
-        so a set of calls has it only where that needs it.
+        """Move an operation in the model's own code that only one node uses to that node: no call ends with it, so a
+        set of calls contains it only if that node needs it.
         """
         readers: dict[int, set[int]] = {}
         for number, node in enumerate(self.nodes):
@@ -207,9 +207,9 @@ class _Builder:
 
 @dataclass(frozen=True)
 class Best:
-    """The best set. ``names``: what `split` of an `EdgeClient` takes, empty where nothing had better run on the edge;
-    ``latency_ns``: predicted, with what all requests have in common; ``bytes_up``: raw; ``nodes``: names of what runs
-    on the edge, in order; ``reason``: why the least of all sets is none that can be cut, and this the next best.
+    """The best set. ``names``: for `split` of an `EdgeClient`, empty if nothing should run on the edge; ``latency_ns``:
+    predicted, including what all requests have in common; ``bytes_up``: raw; ``nodes``: names of what runs on the edge,
+    in order; ``reason``: why the least of all sets cannot be cut, and this is the next best.
     """
 
     names: tuple[str, ...]
@@ -243,9 +243,10 @@ def best_set(
     edge_factor: float = 1.0,
     predicted: Mapping[str, float] | None = None,
 ) -> Best | None:
-    """Which calls had better run on the edge, by both sides' profiles and the link; None where no set can be cut.
-    ``edge_factor`` multiplies the edge's times. ``predicted``: by the name of a single cut, the nanoseconds that it is
-    predicted to take: what a request takes besides its layers follows from these.
+    """The calls to run on the edge, according to both sides' profiles and the link; None if no set can be cut.
+
+    ``edge_factor`` multiplies the edge's times. ``predicted``: by the name of a single cut, its predicted nanoseconds,
+    from which a request's costs besides its layers follow.
     """
     if plan.trace.has_no_cut:
         return None
@@ -283,8 +284,8 @@ def best_set(
 
 
 def names_of(builder: _Builder, graph: Graph, own: set[int]) -> list[ModuleCall]:
-    """The fewest calls that stand for these nodes: blocks and layers that hold nothing else, without those that others
-    need anyway. Operations at the border that no call holds stay with the server.
+    """The fewest calls that contain exactly these nodes: blocks and layers, without those that others need anyway.
+    Operations at the border that no call contains stay with the server.
     """
     inside: dict[ModuleCall, list[int]] = {}
     for number, call in enumerate(builder.calls):
@@ -312,8 +313,8 @@ def _in(call: ModuleCall | None, names: Sequence[ModuleCall]) -> bool:
 
 
 def _times(edge: Profile, cloud: Profile, edge_factor: float) -> Callable[[int | None], tuple[float, float]]:
-    """What a layer takes on each side: by how much the head grows there, and the tail shrinks, as the profiles measured
-    them at the cuts before and after it. Operations between layers go with the layer behind them.
+    """A layer's time on each side: by how much the head grows, and the tail shrinks, according to the profiles at the
+    cuts before and after it. Operations between layers count with the layer after them.
     """
     whole = cloud.cut("input")
     most = cloud.alone_ns.middle if whole is None else whole.stages["compute"].middle
@@ -330,7 +331,7 @@ def _times(edge: Profile, cloud: Profile, edge_factor: float) -> Callable[[int |
 
 
 def _shared(profile: Profile, done: Mapping[int, float], most: float) -> dict[int, float]:
-    """Shares what was done between two cuts among the layers there, as their own times are.
+    """Distribute the time between two cuts among the layers there, in proportion to their own times.
 
     ``done``: up to the cut after a layer; ``most``: at the end.
     """
@@ -350,7 +351,7 @@ def _shared(profile: Profile, done: Mapping[int, float], most: float) -> dict[in
 
 
 def _common(edge: Profile, cloud: Profile, nbytes: int, edge_factor: float) -> float:
-    """Nanoseconds beside layers and link: packing and unpacking ``nbytes``, as the three cuts nearest in size take, and
+    """Nanoseconds besides layers and link: packing and unpacking ``nbytes``, like the three cuts nearest in size, and
     finishing a request.
     """
     near = sorted(edge.cuts, key=lambda cut: abs(cut.frontier_bytes - nbytes))[:3]

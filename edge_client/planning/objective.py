@@ -1,7 +1,7 @@
-"""What is best: one number of a candidate or a weighted sum of several, under constraints; and the decision.
+"""The best candidate: by one number or a weighted sum of several, under constraints.
 
-Weighted numbers are divided by the best of the allowed candidates first, so that a weight says how much a number that
-is twice the best counts, whatever its unit. Where the best is nothing (no byte at all), the largest divides.
+Weighted numbers are first divided by the best of the allowed candidates, so that a weight says how much a number twice
+the best counts, whatever its unit. If the best is 0 (no byte at all), they are divided by the largest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from shared_hooks.showing import short
 
 
 STAGES: Final = ("prepare", "edge", "encode", "network", "queue", "tail", "finish")
-"""Where a request's time goes, as a plan predicts it and a sweep measures it. prepare: reading and preprocessing the
-input; edge: the head (or the whole model); encode: frontier to bytes; network: upload, download, both ways' latency;
-queue: waiting for a worker; tail: the server's decode, inject, compute and encode; finish: the answer to tensors."""
+"""The stages of a request, as a plan predicts and a sweep measures them. prepare: reading and preprocessing the input;
+edge: the head (or the whole model); encode: frontier to bytes; network: upload, download, both ways' latency; queue:
+waiting for a worker; tail: the server's decode, inject, compute and encode; finish: the answer to tensors.
+"""
 
 
 OTHER_COSTS: Final = ("memory", "energy", "accuracy")
@@ -36,7 +37,7 @@ class Candidate:
     """A prediction. Times in ns, sizes in bytes, energy in joules."""
 
     name: str
-    """EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, or the layer after which to cut: what ``--split`` takes."""
+    """EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE, or the layer after which to cut: a value of ``--split``."""
     layer_id: int | None
     stages_ns: Mapping[str, float]
     bytes_up: int
@@ -44,26 +45,26 @@ class Candidate:
     edge_energy: Reading
     edge_memory: Reading
     accuracy: float | None = 1.0
-    """Agreement with the whole model's answer: 1.0 for what is exact, None when unknown."""
+    """Agreement with the whole model's answer: 1.0 if exact, None if unknown."""
     throughput: float | None = None
-    """Requests per second with several under way: what the slowest of edge, link (each way), workers lets through."""
+    """Requests per second with several in progress: limited by the slowest of edge, link (each way), workers."""
     notes: tuple[str, ...] = field(default=())
     interval_ns: tuple[float, float] | None = None
-    """Where the median of real requests lies nine times of ten, by how far off the prediction was of cuts that were
-    asked for (`predict.Correction`); None where they are too few to say.
+    """The interval of the median of real requests, with 90 % probability, from the errors of predictions for cuts that
+    were used (`predict.Correction`); None if these are too few.
     """
     unsteady: str = ""
-    """Why it is not ranked though nothing forbids it; empty: it is."""
+    """Why it is not ranked although it is allowed; empty: it is."""
 
     codec: str = ""
-    """What the frontier travels with, where codecs are chosen with the cut; empty: the one that all requests use."""
+    """The codec, if codecs are chosen with the cut; empty: the one that all requests use."""
 
     last: bool = False
-    """Whether no layer runs after it: there is nothing left for the server."""
+    """Whether no layer runs after it: nothing is left for the server."""
 
     @property
     def key(self) -> str:
-        """What makes it one of its kind: its name, with the codec where that is chosen, too."""
+        """Identifies a candidate: its name, with the codec if that is chosen, too."""
         return f"{self.name} + {self.codec}" if self.codec else self.name
 
     @property
@@ -72,7 +73,7 @@ class Candidate:
         return self.layer_id is not None and self.layer_id >= 0 and self.name != CLOUD_FILE and not self.last
 
     def as_near_as(self, other: Candidate) -> bool:
-        """Whether the intervals of both overlap, so that either may turn out the faster one."""
+        """Whether the intervals of both overlap, so that either may turn out to be faster."""
         if self.interval_ns is None or other.interval_ns is None:
             return False
         return self.interval_ns[0] <= other.interval_ns[1] and other.interval_ns[0] <= self.interval_ns[1]
@@ -83,11 +84,11 @@ class Candidate:
 
     @property
     def server_ns(self) -> float:
-        """What it takes of the server: not the waiting."""
+        """Its time on the server, without waiting."""
         return self.stages_ns.get("tail", 0.0)
 
     def interval(self) -> dict[str, float | None]:
-        """By the names its ends have in tables and JSON."""
+        """The ends of its interval by their names in tables and JSON."""
         low, high = self.interval_ns or (None, None)
         return {"latency_low_ns": low, "latency_high_ns": high}
 
@@ -111,9 +112,10 @@ class Candidate:
 
 
 def undominated(candidates: Sequence[Candidate], costs: Collection[str] = OTHER_COSTS) -> list[Candidate]:
-    """Without those that another beats in everything at once, whatever the link and the speed of either side become.
+    """The candidates without those that another beats in everything, whatever the link and the speed of either side
+    become.
 
-    ``costs``: of `OTHER_COSTS` those that count, beside the times of both sides and the bytes of both ways.
+    ``costs``: of `OTHER_COSTS` those that count, besides the times of both sides and the bytes both ways.
     """
 
     def of(one: Candidate) -> tuple[float, ...]:
@@ -141,7 +143,7 @@ COSTS: Final[Mapping[str, Callable[[Candidate], float | None]]] = MappingProxyTy
         "server-time": lambda one: one.server_ns,
     }
 )
-"""By objective: what is to be small (ns, joules, bytes, ns, ns); None = unavailable."""
+"""By objective: what to minimise (ns, joules, bytes, ns, ns); None: unavailable."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +154,7 @@ class Objective:
 
     @classmethod
     def parse(cls, text: str) -> Objective:
-        """``"latency"`` or ``"latency=1,energy=0.5"``. Raises SpecError naming what is wrong."""
+        """Parse ``"latency"`` or ``"latency=1,energy=0.5"``. Raises SpecError naming what is wrong."""
         weights: dict[str, float] = {}
         for part in text.split(","):
             name, equals, number = (piece.strip() for piece in part.partition("="))
@@ -176,7 +178,7 @@ class Objective:
         return ",".join(f"{name}={weight:g}" for name, weight in self.weights.items())
 
     def scores(self, candidates: Sequence[Candidate]) -> list[float]:
-        """A score for each candidate, small is good. Raises SpecError where a number is unavailable, saying why."""
+        """A score for each candidate; less is better. Raises SpecError if a number is unavailable, with the reason."""
         total = [0.0] * len(candidates)
         for name, weight in self.weights.items():
             costs = [self._cost(name, one) for one in candidates]
@@ -200,8 +202,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class Constraints:
-    """None = no limit. ``max_edge_memory`` in bytes; ``max_bytes_per_second`` counts both ways at ``rate`` requests per
-    second; ``min_accuracy`` is agreement with the whole model, 0 to 1; ``leakage`` bounds what crosses gives away.
+    """None: no limit. ``max_edge_memory`` in bytes; ``max_bytes_per_second`` counts both ways at ``rate`` requests per
+    second; ``min_accuracy`` is agreement with the whole model, 0 to 1; ``leakage``: the limit of what crosses.
     """
 
     max_edge_memory: float | None = None
@@ -217,7 +219,7 @@ class Constraints:
             raise SpecError(f"{option('min_accuracy', self.min_accuracy)}: expected a share from 0 to 1")
 
     def violated(self, one: Candidate) -> _Violation | None:
-        """The first constraint that ``one`` breaks."""
+        """The first constraint that ``one`` violates, or None."""
         if self.max_edge_memory is not None:
             memory = one.edge_memory.value
             if memory is None:
@@ -237,7 +239,7 @@ class Constraints:
         return self._leaks(one)
 
     def _leaks(self, one: Candidate) -> _Violation | None:
-        """No link and no load changes that."""
+        """The violation of the leakage limit, which no link or load changes, or None."""
         if self.leakage is None:
             return None
         found, most = self.leakage.of(one.name, one.codec), self.leakage.most
@@ -248,7 +250,7 @@ class Constraints:
         return None
 
     def leaks_no_more(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        """Those that the bound on leakage allows."""
+        """Those that the leakage limit allows."""
         return [one for one in candidates if self._leaks(one) is None]
 
 
@@ -257,7 +259,7 @@ class _Violation:
     constraint: str
     reason: str
     by: float
-    """How far it is off, as a share of the limit."""
+    """The excess, as a share of the limit."""
 
 
 @short
@@ -276,7 +278,9 @@ class Decision:
 
     @property
     def best_cut(self) -> Candidate | None:
-        """The best that both sides compute: the winner, unless one side does all. None where no cut is allowed."""
+        """The best candidate for which both sides compute: the winner, unless one side does everything. None if no cut
+        is allowed.
+        """
         return next((one for one in self.ranking if one.is_cut), None)
 
     def as_dict(self) -> dict[str, Any]:
