@@ -1,15 +1,15 @@
-"""How a tensor travels as bytes: one small interface (`Codec`), and the codecs that there are (`CODECS`).
+"""Encode tensors for the wire: a small interface (`Codec`) and the built-in codecs (`CODECS`).
 
-codec      the interface; raw, lz4, shuffled, sparse: bytes as they are; half: 16 bits
-quantised  8 to 1 bits an element
-basis      by what a calibration learnt of one tensor
-learned    by an encoder and a decoder that were trained for one cut
-noise      noise on what crosses
+codec      the interface, and lossless codecs: raw, lz4, shuffled, sparse; half: 16 bits
+quantised  8 to 1 bits per element
+basis      a basis calibrated for one tensor
+learned    an encoder and decoder trained for one cut
+noise      noise on the values that cross
 registry   codecs by name
 
-A codec of Isthmus's own is a file here and a name in `registry.CODECS`; one of yours needs no change here
-(docs/codec-plugins.md). Command lines, profiles, parcels and the tests that send hostile bytes take codecs from there.
-Both sides must have it: a side without it refuses it by name.
+A built-in codec is a file here and a name in `registry.CODECS`; a codec of another package needs no change here
+(docs/codec-plugins.md). Command lines, profiles, parcels and the tests with hostile bytes take codecs from the
+registry. Both sides must have a codec: a side without it refuses it by name.
 """
 
 from shared_hooks.codecs.codec import RAW, Bound, Codec, Coded, Grain, Param

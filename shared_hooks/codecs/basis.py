@@ -1,7 +1,7 @@
-"""A basis for the channels of one tensor of one cut, learnt from a user's inputs: few numbers carry most of it.
+"""Code one tensor of one cut in a basis calibrated on a user's inputs: few components carry most of it.
 
-`Book` is what was learnt; it travels in the description of the cut, is data only, and comes from strangers, too.
-`Basis` makes symbols of a tensor, and bytes of them; `Frames` sends them as the difference to an earlier one.
+`Book` is the calibration; it is data only, travels in the description of the cut, and is untrusted. `Basis` turns a
+tensor into symbols and bytes; `Frames` sends their difference to an earlier frame.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shared_hooks.tensors.staging import to_host
 
 
 BANDS = 8
-"""Bands of spatial frequencies: coefficients of one band are of like size."""
+"""Number of bands of spatial frequencies; coefficients of one band have similar magnitudes."""
 
 
 @lru_cache(maxsize=32)
 def matrix(size: int, device: torch.device) -> torch.Tensor:
-    """(size, size), float32, a frequency a row."""
+    """Return the matrix of the discrete cosine transform, (size, size), float32, one frequency per row."""
     places = torch.arange(size, dtype=torch.float64)
     rows = torch.cos(math.pi / size * (places[None] + 0.5) * places[:, None]) * math.sqrt(2 / size)
     rows[0] /= math.sqrt(2)
@@ -40,13 +40,13 @@ def matrix(size: int, device: torch.device) -> torch.Tensor:
 
 
 def dct(maps: torch.Tensor) -> torch.Tensor:
-    """(..., H, W) to coefficients of that shape, the slow ones first."""
+    """Transform (..., H, W) to DCT coefficients of that shape, low frequencies first."""
     down, across = matrix(maps.shape[-2], maps.device), matrix(maps.shape[-1], maps.device)
     return down @ maps @ across.T
 
 
 def inverse_dct(coefficients: torch.Tensor) -> torch.Tensor:
-    """The reverse of `forward`."""
+    """Invert `dct`."""
     device = coefficients.device
     down, across = matrix(coefficients.shape[-2], device), matrix(coefficients.shape[-1], device)
     return down.T @ coefficients @ across
@@ -54,7 +54,7 @@ def inverse_dct(coefficients: torch.Tensor) -> torch.Tensor:
 
 @lru_cache(maxsize=64)
 def bands(height: int, width: int) -> torch.Tensor:
-    """(height, width): the band of each coefficient, uint8, 0 to `BANDS` - 1."""
+    """Return the band of each coefficient, (height, width), uint8, 0 to `BANDS` - 1."""
     down = torch.arange(height) * BANDS // height
     across = torch.arange(width) * BANDS // width
     return torch.maximum(down[:, None], across[None]).to(torch.uint8)
@@ -64,17 +64,17 @@ def bands(height: int, width: int) -> torch.Tensor:
 
 
 KEPT = 16
-"""Frames; a sender with more of them on their way refers to one that is gone, and sends a key frame."""
+"""Frames kept. A sender with more of them in flight refers to a dropped one, and then sends a key frame."""
 
 BESIDE = 1 << 10
-"""Bytes that a frame takes beside its symbols, however few these are."""
+"""Overhead in bytes of a frame beside its symbols."""
 
 
 class Ring:
-    """One thread at a time."""
+    """Bounded store of recent frames. Not thread-safe."""
 
     def __init__(self, most_bytes: float = math.inf) -> None:
-        """``most_bytes``: beyond it the oldest frames go, too; one that is larger by itself is not kept."""
+        """``most_bytes``: beyond it the oldest frames are dropped, too; a single larger frame is not kept."""
         self._most_bytes = most_bytes
         self._kept: dict[int, torch.Tensor] = {}
 
@@ -85,7 +85,7 @@ class Ring:
         return self._kept.get(number)
 
     def put(self, number: int, symbols: torch.Tensor, reference: int) -> None:
-        """Keeps a frame; those before ``reference``, and the oldest beyond a bound, go."""
+        """Keep a frame. Drops those before ``reference``, and the oldest beyond a bound."""
         self._kept[number] = symbols
         for old in sorted(self._kept)[:-KEPT]:
             del self._kept[old]
@@ -103,20 +103,21 @@ GROUPS: Final = 4
 MAX_CHANNELS: Final = 1 << 14
 MAX_SIDE: Final = 1024
 MAX_BOOK_BYTES: Final = 1 << 20
-"""Most bytes of `Book.basis`: as text it is a third more, and the description of a cut has a bound."""
+"""Maximum size in bytes of `Book.basis`: as text it is a third larger, and the description of a cut is bounded."""
 MAX_COEFFICIENTS: Final = 1 << 23
-"""R * H * W of all the books of one cut: a few bytes of text may name as many, and each takes eight in `places`."""
+"""Maximum R * H * W of all books of one cut: a few bytes of text can announce as many, each eight bytes in `places`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Book:
-    """A tensor less ``mean``, times ``basis``, of a feature map the cosine transform of that, over ``step``: symbols.
+    """A calibrated basis. Symbols are a tensor less ``mean``, times ``basis``, transformed (DCT) for a feature map,
+    over ``step``.
 
-    ``mean`` (C,) float32; ``basis`` (C, R) float16, orthonormal columns, the one with most energy first; ``groups``
-    (R, `BANDS`) uint8: which components are of like size, 0 the largest; ``height`` and ``width`` of a feature
-    map in memory, 1 and 1 for tokens. ``rounding``: what is added before rounding down (0.5 = to the nearest).
-    ``is_positive``: no value was below zero. ``most``: mean square that may remain outside of the basis: an input
-    beyond it is unlike those it was learnt from, and is not coded by it.
+    ``mean`` (C,) float32; ``basis`` (C, R) float16, orthonormal columns, highest energy first; ``groups`` (R, `BANDS`)
+    uint8: components of similar magnitude, 0 the largest; ``height`` and ``width`` of a feature map in memory, 1 and 1
+    for tokens. ``rounding``: added before rounding down (0.5 = to the nearest). ``is_positive``: no value was below
+    zero. ``most``: maximum mean square outside of the basis; an input beyond it is unlike the calibration and is not
+    coded.
     """
 
     mean: torch.Tensor
@@ -135,7 +136,7 @@ class Book:
 
     @property
     def rank(self) -> int:
-        """Components that are sent."""
+        """Number of components sent."""
         return int(self.basis.shape[1])
 
     @property
@@ -145,23 +146,23 @@ class Book:
 
     @property
     def coefficients(self) -> int:
-        """Numbers that stand for one block."""
+        """Coefficients of one block."""
         return self.rank * self.height * self.width
 
     def suits(self, grain: Grain) -> bool:
-        """Whether a tensor of this grain is of the kind it was learnt from; any number of tokens or maps is."""
+        """Return whether a tensor of this layout matches the calibration. The number of tokens or maps is free."""
         sides = (grain.inner // grain.width, grain.width) if grain.is_map else (1, 1)
         return grain.channels == self.channels and sides == (self.height, self.width)
 
     @cached_property
     def places(self) -> tuple[torch.Tensor, ...]:
-        """The numbers of each group's coefficients among the R * H * W of one block."""
+        """Return the indices of each group's coefficients among the R * H * W of one block."""
         each = bands(self.height, self.width)
         group = self.groups[:, each.long()].reshape(-1)
         return tuple(torch.nonzero(group == number).reshape(-1) for number in range(GROUPS))
 
     def to_json(self) -> dict[str, Any]:
-        """For the description of a cut, or a file."""
+        """Return JSON data for the description of a cut, or a file."""
         return {
             "mean": _text(self.mean),
             "basis": _text(self.basis),
@@ -175,7 +176,7 @@ class Book:
 
     @classmethod
     def from_json(cls, data: Any) -> Book:
-        """The reverse of `to_json`. Raises BadFrame, and TooLarge before anything large is made."""
+        """Read `to_json`. Raises BadFrame, and TooLarge before anything large is allocated."""
         try:
             channels, rank, height, width = data["size"]
             if any(type(one) is not int or one < 1 for one in data["size"]) or rank > channels:
@@ -219,18 +220,19 @@ def _array(text: Any, dtype: Any, shape: tuple[int, ...]) -> torch.Tensor:
 
 
 _BOUNDS = (1.0, 0.3, 0.05)
-"""Mean magnitudes of symbols between the groups."""
+"""Boundaries between groups, in mean magnitude of symbols."""
 _LEFT_OUT = 0.125
-"""Standard deviation, in steps, below which a component is not sent: some six hundredths of a step's own error."""
+"""Standard deviation in steps below which a component is not sent: about 6 % of a step's own error."""
 _UNLIKE = 16.0
-"""Times what remained outside of the basis during the calibration, at the most, a new input is still like those."""
+"""Factor over the calibration's largest remainder outside of the basis up to which an input counts as similar."""
 
 
 def learn(tensors: Sequence[torch.Tensor], grain: Grain, step: float) -> Book:
-    """``tensors``: flat, of one cut, each of another input and of ``grain`` (its number of tokens or maps may differ).
+    """Calibrate a basis. ``tensors``: flat, of one cut, one per input, all of layout ``grain`` except for their length.
 
-    ``step``: the width of a quantiser's cell in standard deviations of all elements; 0.25 keeps hidden states within
-    a part in a thousand, 1 to 2 do for feature maps of classifiers. Raises SpecError for what cannot be learnt.
+    ``step``: the quantiser's cell width in standard deviations of all elements; 0.25 keeps hidden states within a part
+    in a thousand, 1 to 2 are enough for feature maps of classifiers. Raises SpecError if the tensors cannot be
+    calibrated.
     """
     height, width = (grain.inner // grain.width, grain.width) if grain.is_map else (1, 1)
     blocks = [one.detach().float().cpu().reshape(-1, grain.channels, height * width) for one in tensors]
@@ -269,7 +271,7 @@ def _check(grain: Grain, height: int, width: int, blocks: list[torch.Tensor], st
 
 
 def _moments(blocks: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mean and covariance of the channels, and the mean of their squares, float64."""
+    """Return mean and covariance of the channels, and their mean square, float64."""
     channels = blocks[0].shape[1]
     total, products, count = torch.zeros(channels, dtype=torch.float64), torch.zeros(channels, channels).double(), 0
     for one in blocks:
@@ -282,7 +284,7 @@ def _moments(blocks: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor, to
 
 
 def _grouped(book: Book, blocks: list[torch.Tensor]) -> Book:
-    """With its components and frequencies in groups, by the mean magnitude of their symbols."""
+    """Return the book with components and frequencies grouped by the mean magnitude of their symbols."""
     shape = (book.rank, book.height, book.width)
     total, count = torch.zeros(shape, dtype=torch.float64), 0
     for one in blocks:
@@ -311,7 +313,7 @@ Numbers = npt.NDArray[np.int32]
 
 
 def pack(numbers: Numbers, wide: bool) -> bytes:
-    """Numbers of up to 127, ``wide``: up to `LARGEST`. Nothing at all where all are zero."""
+    """Pack numbers of up to 127, or up to `LARGEST` if ``wide``. All zeros pack to no bytes."""
     folded = (numbers << 1) ^ (numbers >> 31)
     planes = [folded & 255, folded >> 8] if wide else [folded]
     data = b"".join(plane.astype(np.uint8).tobytes() for plane in planes).rstrip(b"\0")
@@ -319,7 +321,7 @@ def pack(numbers: Numbers, wide: bool) -> bytes:
 
 
 def unpack(data: memoryview, count: int, wide: bool) -> Numbers:
-    """``count`` numbers. Raises ValueError for more of them, before more is allocated."""
+    """Unpack ``count`` numbers. Raises ValueError for more, before allocating them."""
     nbytes = 2 * count if wide else count
     folded = np.zeros(nbytes, dtype=np.uint8)
     if len(data):
@@ -355,19 +357,19 @@ def _deflated(data: bytes, strategy: int) -> bytes:
 _FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 _NARROW = 127
 _SMALL = 1 << 14
-"""Symbols; beyond as many, what each group's own Huffman code saves is always more than it takes."""
+"""Number of symbols from which a Huffman table per group always pays."""
 _STREAM = 4
-"""Bytes that the size of a stream takes in a header."""
+"""Bytes of a stream's size in a header."""
 MAX_WORK = 1 << 35
-"""Multiplications for one tensor: some seconds. No bytes need come for them, where all symbols are zero."""
+"""Maximum multiplications for one tensor, some seconds. All-zero symbols need no bytes, so their size is no bound."""
 NO_BOOK = "the description of the cut has no basis for it"
 
 
 class Basis(Codec):
-    """By ``book``; without one nothing is encoded, and nothing decoded.
+    """Codes tensors by ``book``. Without a book it neither encodes nor decodes.
 
-    Parameters: whether numbers take two bytes, and the size of each stream: one for each of the book's groups, or one
-    for all of them in turn, which small tensors take, as every stream brings its own Huffman code.
+    Parameters: whether numbers take two bytes, and the size of each stream: one per group of the book, or a single
+    interleaved one for small tensors, as every stream has its own Huffman table.
     """
 
     name = "basis"
@@ -377,7 +379,9 @@ class Basis(Codec):
         self.book = book
 
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
-        """None for what the book does not suit: other sizes, NaN, infinities, what is unlike the calibration."""
+        """Encode a tensor. Returns None where the book does not fit: other sizes, NaN, infinities, unlike the
+        calibration.
+        """
         book = self.book
         if book is None or not self.takes(tensor, grain):
             return None
@@ -385,7 +389,7 @@ class Basis(Codec):
         return None if found is None else packed(book, found)
 
     def takes(self, tensor: torch.Tensor, grain: Grain) -> bool:
-        """Whether the book is of such tensors, and they are not too much work."""
+        """Return whether the book fits the tensor's layout and the work is within bounds."""
         book = self.book
         if book is None or tensor.dtype not in _FLOATS or not book.suits(grain):
             return False
@@ -419,7 +423,9 @@ def _work(book: Book, elements: int) -> int:
 
 
 def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:
-    """A flat tensor as integers, int32 (blocks, R * H * W), on its own device; None where the book does not suit it."""
+    """Return a flat tensor as integers, int32 (blocks, R * H * W), on its device, or None where the book does
+    not fit.
+    """
     is_map = book.height * book.width > 1
     basis, mean = book.basis.to(tensor.device, torch.float32), book.mean.to(tensor.device)
     blocks = tensor.to(torch.float32).reshape(-1, book.channels, book.height * book.width)
@@ -441,7 +447,7 @@ def symbols(book: Book, tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def packed(book: Book, numbers: torch.Tensor) -> Coded:
-    """Integers, (blocks, R * H * W), as bytes."""
+    """Pack integers, (blocks, R * H * W), to bytes."""
     wide = bool(numbers.abs().max() > _NARROW)
     numbers = to_host(numbers)
     groups = [numbers[:, places].T.reshape(-1).numpy() for places in book.places]
@@ -454,7 +460,7 @@ def packed(book: Book, numbers: torch.Tensor) -> Coded:
 
 
 def unpacked(book: Book, data: memoryview, params: tuple[Param, ...], elements: int) -> torch.Tensor:
-    """The reverse of `packed`. Raises ValueError."""
+    """Unpack bytes of `packed`. Raises ValueError."""
     wide, *sizes = map(int, params)
     blocks, bounds = elements // book.block, np.cumsum([0, *sizes])
     counts = [blocks * len(places) for places in book.places]
@@ -469,7 +475,7 @@ def unpacked(book: Book, data: memoryview, params: tuple[Param, ...], elements: 
 
 
 def restored(book: Book, numbers: torch.Tensor) -> torch.Tensor:
-    """The flat tensor that integers stand for, float32."""
+    """Return the flat float32 tensor that the integers encode."""
     parts = numbers.to(torch.float32).mul_(book.step)
     basis, mean = book.basis.to(numbers.device, torch.float32), book.mean.to(numbers.device)
     if book.height * book.width > 1:
@@ -489,7 +495,7 @@ def restored(book: Book, numbers: torch.Tensor) -> torch.Tensor:
 
 
 KEY = 0
-"""Stands for no frame."""
+"""Number of no frame: a key frame refers to it."""
 
 
 class References(Protocol):
@@ -497,21 +503,21 @@ class References(Protocol):
 
     @property
     def number(self) -> int:
-        """A sender's: of the frame that is made now."""
+        """Return the number of the frame being made (on the sender)."""
 
     def get(self, number: int) -> torch.Tensor | None:
-        """The symbols of that frame, if it is still here."""
+        """Return the symbols of that frame, or None if it was dropped."""
 
     def put(self, number: int, symbols: torch.Tensor, reference: int) -> None:
-        """Keeps a frame's. Those before ``reference`` are not referred to any more."""
+        """Keep a frame's symbols. Frames before ``reference`` are no longer referred to."""
 
     def latest(self) -> int:
-        """A sender's: the frame that it may refer to, `KEY` where there is none."""
+        """Return the frame that a sender may refer to, `KEY` if there is none."""
 
 
 class Frames(Codec):
-    """As `Basis`, by ``book``; ``references`` are this side's. Parameters: the frame's number, that of the frame it
-    refers to, and those of `Basis`.
+    """As `Basis`, coding the difference to an earlier frame in ``references``. Parameters: the frame's number, the
+    number of the frame it refers to, and those of `Basis`.
     """
 
     name = "frames"
@@ -550,7 +556,7 @@ class Frames(Codec):
     def decode(
         self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
     ) -> torch.Tensor | memoryview:
-        """Raises ReferenceLost where the frame that it refers to is not here."""
+        """Decode a frame. Raises ReferenceLost if the frame that it refers to was dropped."""
         book, kept = self.book, self.references
         if book is None or kept is None:
             raise ValueError(NO_BOOK if book is None else "frames are not kept here")

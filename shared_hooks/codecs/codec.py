@@ -1,4 +1,4 @@
-"""`Codec`: what turns a tensor into fewer bytes, and back; and those that keep the bytes as they are, packed."""
+"""Define `Codec`, which encodes a tensor to fewer bytes and decodes it, and the lossless codecs that pack bytes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from shared_hooks.tensors.staging import to_host
 
 
 _MAP_RANK = 4
-"""(N, C, H, W) and beyond are feature maps; below, the last dimension holds a token's features."""
+"""The rank from which a tensor is a feature map, (N, C, H, W); below it the last dimension holds a token's features."""
 
 
 class Grain(NamedTuple):
-    """In the order of memory: ``outer`` times ``channels`` times ``inner`` elements. ``is_map``: of a feature map,
-    whose lines hold ``width`` of the inner ones.
+    """A tensor's layout in memory: ``outer`` times ``channels`` times ``inner`` elements, slowest first.
+
+    ``is_map``: whether it is a feature map, whose rows hold ``width`` of the inner elements.
 
     (N, C, H, W) is (N, C, H * W), in channels-last memory (N * H * W, C, 1); hidden states (N, T, D) are (N * T, D, 1).
     """
@@ -42,7 +43,9 @@ class Grain(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], stride: tuple[int, ...]) -> Grain:
-        """The grain of a tensor whose elements fill one run of memory, in whatever order of dimensions."""
+        """Return the layout of a tensor whose elements fill one contiguous run of memory, in any order of
+        dimensions.
+        """
         count = View(shape, stride, 0).numel
         is_map = len(shape) >= _MAP_RANK
         axis = 1 if is_map else len(shape) - 1
@@ -63,66 +66,72 @@ MAX_TEXT: Final = 64
 
 
 class Coded(NamedTuple):
-    """A tensor as bytes. ``params``: what `Codec.decode` needs to know beside dtype and number; JSON has them."""
+    """A tensor encoded as bytes. ``params``: JSON values that `Codec.decode` needs beside the dtype and
+    element count.
+    """
 
     data: memoryview
     params: tuple[Param, ...] = ()
 
 
 class Codec(ABC):
-    """Without state: one object serves every thread.
+    """Encodes tensors to bytes and decodes them. Stateless: all threads share one object.
 
-    What is decoded comes from strangers. `check` sees what is announced, before anything is allocated; `decode` makes
-    no more than the elements that are announced, and a small multiple of that while it works.
+    Encoded data is untrusted. `check` sees its announced sizes before anything is allocated; `decode` allocates no more
+    than the announced elements, and a small multiple of that while it works.
     """
 
     name: ClassVar[str]
-    """On the wire and on the command line. Another version of a codec's bytes is another codec: "int8" and "int8/2"."""
+    """Name on the wire and on the command line. A new version of the format is a new codec: "int8" and "int8/2"."""
 
     lossless: ClassVar[bool]
-    """Whether `decode` gives back the very bits."""
+    """Whether `decode` restores every bit."""
 
     listed: ClassVar[bool] = True
-    """Whether "all codecs" means this one, too: not one that is for one cut, or is there for something else than bytes.
+    """Whether "all codecs" includes it. False for a codec of a single cut, or one whose purpose is not to save
+    bytes.
     """
 
     shrinks: ClassVar[bool] = True
-    """Whether it is there to make bytes fewer: what it does not make smaller is then sent raw."""
+    """Whether its purpose is to save bytes: a tensor that it does not shrink is then sent raw."""
 
     def at(self, cut: str, number: int) -> Codec:
-        """The codec for the ``number``-th piece of the cut after the layer ``cut``: this one, for any."""
+        """Return the codec for the ``number``-th piece of the cut after the layer ``cut``. By default ``self``."""
         return self
 
     @abstractmethod
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
-        """``tensor`` (flat and contiguous, one element or more, any dtype, on any device), encoded.
+        """Encode ``tensor`` (flat and contiguous, one element or more, any dtype, on any device).
 
-        None where it cannot be (another dtype, a value that would be lost): the caller sends it raw, as it does with
-        what has not become smaller.
+        Returns None where it cannot be encoded (an unsupported dtype, a value that would be lost). The caller then
+        sends it raw, as it does where the encoding is no smaller.
         """
 
     def bound(self, dtype: torch.dtype, elements: int) -> int | None:
-        """The most bytes that `encode` makes of so many elements; None: not promised. Less than that is taken for an
-        encoding, more never."""
+        """Return the maximum number of bytes that `encode` makes of so many elements, or None if there is no such
+        bound.
+
+        Fewer bytes are accepted as an encoding, more are not.
+        """
         return None
 
     @abstractmethod
     def check(self, params: tuple[Param, ...], dtype: torch.dtype, elements: int, nbytes: int) -> None:
-        """Raises ValueError where ``nbytes`` encoded bytes with ``params`` cannot stand for such a tensor."""
+        """Raise ValueError if ``nbytes`` encoded bytes with ``params`` cannot be an encoding of such a tensor."""
 
     @abstractmethod
     def decode(
         self, data: memoryview, params: tuple[Param, ...], dtype: torch.dtype, elements: int
     ) -> torch.Tensor | memoryview:
-        """The flat tensor on the CPU (or its bytes) that `encode` took: writable memory of its own.
+        """Return the flat tensor on the CPU (or its bytes) that was encoded, in writable memory of its own.
 
-        ``params``, ``dtype``, ``elements`` and the size of ``data`` have passed `check`. Raises ValueError for anything
-        but an encoding of such a tensor.
+        ``params``, ``dtype``, ``elements`` and the size of ``data`` have passed `check`. Raises ValueError for data
+        that is not an encoding of such a tensor.
         """
 
 
 Bound = Sequence[Mapping[str, Codec]]
-"""For each tensor, by name, codecs with what they need beside the bytes; others are those of the list."""
+"""Codecs by tensor name, each with the parameters bound to it. Other tensors use the codecs of the list."""
 
 
 # Where a quantiser of few levels clips: the step with the least squared error, from a group's moments alone.
@@ -139,17 +148,18 @@ STEPS: Final = {
     7: (0.6885, 0.4429),
     15: (0.4065, 0.2422),
 }
-"""Levels beside zero, on one side -> the best step for a Laplace and for a normal distribution of mean magnitude 1."""
+"""Levels above zero on one side, mapped to the best step for a Laplace and for a normal distribution of mean magnitude
+1.
+"""
 
 _LAPLACE, _NORMAL = 0.7071, 0.7979
-"""Mean magnitude by root mean square."""
+"""Ratios of mean magnitude to root mean square."""
 
 
 def best_step(magnitude: torch.Tensor, square: torch.Tensor, largest: torch.Tensor, levels: int) -> torch.Tensor:
-    """The best step of each group, from the means of the magnitudes and squares, and the largest magnitude. The same
-    shape.
+    """Return the best step of each group from its mean magnitude, mean square and largest magnitude (all of one shape).
 
-    ``levels``: one of `STEPS`, or more: then nothing is clipped.
+    ``levels``: one of `STEPS`, or more, in which case nothing is clipped.
     """
     whole = largest / levels
     if levels not in STEPS:
@@ -169,8 +179,8 @@ def best_step(magnitude: torch.Tensor, square: torch.Tensor, largest: torch.Tens
 OCTAVE: Final = 8
 LARGEST: Final = 100 * OCTAVE
 SMALLEST: Final = -90 * OCTAVE
-"""Bounds of a tensor's largest step: no step is above 2**100, so that 255 of them are finite, and none
-below 2**-90 * 2**-32, so that its inverse is.
+"""Bounds of a tensor's largest step: no step exceeds 2**100, so 255 of them stay finite, and none is below 2**-90 *
+2**-32, so its inverse stays finite.
 """
 _SPAN = 255
 
@@ -179,16 +189,16 @@ _FRACTIONS = (1.0, 1.0905077, 1.1892071, 1.2968396, 1.4142135, 1.5422108, 1.6817
 
 
 def sized(top: int, below: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-    """The steps of the numbers ``top - below``, as float32."""
+    """Return the steps with the numbers ``top - below``, as float32."""
     octaves, eighths = np.divmod(np.int32(top) - below.astype(np.int32), OCTAVE)
     return np.ldexp(np.array(_FRACTIONS, dtype=np.float32)[eighths], octaves)
 
 
 def chosen(wanted: torch.Tensor) -> tuple[int, npt.NDArray[np.uint8]] | None:
-    """The next larger steps: the largest one's number, and how far below it each is.
+    """Round steps up to representable ones: the largest step's number, and each step's distance below it.
 
-    ``wanted`` (groups): 0 or more, finite. What is far too small gets the smallest there is. None where one is too
-    large, or all are too small, but not where all are 0.
+    ``wanted``: (groups,), finite, 0 or more. Steps that are too small become the smallest one. Returns None where a
+    step is too large or all are too small, unless all are 0.
     """
     if not bool(wanted.any()):
         return 0, np.zeros(len(wanted), dtype=np.uint8)
@@ -204,25 +214,25 @@ def chosen(wanted: torch.Tensor) -> tuple[int, npt.NDArray[np.uint8]] | None:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The memory of a flat tensor; one of a GPU is copied here first."""
+    """Return the memory of a flat tensor, copied to the CPU first if it is on a GPU."""
     return memoryview(to_host(tensor).view(torch.uint8).numpy())  # type: ignore[arg-type]
 
 
 class ByteCodec(Codec):
-    """Lossless. `grows` bounds how far its bytes expand."""
+    """A lossless codec of bytes. `grows` bounds how far they expand."""
 
     lossless = True
 
     grows: ClassVar[int]
-    """An encoded byte stands for so many bytes at most."""
+    """Maximum expansion: decoded bytes for each encoded byte."""
 
     @abstractmethod
     def compress(self, data: memoryview) -> memoryview:
-        """``data`` (one byte or more), encoded."""
+        """Compress ``data`` (one byte or more)."""
 
     @abstractmethod
     def decompress(self, data: memoryview, nbytes: int) -> memoryview:
-        """The ``nbytes`` bytes, writable. Raises ValueError, before more than that is allocated."""
+        """Decompress to ``nbytes`` writable bytes. Raises ValueError before allocating more than that."""
 
     def encode(self, tensor: torch.Tensor, grain: Grain) -> Coded | None:
         return Coded(self.compress(bytes_of(tensor)))
@@ -240,7 +250,7 @@ class ByteCodec(Codec):
 
 
 class Raw(Codec):
-    """Copies nothing: received tensors are used where they lie, which may be memory that must not be written."""
+    """Sends bytes as they are, without a copy: a received tensor may lie in memory that must not be written."""
 
     name = "raw"
     lossless = True
@@ -268,7 +278,7 @@ _WIDER = (torch.float32, torch.float64)
 
 
 class Half(Codec):
-    """To the nearest value of ``dtype``, ties to even. A finite value beyond the largest one makes it None: raw."""
+    """Rounds to the nearest value of ``dtype``, ties to even. A finite value out of its range makes the tensor raw."""
 
     lossless = False
 
@@ -321,7 +331,7 @@ class Lz4(ByteCodec):
 
 
 class Shuffled(Codec):
-    """``inner``, after shuffling."""
+    """Shuffles bytes by their place in an element, then applies ``inner``."""
 
     lossless = True
 
@@ -360,16 +370,16 @@ class Shuffled(Codec):
 # Zstandard (RFC 8878), one frame that says how large its content is.
 
 GROWS = 1 << 15
-"""A block of 4 bytes stands for 128 KiB at most."""
+"""Maximum expansion: a block of 4 bytes can encode 128 KiB."""
 _LEVEL = 1  # more costs three times the time for a few per cent: docs/decisions/0024-codecs.md
 _FEW_PLACES = 8
-"""The logarithm of a small match table's size: hardly any repetition is found, which is as good for symbols, and
-faster.
-"""
+"""Logarithm of the match table's size for symbols. Small: they hardly repeat, and a small table is faster."""
 
 
 class _Tools(threading.local):
-    """A compressor serves one thread; making one takes longer than a small tensor."""
+    """A thread's zstd compressors: each serves one thread, and making one takes longer than compressing a
+    small tensor.
+    """
 
     def __init__(self) -> None:
         self.compressor = zstandard.ZstdCompressor(level=_LEVEL)
@@ -382,17 +392,17 @@ _tools = _Tools()
 
 
 def compressed(data: memoryview) -> memoryview:
-    """``data`` (one byte or more) as one frame."""
+    """Compress ``data`` (one byte or more) to one frame."""
     return memoryview(_tools.compressor.compress(data))
 
 
 def compressed_symbols(data: memoryview) -> memoryview:
-    """The same for bytes that tell by how frequent they are, not by what they repeat: Huffman's code."""
+    """Compress bytes by their frequencies alone (Huffman), without searching for repetitions."""
     return memoryview(_tools.of_symbols.compress(data))
 
 
 def decompressed(data: memoryview, nbytes: int) -> memoryview:
-    """The ``nbytes`` bytes (one or more), not writable. Raises ValueError before anything else is allocated."""
+    """Decompress to ``nbytes`` read-only bytes (one or more). Raises ValueError before allocating anything else."""
     try:
         frame = zstandard.get_frame_parameters(data)
         if frame.content_size != nbytes or frame.dict_id:
@@ -419,12 +429,12 @@ class Zstd(ByteCodec):
 
 Bytes = npt.NDArray[np.uint8]
 _LEAST = 32
-"""Bytes; no fewer become smaller."""
+"""Minimum size in bytes that is worth compressing."""
 _MOST_DIGITS = 7  # a size of up to 2^48 bytes
 
 
 def joined(runs: Iterable[Bytes]) -> memoryview:
-    """The runs, in order; each is contiguous and may be empty."""
+    """Join runs of bytes, compressing each where that helps. Each is contiguous and may be empty."""
     found: list[bytes | memoryview] = []
     for run in runs:
         plain = run.data.cast("B")
@@ -436,7 +446,7 @@ def joined(runs: Iterable[Bytes]) -> memoryview:
 
 
 def parted(data: memoryview, sizes: Sequence[int]) -> list[Bytes]:
-    """The runs, of ``sizes`` bytes; they must not be written. Raises ValueError before more than that is made."""
+    """Split ``data`` into runs of ``sizes`` bytes, which must not be written. Raises ValueError before making more."""
     found = []
     at = 0
     for size in sizes:
@@ -456,7 +466,7 @@ def parted(data: memoryview, sizes: Sequence[int]) -> list[Bytes]:
 
 
 def least(total: int) -> int:
-    """So many bytes at least are needed to stand for ``total`` ones."""
+    """Return the minimum number of bytes that can encode ``total`` bytes."""
     return total // GROWS
 
 
@@ -487,12 +497,12 @@ def _read(data: memoryview, at: int) -> tuple[int, int]:
 
 
 _CHUNK = 1 << 18
-"""Elements that are put in their places at a time: a place takes eight bytes, whatever an element takes."""
+"""Elements placed at a time: an index takes eight bytes, whatever an element takes."""
 _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
 class Sparse(Codec):
-    """One parameter: how many elements are not zero."""
+    """Sends the elements that are not zero and their positions. One parameter: the count of these elements."""
 
     name = "sparse"
     lossless = True
@@ -536,7 +546,7 @@ class Sparse(Codec):
 
 
 def _turned_back(planes: list[Bytes], word: type[np.unsignedinteger[npt.NBitBase]]) -> npt.NDArray[Any]:
-    """The elements of these planes."""
+    """Return the elements that these byte planes hold."""
     whole = np.empty((len(planes[0]), len(planes)), dtype=np.uint8)
     for number, plane in enumerate(planes):
         whole[:, number] = plane
@@ -545,7 +555,7 @@ def _turned_back(planes: list[Bytes], word: type[np.unsignedinteger[npt.NBitBase
 
 
 def _word(dtype: torch.dtype) -> type[np.unsignedinteger[npt.NBitBase]]:
-    """What is compared with zero: an element, or one of the two numbers of a complex one."""
+    """Return the integer type compared with zero: of an element, or of half a complex one."""
     return _WORDS[dtype.itemsize // 2 if dtype.is_complex else dtype.itemsize]  # type: ignore[return-value]
 
 

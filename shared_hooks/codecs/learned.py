@@ -1,12 +1,12 @@
-"""Codecs that were trained for one cut of one model (``edge-client learn``), and the file that holds one.
+"""Load codecs trained for one cut of one model (``edge-client learn``), and read and write their files.
 
-A small encoder turns a piece into symbols, a small decoder turns them back: convolutions for feature maps, linear maps
-for tokens. Each symbol is one of a few levels (finite scalar quantisation: F. Mentzer et al., "Finite Scalar
-Quantization: VQ-VAE Made Simple", ICLR 2024). An entropy coder packs them by how often each occurred in training
-(asymmetric numeral systems: J. Duda, arXiv:1311.2540).
+A small encoder turns a piece into symbols and a small decoder restores it: convolutions for feature maps, linear maps
+for tokens. Each symbol has one of a few levels (finite scalar quantisation: F. Mentzer et al., "Finite Scalar
+Quantization: VQ-VAE Made Simple", ICLR 2024). An entropy coder packs them by their frequencies in training (asymmetric
+numeral systems: J. Duda, arXiv:1311.2540).
 
 Both sides load the file themselves; on the wire a codec is named by its digest, "learned:4f1c09a7be21". The decoder
-runs on the CPU and gives each machine's own rounding.
+runs on the CPU, so its result has that machine's rounding.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ MAX_FILE_BYTES: Final = 256 << 20
 MAX_PIECES: Final = 256
 _MAX_META: Final = 1 << 20
 _DIGITS: Final = 12
-"""Hexadecimal digits of a file's digest that name it."""
+"""Hexadecimal digits of a file's digest in its name."""
 _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _AREA: Final = 16
-"""A map may be so many times as large as those that the codec was trained on."""
+"""Maximum area of a map, relative to those the codec was trained on."""
 _WORKING_ELEMENTS: Final = 1 << 22
-"""Elements of the largest intermediate map that is decoded at a time."""
+"""Maximum elements of the largest intermediate map decoded at a time."""
 
 
 @dataclass(frozen=True)
 class Design:
-    """The form of one piece's encoder and decoder.
+    """The architecture of one piece's encoder and decoder.
 
-    ``kind``: "map" for (N, C, H, W), "tokens" for (rows, D). ``channels``: C or D. ``hidden``: channels between.
-    ``halvings``: how often a map is halved, in both directions. ``symbols``: per position of what is left, each of
-    ``levels`` levels. ``size``: height and width of the maps it was trained on; (1, 1) for tokens. ``positive``:
-    whether the piece is never negative.
+    ``kind``: "map" for (N, C, H, W), "tokens" for (rows, D). ``channels``: C or D. ``hidden``: hidden channels.
+    ``halvings``: how often a map is halved, in both directions. ``symbols``: per remaining position, each of ``levels``
+    levels. ``size``: height and width of the training maps; (1, 1) for tokens. ``positive``: whether the piece is never
+    negative.
     """
 
     kind: str
@@ -89,8 +89,10 @@ class Design:
         return 1 << self.halvings
 
     def form_of(self, grain: Grain, elements: int) -> tuple[int, int, int] | None:
-        """(N, H, W) of a piece; None for one that has another form than those it was trained on. Tokens have no H; W is
-        how many lie side by side, feature by feature, in memory: 1, unless their tensor was transposed.
+        """Return (N, H, W) of a piece, or None if its shape differs from those of training.
+
+        For tokens H is 1, and W is how many of them lie side by side, feature by feature, in memory: 1, unless their
+        tensor was transposed.
         """
         if self.kind == "tokens":
             fits = not grain.is_map and grain.channels == self.channels
@@ -106,21 +108,21 @@ class Design:
         return (grain.outer, height, width) if self.takes(grain.outer, height, width, elements) else None
 
     def takes(self, count: int, height: int, width: int, elements: int) -> bool:
-        """Whether ``elements`` are so many maps of this size, or rows of tokens, and not too large a map."""
+        """Return whether ``elements`` make up so many maps of this size, or rows of tokens, and no map is too large."""
         is_whole = count >= 1 and count * self.channels * height * width == elements
         if self.kind == "tokens":
             return is_whole and height == 1
         return is_whole and height * width <= _AREA * self.size[0] * self.size[1]
 
     def symbol_shape(self, count: int, height: int, width: int) -> tuple[int, int, int, int]:
-        """(N, symbols, h, w)."""
+        """Return (N, symbols, h, w), the shape of the symbols."""
         if self.kind == "tokens":
             return count * width, self.symbols, 1, 1
         return count, self.symbols, -(-height // self.factor), -(-width // self.factor)
 
 
 class Bottleneck(nn.Module):
-    """Encoder and decoder of one piece. Float32; ``mean`` and ``scale`` (C,) normalise what goes in and comes out."""
+    """Encoder and decoder of one piece, in float32. ``mean`` and ``scale``, (C,), normalise its values."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -149,7 +151,7 @@ class Bottleneck(nn.Module):
         self.decoder = nn.Sequential(*up, nn.Conv2d(hidden, channels, 3, 1, 1))
 
     def levels_of(self, values: torch.Tensor) -> torch.Tensor:
-        """Where each symbol lies between 0 and ``levels - 1``, not rounded. ``values``: (N, C, H, W) or (rows, D)."""
+        """Encode to levels between 0 and ``levels - 1``, not rounded. ``values``: (N, C, H, W) or (rows, D)."""
         design = self.design
         if design.kind == "tokens":
             found = self.encoder((values - self.mean) / self.scale)
@@ -163,7 +165,7 @@ class Bottleneck(nn.Module):
         return levels
 
     def values_of(self, symbols: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        """The reverse. ``symbols``: float, 0 to ``levels - 1``; ``size``: height and width of the maps."""
+        """Decode ``symbols`` (float, 0 to ``levels - 1``). ``size``: height and width of the maps."""
         design = self.design
         symbols = symbols * (2 / (design.levels - 1)) - 1
         if design.kind == "tokens":
@@ -187,7 +189,9 @@ _BLOCK: Final = 512
 
 
 class SymbolCoder:
-    """``frequencies``: (symbols, levels), each row whole numbers from 1 up that add up to 4096."""
+    """Entropy coder of symbols. ``frequencies``: (symbols, levels), whole numbers of at least 1; each row sums
+    to 4096.
+    """
 
     def __init__(self, frequencies: npt.NDArray[np.int64]) -> None:
         self._often = [[int(one) for one in row] for row in frequencies]
@@ -196,7 +200,9 @@ class SymbolCoder:
 
     @staticmethod
     def frequencies_of(counts: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-        """Frequencies by counts (symbols, levels); what never occurred can still be sent."""
+        """Return frequencies from counts (symbols, levels). A level that never occurred keeps a frequency, so it can be
+        sent.
+        """
         levels = counts.shape[1]
         shares = (counts + 0.5) / (counts + 0.5).sum(axis=1, keepdims=True)
         found: npt.NDArray[np.int64] = 1 + np.floor(shares * (_WHOLE - levels)).astype(np.int64)
@@ -204,7 +210,7 @@ class SymbolCoder:
         return found
 
     def pack(self, symbols: npt.NDArray[np.int64]) -> bytes:
-        """``symbols``: (N, symbols, positions)."""
+        """Pack ``symbols``, (N, symbols, positions), to bytes."""
         flat, blocks = symbols.reshape(-1), []
         for start in range(0, len(flat), _BLOCK):
             some = flat[start : start + _BLOCK].tolist()
@@ -217,7 +223,7 @@ class SymbolCoder:
         return sizes + b"".join(blocks)
 
     def unpack(self, data: bytes, shape: tuple[int, int, int]) -> npt.NDArray[np.uint8]:
-        """The reverse. Raises ValueError for anything but an encoding of so many symbols."""
+        """Unpack bytes of `pack`. Raises ValueError for data that does not encode so many symbols."""
         total = math.prod(shape)
         count = -(-total // _BLOCK)
         at = 2 * (count - 1)
@@ -243,19 +249,19 @@ class SymbolCoder:
 
 
 def _rows(shape: Sequence[int], start: int, count: int) -> list[int]:
-    """For ``count`` symbols from ``start`` on, which row of the frequencies is theirs."""
+    """Return, for ``count`` symbols from ``start`` on, the row of frequencies of each."""
     rows: list[int] = (np.arange(start, start + count) // shape[2] % shape[1]).tolist()
     return rows
 
 
 def _least_bytes(symbols: int) -> int:
-    """A byte for each block, and the sizes of all but the last."""
+    """Return the minimum size of an encoding: one byte per block, and the sizes of all blocks but the last."""
     return 3 * -(-symbols // _BLOCK) - 2
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """What is learnt of one piece. ``frequencies``: see `SymbolCoder`."""
+    """The trained codec of one piece. ``frequencies``: see `SymbolCoder`."""
 
     net: Bottleneck
     frequencies: npt.NDArray[np.int64]
@@ -271,10 +277,10 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class LearnedFile:
-    """A codec as it lies in a file.
+    """The contents of a codec file.
 
     ``cut``: the name of the layer after which it was trained; ``pieces``: one for each piece that crosses there, None
-    for those that travel raw. ``provenance``: what it was made of and how, for people.
+    for those sent raw. ``provenance``: how it was trained, for people.
     """
 
     model_id: str
@@ -284,7 +290,7 @@ class LearnedFile:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As a safetensors file; the same codec gives the same bytes."""
+        """Serialise to safetensors. The same codec gives the same bytes."""
         tensors: dict[str, torch.Tensor] = {}
         for number, piece in enumerate(self.pieces):
             if piece is not None:
@@ -304,16 +310,16 @@ class LearnedFile:
 
     @cached_property
     def digest(self) -> str:
-        """A digest of what decoding depends on: not of where the file comes from."""
+        """Return a digest of all that decoding depends on; the provenance is not included."""
         return hashlib.sha256(replace(self, provenance={}).to_bytes()).hexdigest()
 
     def write(self, path: str | Path) -> None:
-        """Raises SpecError where it cannot be written."""
+        """Write the file. Raises SpecError if that fails."""
         write_bytes(path, self.to_bytes())
 
     @classmethod
     def from_bytes(cls, data: bytes, origin: str) -> LearnedFile:
-        """Raises SpecError that names ``origin`` for anything but such a file."""
+        """Read a codec from bytes. Raises SpecError that names ``origin`` for data that is not such a file."""
         try:
             if len(data) > MAX_FILE_BYTES:
                 raise ValueError(f"larger than any learned codec ({MAX_FILE_BYTES} bytes)")
@@ -351,7 +357,7 @@ def _meta(data: bytes) -> dict[str, Any]:
 
 
 def _piece(data: Any, number: int, tensors: dict[str, torch.Tensor]) -> Piece:
-    """Takes its tensors out of ``tensors``. Raises ValueError, KeyError, TypeError."""
+    """Read one piece, taking its tensors out of ``tensors``. Raises ValueError, KeyError, TypeError."""
     if not isinstance(data, dict) or set(data) != set(Design.__dataclass_fields__):
         raise ValueError(f"piece {number}: expected {', '.join(Design.__dataclass_fields__)}")
     design = Design(**{**data, "size": tuple(data["size"]), "positive": bool(data["positive"])})
@@ -374,7 +380,7 @@ def _piece(data: Any, number: int, tensors: dict[str, torch.Tensor]) -> Piece:
 
 
 class Learned(Codec):
-    """The codec of one file. Of itself it sends everything raw: `at` gives the one of a piece of its cut."""
+    """The codec of one file. It sends everything raw itself: `at` returns the codec of a piece of its cut."""
 
     lossless = False
     listed = False
@@ -386,7 +392,7 @@ class Learned(Codec):
         self._pieces = [None if piece is None else _OfPiece(self, n, piece) for n, piece in enumerate(file.pieces)]
 
     def check_model(self, weights_hash: str) -> None:
-        """Raises SpecError for a codec that was trained with other weights."""
+        """Raise SpecError if the codec was trained with other weights."""
         if self.file.weights_hash != weights_hash:
             raise SpecError(
                 f"{self.origin} was learnt with other weights of {self.file.model_id} "
@@ -437,7 +443,7 @@ class Learned(Codec):
 
 
 class _OfPiece(Codec):
-    """``whole``, for one piece of its cut."""
+    """``whole``, applied to one piece of its cut."""
 
     lossless = False
     listed = False
@@ -485,7 +491,7 @@ class _OfPiece(Codec):
 def rows_of(
     flat: torch.Tensor, design: Design, form: tuple[int, int, int], *, channels_last: bool = False
 ) -> torch.Tensor:
-    """What a net takes of a piece as it lies in memory: (N, C, H, W) of maps, (rows, D) of tokens."""
+    """Return a net's input from a piece as it lies in memory: (N, C, H, W) for maps, (rows, D) for tokens."""
     count, height, width = form
     if design.kind == "tokens":
         return flat.view(count, design.channels, width).transpose(1, 2).reshape(-1, design.channels)
@@ -497,7 +503,7 @@ def rows_of(
 def flat_of(
     rows: torch.Tensor, design: Design, form: tuple[int, int, int], *, channels_last: bool = False
 ) -> torch.Tensor:
-    """The reverse: contiguous."""
+    """Return the contiguous flat tensor of a net's output, the reverse of `rows_of`."""
     count, _, width = form
     if design.kind == "tokens":
         rows = rows.view(count, width, design.channels).transpose(1, 2)
@@ -507,7 +513,7 @@ def flat_of(
 
 
 def read(path: str | Path) -> Learned:
-    """The codec in a file. Raises SpecError that names it."""
+    """Read a codec from a file. Raises SpecError that names the file."""
     try:
         with Path(path).open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)

@@ -1,7 +1,7 @@
-"""`Noise`: normal noise on what crosses, so that less of the input can be read from it. It saves no bytes.
+"""Add Gaussian noise to the values that cross, so that they reveal less of the input. Saves no bytes.
 
-The idea is Shredder's (F. Mireshghallah et al., ASPLOS 2020), without its training: one width for a whole piece. What
-it costs in answers `edge-client calibrate` measures, what it hides `edge-client leakage`. This is no differential
+The idea is Shredder's (F. Mireshghallah et al., ASPLOS 2020), without its training: one width for a whole piece.
+`edge-client calibrate` measures the accuracy it costs, `edge-client leakage` what it hides. It is not differential
 privacy.
 """
 
@@ -23,10 +23,10 @@ _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 class Noise(Codec):
-    """``sigma``: the noise's standard deviation, as a multiple of the piece's own.
+    """Adds noise of standard deviation ``sigma``, as a multiple of the piece's own.
 
-    Drawn for each tensor from a seed of its own, of the system's entropy: one request's noise says nothing of that of
-    another, and the model's random state stays as it is. Pieces that hold no floats are sent as they are.
+    Each tensor's noise has its own seed from the system's entropy: the noise of one request reveals nothing of
+    another's, and the model's random state is unchanged. Pieces without floats are sent as they are.
     """
 
     lossless = False
@@ -43,7 +43,7 @@ class Noise(Codec):
         return RAW.encode(self.added(tensor, np.random.default_rng(secrets.randbits(128))), grain)
 
     def added(self, tensor: torch.Tensor, dice: np.random.Generator) -> torch.Tensor:
-        """The tensor with noise. What is not finite stays, and does not count for the width."""
+        """Return the tensor with noise. Non-finite values are kept, and do not count for the width."""
         values = tensor.detach().to("cpu", torch.float32)
         finite = values[torch.isfinite(values)]
         width = self.sigma * float(finite.std(correction=0)) if finite.numel() else 0.0
@@ -65,7 +65,9 @@ class Noise(Codec):
 
 @lru_cache(64)
 def named(name: str) -> Noise | None:
-    """The codec of a name such as "noise:0.5"; None for other names. Raises SpecError for a width that is none."""
+    """Return the codec of a name such as "noise:0.5", or None for other names. Raises SpecError for an invalid
+    width.
+    """
     if not name.startswith(PREFIX):
         return None
     try:

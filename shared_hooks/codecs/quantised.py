@@ -1,11 +1,11 @@
-"""Floats rounded to a few levels: int8 to int1.
+"""Quantise floats to 8 to 1 bits.
 
-Each channel of a feature map, or each token of hidden states, has a step of its own (`steps`); where these have few
-elements one step serves all. What is never negative (ReLU) spends no level on the other side. Few levels clip
-(`clipping`). What lies far outside is kept apart, as float32. The symbols are packed (`packing`) and,
-like all else, compressed where that makes them smaller (`sections`).
+Each channel of a feature map, or each token of hidden states, has its own step (`steps`); where these have few elements
+they share one step. Non-negative tensors (ReLU) use no level for negative values. At few levels large values are
+clipped (`clipping`). Outliers are stored apart, as float32. The symbols are packed (`packing`) and, like all else,
+compressed where that makes them smaller (`sections`).
 
-NaN, infinities and what is far too large or small make the whole tensor raw.
+NaN, infinities and values far out of range make the whole tensor raw.
 """
 
 from __future__ import annotations
@@ -29,34 +29,36 @@ from shared_hooks.tensors.staging import to_host
 # machine decodes the same bits.
 
 _CHUNK = 1 << 18
-"""Elements that are worked on at a time on a CPU: with what is made of them they stay in its caches."""
+"""Elements processed at a time on a CPU, so that intermediate values stay in its caches."""
 _WHOLE = float(1 << 23)
-"""A float32 from here to twice as much has whole numbers only, and they stand in its lowest bits."""
+"""Rounding constant: a float32 from here to twice as much holds only integers, in its lowest bits."""
 
 
 class Levels(NamedTuple):
-    """Symbols 0 to ``top``, and which of them stands for zero."""
+    """Quantisation levels: symbols 0 to ``top``, and the symbol of zero."""
 
     top: int
     zero: float
 
     @property
     def side(self) -> int:
-        """Levels above zero."""
+        """Number of levels above zero."""
         return int(self.top - self.zero)
 
     @classmethod
     def of(cls, bits: int, signed: bool) -> Levels:
-        """Without sign all levels are from zero upwards; with it as many on each side. One signed bit has no zero."""
+        """Return the levels of ``bits`` bits: from zero upwards if unsigned, else symmetric. A signed bit has
+        no zero.
+        """
         if not signed:
             return cls((1 << bits) - 1, 0.0)
         return cls(1, 0.5) if bits == 1 else cls((1 << bits) - 2, float((1 << bits - 1) - 1))
 
 
 def rounded(values: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torch.Tensor:
-    """The symbols, flat, uint8, on the device of ``values`` (rank 3, float32, finite).
+    """Quantise ``values`` (rank 3, float32, finite) to symbols: flat, uint8, on the same device.
 
-    ``steps``: float32, more than 0, of a shape that spreads over ``values``. What is beyond the levels gets the last.
+    ``steps``: positive float32, broadcast over ``values``. Values beyond the levels are clipped.
     """
     found = torch.empty(values.shape, dtype=torch.uint8, device=values.device)
     inverse = 1 / steps
@@ -69,7 +71,7 @@ def rounded(values: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torch.
 
 
 def restored(symbols: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torch.Tensor:
-    """The numbers, in the memory of ``symbols`` (rank 3, float32)."""
+    """Dequantise ``symbols`` (rank 3, float32) in place."""
     for part in _parts(symbols):
         numbers = symbols[part]
         if levels.zero:
@@ -79,7 +81,7 @@ def restored(symbols: torch.Tensor, steps: torch.Tensor, levels: Levels) -> torc
 
 
 def _parts(whole: torch.Tensor) -> Iterator[tuple[slice, ...]]:
-    """Slices that make up ``whole``, along its first dimension of more than one."""
+    """Yield slices that cover ``whole``, along its first dimension larger than one."""
     axis = next((axis for axis, size in enumerate(whole.shape) if size > 1), 0)
     size = whole.shape[axis]
     rows = size if not devices.is_host(whole.device) else max(1, _CHUNK * size // max(1, whole.numel()))
@@ -97,7 +99,7 @@ def _at(steps: torch.Tensor, part: tuple[slice, ...]) -> torch.Tensor:
 # symbol may take less than a bit.
 
 PLACES = {1: 8, 2: 4, 3: 2, 4: 2, 5: 1, 6: 1, 7: 1, 8: 1}
-"""Bits of a symbol -> symbols to a byte: as many as begin at whole powers of two."""
+"""Bits per symbol, mapped to symbols per byte."""
 
 # symbols lie a byte apart in one integer; each shift brings the upper half of what is together beside the lower one
 _SHIFTS: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {
@@ -108,12 +110,12 @@ _SHIFTS: dict[int, tuple[torch.dtype, tuple[int, ...]]] = {
 
 
 def packed_size(count: int, bits: int) -> int:
-    """Bytes of ``count`` symbols."""
+    """Return the packed size in bytes of ``count`` symbols."""
     return -(-count // PLACES[bits])
 
 
 def packed(symbols: torch.Tensor, bits: int) -> torch.Tensor:
-    """Bytes, on the same device. ``symbols``: (count,) uint8, contiguous, all below ``2**bits``."""
+    """Pack symbols to bytes on the same device. ``symbols``: (count,) uint8, contiguous, all below ``2**bits``."""
     places = PLACES[bits]
     if places == 1:
         return symbols
@@ -129,7 +131,7 @@ def packed(symbols: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def unpacked(data: npt.NDArray[np.uint8], count: int, bits: int, top: int) -> torch.Tensor:
-    """(count,) float32 on the CPU: the symbols. Raises ValueError where one is beyond ``top``."""
+    """Unpack symbols as (count,) float32 on the CPU. Raises ValueError if one exceeds ``top``."""
     places = PLACES[bits]
     if places == 1:
         if data.max(initial=0) > top:
@@ -145,33 +147,33 @@ def unpacked(data: npt.NDArray[np.uint8], count: int, bits: int, top: int) -> to
 
 @cache
 def _symbols(places: int) -> npt.NDArray[np.float32]:
-    """(256, places): what is in each byte."""
+    """Return (256, places): the symbols in each byte."""
     width = 8 // places
     return (np.arange(256)[:, None] >> width * np.arange(places) & (1 << width) - 1).astype(np.float32)
 
 
 FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LEAST = 64
-"""Elements; fewer are sent raw."""
+"""Minimum elements of a tensor; smaller ones are sent raw."""
 _LEAST_OF_GROUP = 256
-"""Elements of a channel with a step of its own: a byte is a thirty-second of a bit for each."""
+"""Minimum elements of a channel with its own step: a byte then costs at most 1/32 bit per element."""
 _LEAST_OF_TOKEN = 32
 _FEWEST = 16
-"""Elements of a group that is read, whoever wrote it."""
+"""Minimum elements of a group accepted from any encoder."""
 _FAR = 10.0
-"""Root mean squares of a group, beyond which an element is kept apart; and how often it is found, each time without
-those that lie beyond: one that is a thousand times as large as the rest is most of their mean square.
+"""Outlier threshold in root mean squares of a group, and the number of passes, each without the outliers of the pass
+before: one value a thousand times the rest makes up most of their mean square.
 """
 _ROUNDS = 3
 _RARE = 256
-"""At most one in so many elements is kept apart."""
+"""At most one in so many elements is an outlier."""
 _MOST_ELEMENTS = 1 << 32
 _OF_ALL, _OF_CHANNEL, _OF_TOKEN = range(3)
 
 
 class _Form(NamedTuple):
-    """The parameters: whose the steps are, how elements lie (`Grain`), whether there is a sign, the largest step's
-    number, and how many elements are kept apart.
+    """The parameters: the grouping of steps, the layout (`Grain`), signedness, the largest step's number, and the
+    number of outliers stored apart.
     """
 
     whose: int
@@ -185,24 +187,26 @@ class _Form(NamedTuple):
         return elements // (self.channels * self.inner), self.channels, self.inner
 
     def of_steps(self, elements: int) -> tuple[int, int, int]:
-        """The shape of the steps, which spreads over `shape`."""
+        """Return the shape of the steps, which broadcasts over `shape`."""
         outer, channels, inner = self.shape(elements)
         return {_OF_ALL: (1, 1, 1), _OF_CHANNEL: (1, channels, 1), _OF_TOKEN: (outer, 1, inner)}[self.whose]
 
     def pays(self, elements: int) -> bool:
-        """Whether no more groups have a step of their own, and no more elements are kept apart, than makes sense."""
+        """Return whether the numbers of groups and outliers are within the limits an encoder would use."""
         outer, channels, inner = self.shape(elements)
         of_group = {_OF_CHANNEL: outer * inner, _OF_TOKEN: channels}.get(self.whose, _FEWEST)
         return of_group >= _FEWEST and self.apart * _RARE <= elements
 
     def sizes(self, elements: int, bits: int) -> list[int]:
-        """Bytes of the sections: steps, places and numbers of what is kept apart, symbols."""
+        """Return the sizes in bytes of the sections: steps, positions and values of outliers, symbols."""
         groups = int(np.prod(self.of_steps(elements), dtype=np.int64))
         return [groups, 4 * self.apart, 4 * self.apart, packed_size(elements, bits)]
 
 
 class _Rounded(NamedTuple):
-    """``symbols``: flat. ``top`` and ``below`` name the steps (`codec.sized`). ``places``: of what is kept apart."""
+    """A quantised tensor. ``symbols``: flat. ``top`` and ``below``: the steps (`codec.sized`). ``places``: of
+    outliers.
+    """
 
     symbols: torch.Tensor
     top: int
@@ -211,7 +215,7 @@ class _Rounded(NamedTuple):
 
 
 class Quantised(Codec):
-    """``bits``: 1 to 8."""
+    """Quantises floats to ``bits`` bits, 1 to 8."""
 
     lossless = False
 
@@ -274,7 +278,7 @@ class Quantised(Codec):
 
 
 def _wanted(values: torch.Tensor, largest: torch.Tensor, others: tuple[int, ...], levels: Levels) -> torch.Tensor:
-    """The step that each group should have."""
+    """Return the ideal step of each group."""
     if levels.side == 0:  # one signed bit: the mean magnitude on either side
         return 2 * values.abs().mean(others, keepdim=True)
     if levels.side not in codec.STEPS:
@@ -294,7 +298,7 @@ def _root_mean_square(values: torch.Tensor, others: tuple[int, ...]) -> torch.Te
 
 
 def _rounded(values: torch.Tensor, wanted: torch.Tensor, levels: Levels) -> _Rounded | None:
-    """With nothing kept apart. None where there are no such steps."""
+    """Quantise without outliers. Returns None where no representable steps fit."""
     chosen = codec.chosen(wanted.view(-1))
     if chosen is None:
         return None
@@ -306,9 +310,9 @@ def _rounded(values: torch.Tensor, wanted: torch.Tensor, levels: Levels) -> _Rou
 def _with_some_apart(
     values: torch.Tensor, wanted: torch.Tensor, uneven: torch.Tensor, whose: int, levels: Levels
 ) -> _Rounded | None:
-    """With what lies far from the rest of its group kept apart. None where that is too much.
+    """Quantise with outliers stored apart. Returns None where there are too many.
 
-    ``uneven``: in which groups something lies far from all the others, by which alone it is now measured.
+    ``uneven``: the groups that have outliers; their steps are computed without them.
     """
     groups = uneven.view(-1).nonzero().view(-1)
     members = _members(values, whose, groups)
@@ -327,7 +331,7 @@ def _with_some_apart(
 
 
 def _members(values: torch.Tensor, whose: int, groups: torch.Tensor) -> torch.Tensor:
-    """(groups, rows, columns): the elements that share a step with each other, of some groups."""
+    """Return (groups, rows, columns): the elements of some groups, each of which shares a step."""
     if whose == _OF_CHANNEL:
         return values.transpose(0, 1)[groups]
     if whose == _OF_TOKEN:
@@ -338,7 +342,7 @@ def _members(values: torch.Tensor, whose: int, groups: torch.Tensor) -> torch.Te
 def _places(
     values: torch.Tensor, whose: int, group: torch.Tensor, row: torch.Tensor, column: torch.Tensor
 ) -> torch.Tensor:
-    """Where the elements of `_members` lie in the flat tensor."""
+    """Return the positions of `_members`' elements in the flat tensor."""
     _, channels, inner = values.shape
     if whose == _OF_CHANNEL:
         return (row * channels + group) * inner + column
@@ -348,7 +352,7 @@ def _places(
 
 
 def _whose(grain: Grain) -> int:
-    """Whose steps pay."""
+    """Return the grouping of steps that pays for this layout."""
     if grain.is_map:
         return _OF_CHANNEL if grain.outer * grain.inner >= _LEAST_OF_GROUP else _OF_ALL
     return _OF_TOKEN if grain.channels >= _LEAST_OF_TOKEN else _OF_ALL
@@ -366,7 +370,9 @@ def _form(params: tuple[Param, ...]) -> _Form:
 
 
 def _put(numbers: npt.NDArray[np.float32], where: npt.NDArray[np.uint32], apart: npt.NDArray[np.float32]) -> None:
-    """Set what was kept apart. Raises ValueError for places beyond the end or named twice, and for no numbers."""
+    """Set the outliers. Raises ValueError for positions out of range or repeated, and for values that are not
+    numbers.
+    """
     if where[-1] >= len(numbers) or (where[1:] <= where[:-1]).any() or not np.isfinite(apart).all():
         raise ValueError("elements that are kept apart are none of these")
     numbers[where] = apart

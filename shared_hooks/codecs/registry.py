@@ -1,12 +1,12 @@
-"""Codecs by name: those that are built in, and those of other packages, which this process was started with.
+"""Look up codecs by name: built-in ones, and plugins that this process was started with.
 
-A codec of another package is a `Codec` found as ``module:Class`` or by an entry point::
+A plugin is a `Codec` found as ``module:Class`` or by an entry point::
 
     [project.entry-points."isthmus.codecs"]
     "acme:topk" = "acme_codecs:TopK"
 
-Its code is trusted, as a model's is; its answers are not: what it raises, and what is not as it said, costs no request
-and is reported by its name (`Guarded`).
+Its code is trusted, as a model's is. Its results are not: an exception or a broken promise fails no request and is
+reported by the codec's name (`Guarded`).
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ log = logging.getLogger(__name__)
 
 
 class _Broken(Exception):
-    """A promise, in words for people."""
+    """A plugin broke a promise; the message says which."""
 
 
 class Guarded(Codec):
-    """A plugin's codec, held to its word.
+    """Checks a plugin's codec against its promises.
 
-    On the edge, a piece that it raises for, whose bytes are more than its own `Codec.bound` allows, or which does not
-    come back where it promises to lose nothing, goes raw, with one warning for each reason. Where it decodes,
-    `CodecFailed` names it: the edge then sends the request once more without it.
+    On the edge, a piece is sent raw where the codec raises, exceeds its own `Codec.bound`, or claims to be lossless and
+    is not, with one warning for each reason. Where it decodes, a failure raises `CodecFailed` with its name, and the
+    edge sends the request once more without it.
     """
 
     def __init__(self, inner: Codec) -> None:
@@ -146,8 +146,10 @@ def _is_param(value: Any) -> bool:
 
 
 def load_plugin(reference: str, folder: Path) -> Guarded:
-    """By the name of an entry point of the group ``isthmus.codecs``, or as ``module:Class``, which is installed or lies
-    in ``folder``. Raises SpecError.
+    """Load a plugin by the name of an ``isthmus.codecs`` entry point, or as ``module:Class``, installed or in
+    ``folder``.
+
+    Raises SpecError.
     """
     found = next((one for one in entry_points(group=GROUP) if one.name == reference), None)
     where = f"codec plugin {reference}"
@@ -169,7 +171,7 @@ def load_plugin(reference: str, folder: Path) -> Guarded:
 
 
 def _is_plugin(name: str) -> bool:
-    """Whether an entry point is named so."""
+    """Return whether an entry point has this name."""
     return any(one.name == name for one in entry_points(group=GROUP))
 
 
@@ -189,7 +191,7 @@ CODECS: Final[dict[str, Codec]] = {
         Frames(),
     )
 }
-"""By name. What `register` adds is this process's own: nobody who sends bytes can add one."""
+"""Codecs by name. `register` adds to this process's own; received bytes cannot add one."""
 
 NOISE: Final = noise.PREFIX.rstrip(":")
 _DIGEST = re.compile(r"learned:[0-9a-f]{12}")
@@ -198,11 +200,11 @@ _added: dict[str, str] = {}
 
 
 def register(reference: str, folder: Path | None = None) -> str:
-    """Add a codec to those of this process; its name.
+    """Add a codec to those of this process and return its name.
 
     ``reference``: a plugin's entry point or ``module:Class``, ``learned:FILE``, or ``noise:SIGMA``. ``folder``: where
-    files and modules that are not installed lie; None: the current one. The same one again changes nothing. Raises
-    SpecError, also for a second codec of one name.
+    files and modules that are not installed are found; None: the current one. Registering the same codec again has no
+    effect. Raises SpecError, also for a second codec of one name.
     """
     folder = Path.cwd() if folder is None else folder
     if reference.startswith(learned.PREFIX):
@@ -223,7 +225,7 @@ def register(reference: str, folder: Path | None = None) -> str:
 
 @contextmanager
 def temporary(codec: Codec) -> Iterator[None]:
-    """The codec is one of `CODECS` in the block."""
+    """Keep ``codec`` in `CODECS` while in the block."""
     with _lock:
         is_new = codec.name not in CODECS
         CODECS.setdefault(codec.name, codec)
@@ -236,7 +238,7 @@ def temporary(codec: Codec) -> Iterator[None]:
 
 
 def added() -> list[str]:
-    """What `register` was called with, for another process that is to have the same codecs."""
+    """Return the references passed to `register`, for another process that needs the same codecs."""
     return [reference for reference in _added.values() if not reference.startswith(noise.PREFIX)]
 
 
@@ -245,7 +247,7 @@ def _kind(codec: Codec) -> type:
 
 
 def check(name: str) -> str:
-    """The name of a codec that a user means: one of `CODECS`, or what `register` takes. Raises SpecError."""
+    """Return the name of the codec a user specified: one of `CODECS`, or what `register` accepts. Raises SpecError."""
     if name in CODECS:
         return name
     if _DIGEST.fullmatch(name):
@@ -259,7 +261,7 @@ def check(name: str) -> str:
 
 
 def by_wire(name: object) -> Codec | None:
-    """The codec that bytes say they are of; None where this process has none of that name."""
+    """Return the codec that received data names, or None if this process has no such codec."""
     if not isinstance(name, str):
         return None
     try:
@@ -269,10 +271,10 @@ def by_wire(name: object) -> Codec | None:
 
 
 def offered() -> list[str]:
-    """What this side can decode, as it tells the other."""
+    """Return the names of the codecs that this side can decode, for the handshake."""
     return [*(name for name in list(CODECS) if not name.startswith(noise.PREFIX)), NOISE]
 
 
 def is_offered(name: str, by: Collection[str]) -> bool:
-    """Whether the other side, which offers ``by``, can decode what this codec makes."""
+    """Return whether the other side, which offers ``by``, can decode data of this codec."""
     return name in by or (name.startswith(noise.PREFIX) and NOISE in by)
