@@ -1,9 +1,9 @@
-"""What a forward took, layer by layer.
+"""Measure a forward, layer by layer.
 
-records      the records: of a layer, of a forward; each number says where it comes from
-measurement  marks of one forward -> its records
-sampler      the thread that reads sensors, and what a layer had of that; what holds a processor or a GPU back
-energy       meters, one file a backend
+records      the records of a layer and of a forward; each number names its source
+measurement  turns the marks of one forward into records
+sampler      the thread that reads sensors; throttling of processors and GPUs
+energy       energy meters, one function per backend
 
 May import modules, tensors, errors.
 """

@@ -1,4 +1,4 @@
-"""From the marks of one forward to its records. While the model runs only marks are taken; the rest comes after."""
+"""Turn the marks of one forward into records. Only marks are taken while the model runs."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from shared_hooks.modules import ModuleInfo, call_name
 
 
 class HostClock:
-    """Marks are readings of the performance counter."""
+    """Marks with the performance counter."""
 
     mark = staticmethod(time.perf_counter_ns)
 
     def settle(self, began: Any, ended: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing: host marks are complete at once."""
 
     def at(self, mark: Any) -> int:
-        """Nanoseconds of `time.perf_counter_ns`."""
+        """Return nanoseconds of `time.perf_counter_ns`."""
         return int(mark)
 
 
 class StreamClock:
-    """Marks are events on the current stream of a device, read after the forward: no layer waits for the device.
+    """Marks with events on a device's current stream, read after the forward, so no layer waits for the device.
 
-    `settle` waits once, for the last mark; that is also where the events find their place on the host's clock.
+    `settle` waits once, for the last mark, and aligns the events with the host's clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -50,14 +50,16 @@ class StreamClock:
         return event
 
     def settle(self, began: Any, ended: Any) -> None:
-        """Wait until the device has passed ``ended``; ``began`` is the mark that all times are counted from."""
+        """Wait until the device has passed ``ended``; times are counted from ``began``."""
         ended.synchronize()
         self._began = began
         self._zero = 0
         self._zero = time.perf_counter_ns() - self.at(ended)
 
     def at(self, mark: Any) -> int:
-        """Nanoseconds of `time.perf_counter_ns` at which the device passed the mark. Differences are the device's."""
+        """Return nanoseconds of `time.perf_counter_ns` at which the device passed the mark. Differences are the
+        device's.
+        """
         return self._zero + int(self._began.elapsed_time(mark) * 1e6)
 
 
@@ -65,26 +67,26 @@ Clock = HostClock | StreamClock
 
 
 HOST = HostClock()
-"""It keeps nothing: one serves all."""
+"""A shared, stateless host clock."""
 
 
 def clock_for(device: torch.device) -> Clock:
-    """The clock that sees the work of a device."""
+    """Return the clock that times a device's work."""
     return StreamClock(device) if devices.has_timers(device) else HOST
 
 
 Outputs = tuple[tuple[torch.Size, torch.dtype], ...]
 Marks = tuple[Any, Any, Allocated | None, int, int, int, ModuleInfo, int, Outputs]
-"""One layer's: started, stopped (marks of a `clock_for`), memory when it was done, processor time when it started and
-when it stopped, layer id, module, number of the module's call, outputs. Only `Measurement` packs and unpacks it: a
-class with names would cost each layer three times as much.
+"""Marks of one layer: started, stopped (marks of a `clock_for`), memory at the end, processor time at start and end,
+layer id, module, number of the module's call, outputs. A tuple, which only `Measurement` packs and unpacks: a class
+with names would cost each layer three times as much.
 """
 
 
 class Measurement:
-    """One measured forward. It begins when it is made; ``device`` is the model's.
+    """Measures one forward, from construction on; ``device`` is the model's.
 
-    A session takes `mark` and `cpu` before each layer, and hands them to `add` after it.
+    A session takes `mark` and `cpu` before each layer, and passes them to `add` after it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -103,7 +105,9 @@ class Measurement:
         self._ended: Any = None
 
     def add(self, layer_id: int, info: ModuleInfo, call: int, started: Any, cpu_started: int, output: Any) -> None:
-        """A layer is done; ``call`` is the number of its module's call. As little work as can be: the forward waits."""
+        """Record a finished layer; ``call`` is the number of its module's call. Runs in the forward, so it
+        does little.
+        """
         stopped = self.mark()
         memory = None if self._memory is None else self._memory()
         cpu_stopped = self.cpu()
@@ -112,7 +116,7 @@ class Measurement:
         self._layers.append((started, stopped, memory, cpu_started, cpu_stopped, layer_id, info, call, outputs))
 
     def end(self) -> None:
-        """The forward is over. On a GPU this waits for the device, once."""
+        """End the measurement. On a GPU this waits for the device, once."""
         self._ended = self.mark()
         self._cpu_ended = self.cpu()
         self.clock.settle(self._began, self._ended)
@@ -185,7 +189,7 @@ class Measurement:
 
 @functools.cache
 def gpu_of(device: torch.device) -> Gpu | None:
-    """The GPU behind a device of torch; None for the processor."""
+    """Return the GPU of a torch device; None for the processor."""
     if devices.is_host(device):
         return None
     return Gpu(*devices.uuid_of(device)) if device.type == "cuda" else Gpu(device.index or 0, str(device))
@@ -195,14 +199,16 @@ NO_TIME = Reading.unavailable("it took no time")
 
 
 def _shapes(outputs: Outputs) -> tuple[int, tuple[TensorShape, ...]]:
-    """Their bytes, and what a record says of them."""
+    """Return the size in bytes of the outputs, and their shapes for a record."""
     known = [_shape(shape, dtype) for shape, dtype in outputs]
     return sum(nbytes for nbytes, _ in known), tuple(shape for _, shape in known)
 
 
 @functools.lru_cache(4096)
 def _shape(shape: torch.Size, dtype: torch.dtype) -> tuple[int, TensorShape]:
-    """Bytes and shape of one tensor alone: lists of them may be long, and what a cache keeps is to be bounded."""
+    """Return size in bytes and shape of one tensor, so that the cache's entries are bounded: lists of them may
+    be long.
+    """
     return math.prod(shape) * dtype.itemsize, TensorShape(str(dtype).removeprefix("torch."), tuple(shape))
 
 
@@ -218,7 +224,9 @@ def _energy(track: Track | Reading, start: int, stop: int) -> tuple[Reading, Rea
 
 
 def _levels(window: Window, start: int, stop: int) -> tuple[Reading, ...]:
-    """Memory of the process at the end and at the most, and means of processors, GPU and this machine's memory."""
+    """Return the process's memory at the end and its maximum, and the means of processors, GPU and this machine's
+    memory.
+    """
     track = window.resident
     memory = (track, track) if isinstance(track, Reading) else (track.end(start, stop), track.peak(start, stop))
     tracks = window.cpu, window.gpu, window.memory

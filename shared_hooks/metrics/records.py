@@ -1,4 +1,4 @@
-"""What is measured of every layer call of a forward."""
+"""Records of what a forward measured: each layer call, and the forward as a whole."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ STATUSES: tuple[Status, ...] = ("measured", "estimated", "unavailable")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """``value`` in the unit of the field that holds it; None exactly when ``unavailable``.
+    """A measured value. ``value`` is in the unit of the field that holds it, and None exactly when ``unavailable``.
 
-    ``note`` says by what it was measured, from what it was estimated, or why there is nothing.
+    ``note`` says how it was measured or estimated, or why it is unavailable.
     """
 
     value: float | None
@@ -53,7 +53,7 @@ class Reading:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Reading:
-        """Raises ValueError, KeyError or TypeError for what is no reading."""
+        """Read a reading. Raises ValueError, KeyError or TypeError for invalid data."""
         value = data["value"]
         return cls(None if value is None else float(value), data["status"], str(data.get("note", "")))
 
@@ -61,7 +61,7 @@ class Reading:
 @short
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """Shape and dtype of one tensor: ``dtype`` as torch prints it, without "torch."."""
+    """Shape and dtype of one tensor; ``dtype`` without "torch."."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -87,13 +87,13 @@ FORWARD_READINGS = ("energy", "mean_power", "memory_peak")
 
 @dataclass(frozen=True)
 class LayerMetrics:
-    """One layer call. Times in nanoseconds, sizes in bytes; a `Reading` says how it was obtained.
+    """Measurements of one layer call. Times in nanoseconds, sizes in bytes; a `Reading` says how it was obtained.
 
-    ``inference_ns``: from before its forward to after it. ``cpu_ns``: processor time spent meanwhile, of the thread
-    that runs the model where torch computes with one thread, else of the whole process, this library's sampling and
-    other requests included. ``energy`` in joules, ``mean_power`` in watts, both of whole devices: whatever else they
-    did is in it. ``memory_allocated``: bytes held when it was done; ``memory_peak``: the most while it ran.
-    Utilisations in per cent, of all processors (``cpu``), of the GPU, of the memory of this machine.
+    ``inference_ns``: wall time of the layer's forward. ``cpu_ns``: processor time in that period, of the thread that
+    runs the model where torch computes with one thread, else of the whole process, including this library's sampling
+    and other requests. ``energy`` in joules, ``mean_power`` in watts, both of whole devices, so other work on them is
+    included. ``memory_allocated``: bytes held at the end; ``memory_peak``: the maximum during the call. Utilisations in
+    per cent: of all processors (``cpu``), of the GPU, of this machine's memory.
     """
 
     layer_id: int
@@ -118,7 +118,7 @@ class LayerMetrics:
 
     @property
     def inference_time(self) -> float:
-        """Seconds."""
+        """Wall time in seconds."""
         return self.inference_ns / 1e9
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,11 +137,10 @@ class LayerMetrics:
 @short
 @dataclass(frozen=True)
 class ForwardMetrics:
-    """A forward as a whole: what its layers add up to, and what lies outside them. ``layers + outside == total``.
+    """Measurements of a forward as a whole: its layers and what lies outside of them. ``layers + outside == total``.
 
-    The whole model, with the looking up of its plan; or a head, with the cutting out of its frontier; or a tail:
-    placing the frontier, the replay of the prefix, the layers after the cut. ``cpu_ns`` and the readings are as in
-    `LayerMetrics`.
+    It covers the whole model, with the lookup of its plan; or a head, with making its frontier; or a tail: placing the
+    frontier, replaying the prefix, and the layers after the cut. ``cpu_ns`` and the readings are as in `LayerMetrics`.
     """
 
     total_ns: int
@@ -153,11 +152,11 @@ class ForwardMetrics:
 
     @property
     def outside_ns(self) -> int:
-        """Nanoseconds in no layer: functional code, Python between the layers, replay and banking at a cut."""
+        """Nanoseconds outside of layers: functional code, Python between the layers, replay and banking at a cut."""
         return self.total_ns - self.layers_ns
 
     def as_dict(self) -> dict[str, Any]:
-        """Times in seconds."""
+        """Return the record with times in seconds."""
         return {
             "total_time": self.total_ns / 1e9,
             "layers_time": self.layers_ns / 1e9,
@@ -168,12 +167,12 @@ class ForwardMetrics:
 
 
 def output_bytes(output: Any) -> int:
-    """Bytes of all tensors of an output."""
+    """Return the size in bytes of all tensors of an output."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in outputs_of(output))
 
 
 def outputs_of(output: Any) -> tuple[tuple[torch.Size, torch.dtype], ...]:
-    """Shape and dtype of every tensor of an output; as little work as can be, for it is done in the forward."""
+    """Return shape and dtype of every tensor of an output. Runs in the forward, so it does as little as possible."""
     if isinstance(output, torch.Tensor):
         return ((output.shape, output.dtype),)
     return tuple((tensor.shape, tensor.dtype) for tensor in tensors_in(output))

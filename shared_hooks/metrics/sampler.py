@@ -1,12 +1,10 @@
-"""What is sampled while models run: one background thread, started by the first measured forward, ending by itself.
+"""Sample sensors while models run, in one background thread that the first measured forward starts.
 
-The path of a request never touches a sensor. A forward says that it runs (`Sampler.touch`), and afterwards looks at the
-samples of its time (`Sampler.window`). The thread ends some seconds after the last forward, and starts again with the
-next; a forked child begins without one.
+A request never reads a sensor itself. A forward announces itself (`Sampler.touch`), and afterwards reads the samples of
+its period (`Sampler.window`). The thread ends some seconds after the last forward and starts again with the next; a
+forked child begins without one.
 
-`throttling` says what holds a processor or a GPU back: heat, a weak power supply, a limit of current.
-
-It is read where the drivers show it:
+`throttling` says what slows a processor or a GPU down: heat, a weak power supply, a current limit. Sources:
 
 * any Linux: cooling devices that are not fans and not at step 0, and the temperature of the hottest zone (Linux,
   Documentation/driver-api/thermal/sysfs-api.rst)
@@ -37,7 +35,7 @@ from shared_hooks.metrics.energy.boards import NvmlUtilisation
 from shared_hooks.metrics.records import Reading
 
 BITS: Final = ("under-voltage", "the firmware's limit of frequency", "heat (firmware)", "the soft limit of temperature")
-"""A Raspberry Pi's reasons: bits 0 to 3 for now, 16 to 19 since boot."""
+"""Reasons of a Raspberry Pi: bits 0 to 3 for now, 16 to 19 since boot."""
 _SLOWS: Final = re.compile(r"cpufreq|devfreq|^Processor$|-balanced$")
 """Types of cooling devices that lower a clock; others are fans."""
 _THROTTLED: Final = re.compile(r"^throttled=0x([0-9a-fA-F]{1,8})\s*$")
@@ -45,7 +43,9 @@ _THROTTLED: Final = re.compile(r"^throttled=0x([0-9a-fA-F]{1,8})\s*$")
 
 @dataclass(frozen=True)
 class Throttling:
-    """At one moment. ``now``: reasons that hold; ``counts``: events since boot, by reason; bits count once."""
+    """Throttling at one moment. ``now``: active reasons; ``counts``: events since boot, by reason; a bit
+    counts once.
+    """
 
     now: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Throttling:
     """The hottest zone and its temperature in degrees Celsius."""
 
     def since(self, before: Throttling) -> tuple[str, ...]:
-        """Reasons that held at ``before`` or hold now, and those whose events became more in between."""
+        """Return the reasons active at ``before`` or now, and those with new events in between."""
         more = [reason for reason, count in self.counts.items() if count > before.counts.get(reason, 0)]
         return tuple(dict.fromkeys((*before.now, *self.now, *more)))
 
 
 def throttling(machine: Machine | None = None) -> Throttling:
-    """This machine's, or a recorded one's. What cannot be read is left out: most machines show a part of it."""
+    """Return the throttling of this machine, or of a recorded one. What cannot be read is omitted."""
     machine = machine or Machine()
     bits = _raspberry_pi(machine)
     now = [*(reason for bit, reason in enumerate(BITS) if bits >> bit & 1), *_cooling(machine)]
@@ -120,13 +120,13 @@ LENGTH = 4096
 """Samples kept: 80 s of those taken every 20 ms."""
 
 REACH_NS = 1_000_000_000
-"""How far beyond the samples an estimate may reach; at least five periods."""
+"""Nanoseconds beyond the samples up to which a value is estimated; at least five periods."""
 
 
 class Series:
-    """A bounded row of samples: one thread appends, any thread looks. Locked for moments, never while a sensor is read.
+    """Bounded series of samples, appended by one thread and read by any. Never locked while a sensor is read.
 
-    ``what``: by what it is sampled, in few words. ``period_ns``: the time between two samples.
+    ``what``: a short name of the source. ``period_ns``: the time between two samples.
     """
 
     def __init__(self, what: str, period_ns: int) -> None:
@@ -137,7 +137,7 @@ class Series:
         self._lock = threading.Lock()
 
     def append(self, at_ns: int, value: float) -> None:
-        """A sample taken at ``at_ns`` of `time.perf_counter_ns`, later than those before it."""
+        """Append a sample taken at ``at_ns`` of `time.perf_counter_ns`, later than those before it."""
         with self._lock:
             self._samples.append((at_ns, value))
 
@@ -149,7 +149,7 @@ class Series:
         return len(self._samples)
 
     def since(self, start_ns: int) -> Track:
-        """The samples from ``start_ns`` on, and two before it."""
+        """Return the samples from ``start_ns`` on, and the two before it."""
         found: list[tuple[int, float]] = []
         before = 0
         with self._lock:
@@ -164,7 +164,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """What readings of one row of samples say of themselves."""
+    """Notes for the readings of one series."""
 
     measured: str
     estimated: str
@@ -187,9 +187,9 @@ class Words:
 class Track:
     """Samples around a forward.
 
-    An interval is *measured* when it is at least two periods long and enclosed by samples; where a sample came late,
-    its gap counts as the period. Any other interval near samples gets its share by time: *estimated*. Else there is
-    nothing: *unavailable*.
+    An interval is *measured* if it is at least two periods long and enclosed by samples; where a sample was late, its
+    gap counts as the period. Any other interval near samples gets its share by time: *estimated*. Otherwise it is
+    *unavailable*.
     """
 
     def __init__(self, words: Words, period_ns: int, times: list[int], values: list[float]) -> None:
@@ -202,7 +202,7 @@ class Track:
         self._gaps: dict[int, tuple[Reading, Reading]] = {}  # by the sample after it: level and peak
 
     def growth(self, start: int, stop: int) -> Reading:
-        """How much a counter grew between two times (`time.perf_counter_ns`)."""
+        """Return how much a counter grew between two times (`time.perf_counter_ns`)."""
         lacking = self._lacking(start, stop, 2)
         if lacking is not None:
             return lacking
@@ -212,7 +212,7 @@ class Track:
         return Reading(value, "estimated", self._words.estimated)
 
     def mean(self, start: int, stop: int) -> Reading:
-        """The mean of a level over the interval. A sample speaks for the time since the one before it."""
+        """Return a level's mean over the interval. A sample stands for the time since the one before it."""
         if gap := self._gap(start, stop):
             return self._of_gap(gap)[0]
         lacking = self._lacking(start, stop, 1)
@@ -227,7 +227,7 @@ class Track:
         return self._level(total / (stop - start), start, stop)
 
     def end(self, start: int, stop: int) -> Reading:
-        """What a level was at the end of the interval."""
+        """Return a level at the end of the interval."""
         if gap := self._gap(start, stop):
             return self._of_gap(gap)[0]
         lacking = self._lacking(start, stop, 1)
@@ -236,7 +236,7 @@ class Track:
         return self._level(self.values[min(len(self.times) - 1, bisect_left(self.times, stop))], start, stop)
 
     def peak(self, start: int, stop: int) -> Reading:
-        """The highest sample of a level in the interval, and of the two that enclose it."""
+        """Return a level's maximum in the interval, including the two samples that enclose it."""
         if gap := self._gap(start, stop):
             return self._of_gap(gap)[1]
         lacking = self._lacking(start, stop, 1)
@@ -246,8 +246,8 @@ class Track:
         return self._level(max(self.values[first : bisect_left(self.times, stop) + 1]), start, stop)
 
     def _gap(self, start: int, stop: int) -> int:
-        """The number of the sample before which the whole interval lies, and after the one before that; as many as
-        there are samples: after the last. 0 where it holds a sample, or lies where there may be nothing.
+        """Return the number of the sample that follows the interval, if it lies between two samples; the number of
+        samples if it lies after the last. 0 where it contains a sample, or may have none.
         """
         times = self.times
         gap = bisect_left(times, start)
@@ -257,12 +257,12 @@ class Track:
         return gap if stop <= until else 0
 
     def same_until(self, start: int, stop: int) -> int:
-        """Up to when what begins after this interval lies in its gap between two samples; 0 where it lies in none."""
+        """Return the time until which later intervals lie in the same gap between samples; 0 if it lies in none."""
         gap = self._gap(start, stop)
         return 0 if not gap else self.times[gap] if gap < len(self.times) else self.times[-1] + self._reach
 
     def _of_gap(self, gap: int) -> tuple[Reading, Reading]:
-        """Level and peak of what lies there: layers that are shorter than a sample share them."""
+        """Return level and peak in a gap, shared by all layers shorter than a sample."""
         if (known := self._gaps.get(gap)) is None:
             values = self.values
             after = values[min(gap, len(values) - 1)]
@@ -299,7 +299,7 @@ class Track:
         return stop - start >= 2 * max(times[i + 1] - times[i] for i in range(first, final))
 
     def _at(self, when: int) -> float:
-        """A counter's value, on straight lines through the samples."""
+        """Return a counter's value, interpolated linearly."""
         times, values = self.times, self.values
         right = min(len(times) - 1, max(1, bisect_left(times, when)))
         left = right - 1
@@ -309,12 +309,12 @@ class Track:
 
 PERIOD_S = 0.02
 SLOW_PERIOD_S = 0.1
-"""The period of what the kernel itself counts in ticks of 10 ms, or makes up from hundreds of files."""
+"""Seconds between samples of what the kernel counts in ticks of 10 ms, or computes from hundreds of files."""
 IDLE_S = 5.0
 
 
 class Level(Protocol):
-    """A number that goes up and down; `read` raises MeterUnavailable."""
+    """Reads a sensor whose value rises and falls; `read` raises MeterUnavailable."""
 
     name: str
     period_s: float
@@ -323,7 +323,7 @@ class Level(Protocol):
 
 
 class Channel:
-    """One row of samples and how to go on with it, or why there is none."""
+    """One series of samples and its sensor, or the reason why there is none."""
 
     def __init__(self, what: str, period_s: float, read: Callable[[], float]) -> None:
         self.series = Series(what, round(period_s * 1e9))
@@ -332,13 +332,13 @@ class Channel:
         self.due = 0.0
 
     def prime(self) -> None:
-        """Take one, forget it, and take the next a period later."""
+        """Discard a first sample and take the next one a period later."""
         self.sample()
         self.series.clear()
         self.due = time.monotonic() + self.series.period_ns / 1e9
 
     def sample(self) -> None:
-        """Take one; a sensor that fails is not asked again until the thread starts again."""
+        """Take a sample. A sensor that fails is not read again until the thread restarts."""
         try:
             before = time.perf_counter_ns()
             value = self.read()
@@ -358,21 +358,21 @@ class Channel:
 
 @dataclass(frozen=True)
 class Window:
-    """The samples around one forward; a reading in place of a track says why there is none."""
+    """The samples around one forward; a reading in place of a track gives the reason why there is none."""
 
     energy: Track | Reading
-    """Joules, growing, of everything that works for a model on this device."""
+    """Cumulative joules of all devices that run the model."""
     resident: Track | Reading
-    """Bytes of this process in memory."""
+    """Resident bytes of this process."""
     cpu: Track | Reading
     """Per cent of all processors."""
     memory: Track | Reading
     """Per cent of this machine's memory."""
     gpu: Track | Reading
-    """Per cent of the time."""
+    """Per cent of the time in which the GPU ran kernels."""
 
     def same_until(self, start: int, stop: int) -> int:
-        """Intervals after this one that end by then have the same levels; 0 where that is not known."""
+        """Return the time until which later intervals have the same levels; 0 if unknown."""
         tracks = [one for one in (self.resident, self.cpu, self.memory, self.gpu) if isinstance(one, Track)]
         return min([track.same_until(start, stop) for track in tracks], default=stop)
 
@@ -382,7 +382,7 @@ NO_GPU = Reading.unavailable("the model does not run on a GPU")
 
 
 class Sampler:
-    """The thread and its rows. ``find``: looks for energy meters, in the thread; the rest is for tests."""
+    """The sampling thread and its series. ``find`` searches for energy meters, in the thread; the rest is for tests."""
 
     def __init__(
         self,
@@ -399,7 +399,7 @@ class Sampler:
         self.forget()
 
     def forget(self) -> None:
-        """As if nothing had run yet; for a child after a fork, which has no thread and may not use the drivers."""
+        """Reset in a child after a fork, which has no thread and may not use the drivers."""
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -410,7 +410,7 @@ class Sampler:
         self._host = self._host_channels()
 
     def touch(self, gpu: Gpu | None = None) -> None:
-        """A measured forward begins, on ``gpu`` or on the processor: let there be samples."""
+        """Announce a measured forward on ``gpu`` or on the processor, so that samples are taken."""
         self._asked = time.monotonic()
         if gpu not in self._devices:
             self._devices[gpu] = None
@@ -418,7 +418,7 @@ class Sampler:
             self._start()
 
     def window(self, start_ns: int, gpu: Gpu | None = None) -> Window:
-        """What was sampled from ``start_ns`` (`time.perf_counter_ns`) on."""
+        """Return the samples from ``start_ns`` (`time.perf_counter_ns`) on."""
         channels = self._devices.get(gpu)
         energy, level = channels if channels is not None else (None, None)
         resident, cpu, memory = [channel.since(start_ns) for channel in self._host]
@@ -435,7 +435,7 @@ class Sampler:
         return self._thread is not None
 
     def stop(self) -> None:
-        """End the thread, if there is one, and wait for it; the next measured forward starts another."""
+        """End the thread, if there is one, and wait for it. The next measured forward starts another."""
         thread = self._thread
         self._stop.set()
         if thread is not None and thread is not threading.current_thread():
@@ -485,7 +485,7 @@ class Sampler:
             stop.wait(self._period_s)
 
     def _ends(self) -> bool:
-        """Whether nobody asked for long. A forward that asks meanwhile sees a thread, or starts one."""
+        """Return whether no forward was announced for long. One announced meanwhile sees the thread, or starts one."""
         with self._lock:
             if time.monotonic() - self._asked <= self._idle_s:
                 return False
@@ -533,7 +533,7 @@ class Sampler:
 
 
 sampler = Sampler()
-"""The one of this process."""
+"""The sampler of this process."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=sampler.forget)

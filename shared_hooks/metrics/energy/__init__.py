@@ -1,10 +1,10 @@
-"""Energy from the machine's own meters: one small interface (`Meter`), one function a backend, no invented numbers.
+"""Measure energy with the machine's own meters: a small interface (`Meter`) and one function per backend.
 
-meter         `Meter`, and the machine that it reads
+meter    `Meter`, and the machine that it reads
 boards   the backends
 
-To add a backend, write a function ``find(machine: Machine) -> list[Meter]`` that raises
-`MeterUnavailable` with a few words when there is nothing, and name it in `BACKENDS`; see docs/energy.md.
+To add a backend, write a function ``find(machine: Machine) -> list[Meter]`` that raises `MeterUnavailable` with a short
+reason if it finds nothing, and add it to `BACKENDS`; see docs/energy.md.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ BACKENDS: tuple[tuple[str, Callable[[Machine], list[Meter]]], ...] = (
     ("vcgencmd", boards.find_vcgencmd),
     ("zeus", boards.find_zeus),
 )
-"""Asked in this order; of two meters for one GPU the first counts."""
+"""Backends in order; the first meter found for a GPU is used."""
 
 
 @dataclass(frozen=True)
 class Meters:
-    """What was found on a machine, and why the other backends found nothing."""
+    """The meters found on a machine, and why the other backends found none."""
 
     found: tuple[Meter, ...] = ()
     missing: tuple[tuple[str, str], ...] = ()
-    """(backend, reason) of those that should have found something: no permission, not supported, broken."""
+    """(backend, reason) of meters that should exist: no permission, not supported, broken."""
     absent: tuple[tuple[str, str], ...] = ()
-    """The same of those that measure what this machine does not have."""
+    """(backend, reason) of backends whose hardware this machine does not have."""
 
     def total(self, gpu: Gpu | None = None) -> tuple[Meter, ...]:
-        """The meters to add up for a model that runs on ``gpu``, or on the processor: no two see the same thing.
+        """Return the meters to add up for a model on ``gpu``, or on the processor. No two of them measure the same
+        thing.
 
-        A board's meter sees everything and counts alone. Else the packages, their memories, and the one GPU. What the
-        model runs on must be seen: without it, MeterUnavailable says why there is no total.
+        A board's meter covers everything and is used alone. Otherwise: the packages, their memories, and the one GPU.
+        Raises MeterUnavailable with the reason if the device that the model runs on has no meter.
         """
         boards = [meter for meter in self.found if meter.scope == "board"]
         if boards:
@@ -77,14 +78,16 @@ class Meters:
 
 
 def _same(meter: Meter, gpu: Gpu) -> bool:
-    """Where torch does not tell the UUID, its index is the driver's only if nothing was hidden from it."""
+    """Return whether a meter belongs to ``gpu``. Without a UUID from torch, its index is the driver's only if
+    CUDA_VISIBLE_DEVICES hides nothing.
+    """
     return not gpu.uuid and "CUDA_VISIBLE_DEVICES" not in os.environ and meter.domain == f"GPU {gpu.index}"
 
 
 def find_meters(root: Path = Path("/"), machine: Machine | None = None) -> Meters:
-    """Ask every backend. Takes as long as drivers take to load: not for the path of a request.
+    """Run every backend. Takes as long as drivers take to load, so not for the path of a request.
 
-    ``machine``: with another way to read files, run commands or reach libraries; ``root`` is then not looked at.
+    ``machine``: replaces how files are read, commands run and libraries loaded; ``root`` is then ignored.
     """
     machine = machine or Machine(root)
     found: list[Meter] = []

@@ -1,8 +1,8 @@
-"""The meters of processors, boards and GPUs: RAPL, the Raspberry Pi's chip, Jetson's INA3221, zeus, NVIDIA's library.
+"""Read the meters of processors, boards and GPUs: RAPL, Raspberry Pi, Jetson's INA3221, zeus, NVML.
 
-NVIDIA's counter (nvmlDeviceGetTotalEnergyConsumption, millijoules; Volta and later) and power
-(nvmlDeviceGetPowerUsage, milliwatts; sampled where there is no counter) step about every 100 ms and are of whole GPUs.
-On a Jetson the library loads but answers "not supported"; there it is not asked at all.
+NVML's energy counter (nvmlDeviceGetTotalEnergyConsumption, millijoules; Volta and later) and power
+(nvmlDeviceGetPowerUsage, milliwatts; sampled where there is no counter) update about every 100 ms and cover whole GPUs.
+On a Jetson the library loads but answers "not supported", so it is not used there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POWERCAP = "sys/class/powercap"
 
 
 class RaplMeter:
-    """One zone."""
+    """The energy counter of one RAPL zone."""
 
     period_s = 0.02
     unit = ""
@@ -54,7 +54,7 @@ class RaplMeter:
 
 
 def find_rapl(machine: Machine) -> list[Meter]:
-    """One meter a package, and one for each one's memory. All or none: a sum with parts missing is no sum."""
+    """Return one meter per package, and one per package's memory. All or none: a partial sum would be wrong."""
     tree = machine.path(POWERCAP)
     zones = sorted(tree.glob("intel-rapl:*"))
     if not zones:
@@ -83,11 +83,11 @@ def find_rapl(machine: Machine) -> list[Meter]:
 
 RAIL_LINE = re.compile(r"^\s*(\w+)_([AV])\s+(?:current|volt)\(\d+\)=([0-9]+(?:\.[0-9]+)?)[AV]\s*$", re.MULTILINE)
 VCGENCMD_PERIOD_S = 0.25
-"""Each reading starts a process."""
+"""Seconds between readings, each of which starts a process."""
 
 
 def find_vcgencmd(machine: Machine) -> list[Meter]:
-    """One meter: the board's, as far as its rails are measured."""
+    """Return the Raspberry Pi's board meter, which covers the rails that its power chip measures."""
     if "Raspberry Pi" not in machine.board:
         raise Absent("not a Raspberry Pi")
     meter = Integrated(
@@ -103,7 +103,7 @@ def find_vcgencmd(machine: Machine) -> list[Meter]:
 
 
 def watts(machine: Machine) -> float:
-    """The sum over all rails of which current and voltage are printed."""
+    """Return the sum over all rails with a current and a voltage."""
     try:
         printed = machine.run(["vcgencmd", "pmic_read_adc"])
     except FileNotFoundError as error:
@@ -138,7 +138,7 @@ def _short(error: Exception) -> str:
 # Consumption".
 
 TOTALS = ("VDD_IN", "POM_5V_IN", "5V_IN", "VIN", "VIN_SYS")
-"""Rails that supply the module, Jetson Nano to Orin NX and Thor."""
+"""Names of the rails that supply the whole module, Jetson Nano to Orin NX and Thor."""
 
 SETS = (
     ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier
@@ -146,13 +146,13 @@ SETS = (
 )
 
 INA3221_PERIOD_S = 0.1
-"""Averaged by the chip, and read over a slow bus."""
+"""Seconds between readings, which the chip averages and a slow bus carries."""
 
 Watts = Callable[[], float]
 
 
 def find_ina3221(machine: Machine) -> list[Meter]:
-    """One meter: the board's."""
+    """Return the Jetson's board meter."""
     rails = {**_older(machine), **_hwmon(machine)}
     if not rails:
         raise Absent("no INA3221 in /sys/class/hwmon or /sys/bus/i2c/drivers/ina3221x")
@@ -216,7 +216,7 @@ def _product(machine: Machine, millivolts: Path, milliamperes: Path) -> Watts:
 
 
 class ZeusMeter:
-    """The energy counter of one GPU."""
+    """The energy counter of one GPU, through zeus."""
 
     scope: Scope = "gpu"
     period_s = 0.1
@@ -237,7 +237,7 @@ class ZeusMeter:
 
 
 def find_zeus(machine: Machine) -> list[Meter]:
-    """One meter a GPU that counts its energy."""
+    """Return one meter for each GPU with an energy counter."""
     try:
         zeus = importlib.import_module("zeus.device") if machine.zeus is None else machine.zeus
     except ImportError as error:
@@ -261,7 +261,7 @@ PERIOD_S = 0.1
 
 
 class NvmlCounter:
-    """The energy counter of one GPU."""
+    """The energy counter of one GPU, through NVML."""
 
     scope: Scope = "gpu"
     period_s = PERIOD_S
@@ -282,7 +282,7 @@ class NvmlCounter:
 
 
 def find_nvml(machine: Machine) -> list[Meter]:
-    """One meter a GPU; GPUs that answer neither question are left out, and none at all is an error."""
+    """Return one meter per GPU with an energy counter or power reading. Raises MeterUnavailable if there are none."""
     nvml = load(machine)
     found: list[Meter] = []
     reasons: list[str] = []
@@ -304,7 +304,7 @@ def find_nvml(machine: Machine) -> list[Meter]:
 
 
 def load(machine: Machine) -> Any:
-    """The library, initialised. Raises MeterUnavailable."""
+    """Load and initialise NVML. Raises MeterUnavailable."""
     if machine.is_jetson:
         raise Absent("not asked on a Jetson")
     nvml = machine.nvml
@@ -323,7 +323,9 @@ def load(machine: Machine) -> Any:
 
 
 class NvmlUtilisation:
-    """Per cent of time in which the GPU ran kernels, as the driver last averaged it. Raises MeterUnavailable."""
+    """Return the per cent of time in which the GPU ran kernels, as last averaged by the driver. Raises
+    MeterUnavailable.
+    """
 
     name = "NVML GPU utilisation"
     period_s = PERIOD_S
@@ -368,5 +370,5 @@ def _meter(nvml: Any, handle: Any, index: int, unit: str, machine: Machine) -> M
 
 
 def _text(value: Any) -> str:
-    """Older bindings answer in bytes."""
+    """Return text; older bindings return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)

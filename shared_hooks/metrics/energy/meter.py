@@ -1,4 +1,4 @@
-"""What an energy meter is, and what a machine shows of itself to the backends that look for meters."""
+"""Define an energy meter, and the view of a machine that backends search for meters."""
 
 from __future__ import annotations
 
@@ -13,46 +13,46 @@ from typing import Any, Literal, Protocol
 from shared_hooks.errors import IsthmusError
 
 Scope = Literal["board", "package", "memory", "gpu", "part"]
-"""What a meter sees: the whole computer; one processor package; the memory beside a package, which the package's meter
-does not see; a GPU; or a part of what another meter sees. `Meters.total` adds up by it.
+"""What a meter measures: the whole computer; one processor package; the memory beside a package, which the package's
+meter does not include; a GPU; or a part of what another meter measures. `Meters.total` adds up by it.
 """
 
 
 class MeterUnavailable(IsthmusError):
-    """There is no such meter here, or it has stopped answering; the message is a few words that say why."""
+    """There is no such meter, or it stopped responding; the message gives the reason."""
 
 
 class Absent(MeterUnavailable):
-    """This machine has nothing of the kind: nothing that somebody might want to mend."""
+    """This machine does not have the hardware, so nothing needs mending."""
 
 
 class Meter(Protocol):
-    """Counts the energy of one domain. Read by one thread only."""
+    """Measures the energy of one domain. Used by one thread only."""
 
     name: str
-    """The name of the backend and the domain: "RAPL package-0"."""
+    """Name of the backend and the domain: "RAPL package-0"."""
     domain: str
-    """As the kernel or the driver names it: "package-0", "GPU 0", "VDD_IN"."""
+    """The domain's name in the kernel or the driver: "package-0", "GPU 0", "VDD_IN"."""
     scope: Scope
     period_s: float
-    """How often it is worth reading: a counter that steps every 100 ms says nothing in between."""
+    """Seconds between useful readings: a counter that steps every 100 ms is not worth reading more often."""
     unit: str
-    """Which GPU: its UUID, or its index where the backend knows no UUIDs; else empty."""
+    """The GPU it measures: its UUID, or its index where the backend knows no UUIDs; else empty."""
 
     def read(self) -> float:
-        """Joules since some moment, never less than at the last call. Raises MeterUnavailable."""
+        """Return joules since some fixed moment; never decreases. Raises MeterUnavailable."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU a model runs on: torch's index, and the UUID as the driver prints it ("GPU-..."), empty if unknown."""
+    """A GPU: torch's index, and the UUID as the driver prints it ("GPU-..."), empty if unknown."""
 
     index: int
     uuid: str = ""
 
 
 class Integrated:
-    """A meter out of watts: power times time, by the trapezoid between two readings."""
+    """A meter that integrates power over time, by the trapezoid rule between two readings."""
 
     def __init__(
         self,
@@ -86,12 +86,12 @@ class Integrated:
 
 
 def read_text(path: Path) -> str:
-    """A small file of the kernel's. Raises OSError."""
+    """Read a small file of the kernel's. Raises OSError."""
     return path.read_text(encoding="utf-8", errors="replace")
 
 
 def run_command(command: Sequence[str]) -> str:
-    """What a command prints. Raises OSError when it is not there, and subprocess.SubprocessError when it fails."""
+    """Return a command's output. Raises OSError if it does not exist, and subprocess.SubprocessError if it fails."""
     found = shutil.which(command[0])
     if found is None:
         raise FileNotFoundError(2, "not installed", command[0])
@@ -100,22 +100,22 @@ def run_command(command: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine, or a recorded one: where its files are, how they are read, and what else backends ask."""
+    """This machine, or a recorded one: where its files are, how they are read, and how libraries are loaded."""
 
     root: Path = Path("/")
     read: Callable[[Path], str] = read_text
     run: Callable[[Sequence[str]], str] = run_command
     nvml: Any = None
-    """A module like pynvml; None = pynvml itself."""
+    """A module like pynvml; None: pynvml itself."""
     zeus: Any = None
-    """A module like zeus.device; None = zeus.device itself, where it is installed."""
+    """A module like zeus.device; None: zeus.device itself, if installed."""
     now: Callable[[], float] = time.monotonic
 
     def path(self, *parts: str) -> Path:
         return self.root.joinpath(*parts)
 
     def text(self, path: Path) -> str:
-        """A file without white space around it; MeterUnavailable names the file and what is in the way."""
+        """Return a file's text, stripped. Raises MeterUnavailable that names the file and the reason."""
         try:
             return self.read(path).strip().strip("\0")
         except OSError as error:
@@ -125,7 +125,7 @@ class Machine:
             raise MeterUnavailable(f"{shown}: {error.strerror or type(error).__name__}") from error
 
     def number(self, path: Path) -> float:
-        """The same for a number that is not negative."""
+        """Return the non-negative number in a file. Raises MeterUnavailable."""
         text = self.text(path)
         try:
             value = int(text)
@@ -137,7 +137,7 @@ class Machine:
 
     @property
     def board(self) -> str:
-        """What the device tree calls the board; empty without one."""
+        """The board's name in the device tree; empty without one."""
         for path in ("proc/device-tree/model", "sys/firmware/devicetree/base/model"):
             try:
                 return self.text(self.path(path))
@@ -147,7 +147,9 @@ class Machine:
 
     @property
     def is_jetson(self) -> bool:
-        """NVIDIA's Tegra, where NVML answers "not supported" to what matters and is not to be believed otherwise."""
+        """Whether this is NVIDIA's Tegra, where NVML answers "not supported" to most queries and the rest is
+        unreliable.
+        """
         if self.path("etc/nv_tegra_release").exists():
             return True
         for path in ("proc/device-tree/compatible", "sys/firmware/devicetree/base/compatible"):
