@@ -1,4 +1,4 @@
-"""`bench`: an open load on a server: latency, throughput and goodput against the rate of arrivals."""
+"""Put an open load on a server, and measure latency, throughput and goodput against the arrival rate."""
 
 from __future__ import annotations
 
@@ -28,22 +28,23 @@ from shared_hooks.options import takes
 
 @takes(Terms)
 def bench(server: str | None, model: Model, inputs: Any = None, *, options: Terms) -> Benched:
-    """What a server does under an open load (docs/bench.md): requests begin at their times, answered or not.
+    """Measure a server under an open load (docs/bench.md): requests start on schedule, whether others were answered or
+    not.
 
         found = edge_client.bench("cloud:50051", "digits", rate=[10, 20, 40], split="stage2=0.7,stage3=0.3")
         found.knee                # the highest rate of which 95 % were answered in time
         found.to_pandas()         # one row a rate
         Path("bench.html").write_text(found.page())
 
-    ``server``, ``model``, ``inputs``: as for `sweep`. ``rate``: requests a second of all ``clients`` together, one or
+    ``server``, ``model``, ``inputs``: as for `sweep`. ``rate``: requests per second of all ``clients`` together, one or
     several in turn (10; a trace: its own), each for ``seconds`` (10; a trace: all of it) after ``warmup`` seconds that
     are not counted. ``arrivals``: "poisson", "constant", or a file of times in seconds. ``split`` and ``codec``: names
-    with weights. ``deadline``: seconds within which an answer is goodput; ``give_up``: after which nobody waits.
-    ``exact``: False lets the server compute requests in batches.
-    ``recorded``: the heads run once before, and their frontiers are sent again and again. ``processes``: that send.
+    with weights. ``deadline``: seconds within which an answer is goodput; ``give_up``: seconds after which a request is
+    abandoned. ``exact``: False lets the server compute requests in batches. ``recorded``: run the heads once in
+    advance, and send their frontiers repeatedly. ``processes``: number of sending processes.
 
-    What ends it early (Ctrl-C, a server that is gone) does not lose what was measured: `Benched.ended`,
-    `Benched.failure`. Raises SpecError for what makes no sense, UnknownLayer, CutRefused, and what connecting raises.
+    Ctrl-C or a lost server keeps what was measured: `Benched.ended`, `Benched.failure`. Raises SpecError for invalid
+    options, UnknownLayer, CutRefused, and what connecting raises.
     """
     for word in options.codec.split(","):
         if ":" in word:
@@ -91,7 +92,7 @@ def bench(server: str | None, model: Model, inputs: Any = None, *, options: Term
 
 
 def _files(subject: Subject, items: Sequence[Given], recorded: bool, processes: int) -> list[str]:
-    """The inputs as other processes can read them, where there are any that run heads. Raises SpecError."""
+    """Return the inputs' files for other processes that run heads, if there are any. Raises SpecError."""
     if processes == 1 or recorded:
         return []
     given = option("processes", processes)

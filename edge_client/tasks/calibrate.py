@@ -1,4 +1,4 @@
-"""`calibrate`: what every codec costs in answers at every cut, on the user's own inputs."""
+"""Measure the accuracy that every codec costs at every cut, on the user's own inputs."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from shared_hooks.options import takes
 
 TEMPLATE: Final = Path(__file__).parent / "calibrate.html.j2"
 MOST_CUTS: Final = 8
-"""Drawn; the table has all."""
+"""Cuts drawn in the report; the table has all."""
 
 
 def render(table: LossTable, max_loss: float, warnings: Sequence[str] = ()) -> str:
-    """HTML; ``max_loss``: what is allowed, 0 to 1."""
+    """Render the report as HTML. ``max_loss``: the allowed loss, 0 to 1."""
     model = printable(table.model.model_id)
     drawn = _drawn(table, max_loss)
     return page_of(
@@ -79,7 +79,7 @@ def render(table: LossTable, max_loss: float, warnings: Sequence[str] = ()) -> s
 
 
 def _drawn(table: LossTable, max_loss: float) -> list[CutLosses]:
-    """The cuts with the fewest bytes within the loss, one of each size of a frontier, in the order of the layers."""
+    """Return the cuts with the fewest bytes within the loss, one per frontier size, in the order of the layers."""
     sizes: dict[int, CutLosses] = {}
     for cut in table.cuts:
         known = sizes.get(cut.frontier_bytes)
@@ -134,7 +134,7 @@ def _card(title: str, figure: str, name: str, text: str) -> dict[str, str]:
 
 
 def _table(table: LossTable, max_loss: float) -> tuple[list[str], list[list[str]], list[int]]:
-    """(headers, rows, those within the loss)."""
+    """Return (headers, rows, indices of rows within the loss)."""
     measures = list(dict.fromkeys(name for cut in table.cuts for one in cut.codecs for name in one.measures))
     headers = ["cut after", "codec", "bytes up", "smaller", "loss", "between", "accuracy", *measures, "inputs"]
     rows: list[list[str]] = []
@@ -169,10 +169,10 @@ def _percent(share: float | None) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Calibrated(Tabular):
-    """`edge_client.calibrate` returns it. A row is a codec at a cut.
+    """Result of `edge_client.calibrate`. A row is a codec at a cut.
 
-    ``table``: what `EdgeClient(calibration=...)` takes; ``max_loss``: what was allowed; ``folder``: where
-    calibration.json and report.html lie, None for nowhere; ``warnings``: what makes the table less useful.
+    ``table``: the argument of `EdgeClient(calibration=...)`; ``max_loss``: the allowed loss; ``folder``: where
+    calibration.json and report.html are, None if not written; ``warnings``: limits of the table.
     """
 
     table: LossTable
@@ -192,12 +192,12 @@ class Calibrated(Tabular):
 
     @property
     def smallest(self) -> tuple[CutLosses, CodecLoss] | None:
-        """The fewest bytes of all that lose no more than was allowed."""
+        """The cut and codec with the fewest bytes within the allowed loss."""
         within = [(cut, one) for cut in self.table.cuts for one in cut.codecs if one.within(self.max_loss)]
         return min(within, key=lambda pair: pair[1].bytes_up, default=None)
 
     def best_at(self, cut: CutLosses) -> CodecLoss | None:
-        """The fewest bytes at a cut that lose no more than was allowed; None where nothing was measured."""
+        """Return the codec with the fewest bytes within the allowed loss at a cut; None if nothing was measured."""
         return min((one for one in cut.codecs if one.within(self.max_loss)), key=lambda one: one.bytes_up, default=None)
 
     def title(self) -> str:
@@ -232,11 +232,11 @@ class Calibrated(Tabular):
         return list(dict.fromkeys(name for cut in self.table.cuts for one in cut.codecs for name in one.measures))
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: the table's file, with what was asked for."""
+        """Return JSON data: the table's file, and the options."""
         return {**self.table.as_dict(), "max_loss": self.max_loss, "warnings": list(self.warnings)}
 
     def text(self) -> str:
-        """A line a cut: the fewest bytes within the loss that was allowed."""
+        """Format a line per cut: the fewest bytes within the allowed loss."""
         known, lines = self.table, []
         for cut in (one for one in known.cuts if not one.refused):
             best = self.best_at(cut)
@@ -263,7 +263,7 @@ class Calibrated(Tabular):
         return "\n".join([table(headers, lines, right=(2, 3, 4, 5, 6)), "", *below])
 
     def _left_alone(self) -> list[str]:
-        """The cuts where all that loses anything was left alone."""
+        """Format the cuts at which no lossy codec was measured to the end."""
         names = [
             printable(cut.name)
             for cut in self.table.cuts
@@ -281,12 +281,12 @@ def _named(cut: CutLosses, one: CodecLoss) -> str:
 
 
 def percent(share: float | None) -> str:
-    """As people read a share; three digits."""
+    """Format a share as per cent, with three digits."""
     return "-" if share is None else f"{100 * share:.3g} %"
 
 
 def too_few(table: LossTable, max_loss: float) -> str | None:
-    """What to tell who has too few inputs to show that a loss is no more than ``max_loss``; None for enough."""
+    """Return a warning if there are too few inputs to show that a loss is within ``max_loss``; else None."""
     if table.kind == "classes":
         most = max((one.n for cut in table.cuts for one in cut.codecs), default=0) or table.inputs
         least = inputs.needed(max_loss, table.confidence) if max_loss else 0
@@ -307,26 +307,25 @@ def too_few(table: LossTable, max_loss: float) -> str | None:
 
 @takes(CalibrateOptions)
 def calibrate(model: Model, inputs: Data, *, options: CalibrateOptions) -> Calibrated:
-    """What every codec loses at every cut of ``model``, on ``inputs`` (docs/calibration.md). In this process alone.
+    """Measure what every codec loses at every cut of ``model``, on ``inputs`` (docs/calibration.md), in this process.
 
         found = edge_client.calibrate("digits", "held_out/", max_loss="0.5%", output="calibrated")
         found.to_polars()         # one row a codec and cut
         client = edge_client.EdgeClient(server, "digits", codec="auto", calibration=found.table, max_loss="0.5%")
 
-    ``inputs``: a folder or a glob of files, a sub-folder a class; or a list of inputs as for `plan`, or of (input,
-    label). ``labels``: a CSV file of names and labels. ``max_loss``: what is to be allowed, which says when a codec is
-    too lossy to be measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", of which one
-    may be "c + d" along branches, or every n-th;
-    None: all that are allowed. ``kind`` of the output: "classes", "embedding", "boxes" or "tensors"; None: found by the
-    first one. ``seconds``: no input is begun after as many. ``learn``: of the inputs, so many are set apart for the
-    codec "basis" to learn from; None: one of four, 200 at most, where there are enough. ``output``: a folder for
-    calibration.json and report.html, written while it runs; the same call continues where an earlier one stopped,
-    ``fresh`` starts over. ``say`` gets lines for people.
+    ``inputs``: a folder or a glob of files, a sub-folder per class; or a list of inputs as for `plan`, or of (input,
+    label). ``labels``: a CSV file of names and labels. ``max_loss``: the loss to be allowed; a codec far beyond it is
+    not measured to the end. ``codecs``: names, "a,b" or a list; None: all. ``cuts``: "a,b", one of which may be "c + d"
+    along branches, or every n-th; None: all allowed ones. ``kind`` of the output: "classes", "embedding", "boxes" or
+    "tensors"; None: detected on the first output. ``seconds``: no input is begun after as many. ``learn``: number of
+    inputs set apart to calibrate the codec "basis"; None: one of four, at most 200, if there are enough. ``output``: a
+    folder for calibration.json and report.html, written while it runs; the same call resumes an interrupted run,
+    ``fresh`` starts over. ``say`` receives lines for people.
 
-    All inputs go through the cuts and codecs that are named. Of those that are not, a few inputs show which are worth
-    it: what sends no fewer bytes than another codec at that cut or an earlier one, and loses no less, is left there.
+    Cuts and codecs given by name are measured on all inputs. Of the others, a few inputs show which are worth it: a
+    codec that sends no fewer bytes than another at that cut or an earlier one, and loses no less, is dropped.
 
-    Raises SpecError (a wrong word or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
+    Raises SpecError (an invalid option or file, no inputs, labels of no input, a loss out of range), InputMismatch (an
     output of another kind), UnknownLayer, CutRefused.
     """
     allowed = loss_of(options.max_loss)
@@ -372,7 +371,7 @@ def calibrate(model: Model, inputs: Data, *, options: CalibrateOptions) -> Calib
 
 
 def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: float, progress: bool) -> Calibrated:
-    """The study; as it is kept, and however it ends."""
+    """Run the study and save it, however it ends."""
 
     def made(table: LossTable, *, ended: str | None = None) -> Calibrated:
         if ended is None and not study.complete:
@@ -411,11 +410,13 @@ def _run(study: Study, items: Sequence[Given], keep: _Kept | None, max_loss: flo
 FORMAT: Final = "isthmus calibration 1"
 KEPT_SECONDS: Final = 10.0
 KEPT_SHARE: Final = 0.05
-"""The share of the time that passed which may be spent on writing: a long calibration is written less often."""
+"""Maximum share of time spent on writing: a long calibration is saved less often."""
 
 
 class _Kept:
-    """Opened in ``folder``; ``state``: what an earlier run measured. Raises SpecError for a folder of another study."""
+    """A calibration's files in ``folder``; ``state``: earlier results. Raises SpecError for the folder of another
+    study.
+    """
 
     def __init__(self, folder: Path, settings: dict[str, Any], fresh: bool, say: Say) -> None:
         self.folder = folder
@@ -437,7 +438,7 @@ class _Kept:
         self._file.close()
 
     def is_due(self) -> bool:
-        """Whether it is time to write."""
+        """Return whether it is time to write."""
         now = time.monotonic()
         return now - self._last >= max(KEPT_SECONDS, KEPT_SHARE * (now - self._began))
 
@@ -450,7 +451,7 @@ class _Kept:
 
 
 def _settings(study: Study, items: Sequence[Given]) -> dict[str, Any]:
-    """What a calibration is of. An interrupted one continues only where all of this is the same."""
+    """Return all that the results depend on. A run is resumed only if all of it is the same."""
     wrapped = study.loaded.wrapped
     return {
         "model": study.loaded.spec.model_id,
@@ -472,7 +473,7 @@ def _settings(study: Study, items: Sequence[Given]) -> dict[str, Any]:
 
 
 def _strange(items: Sequence[Given], loaded: Loaded) -> str | None:
-    """What to tell who labels inputs as what the model cannot answer; None where there is nothing, or nobody knows."""
+    """Return a warning about labels that the model does not know; None if there are none, or its labels are unknown."""
     known = loaded.spec.labels
     wrong = sorted({one.truth for one in items if known and one.truth is not None} - {*known})
     if not wrong:
@@ -493,7 +494,7 @@ def _codecs(wanted: str | Sequence[str] | None) -> list[str]:
 
 
 def _cuts(loaded: Loaded, cuts: str | None, every: int | None) -> list[str]:
-    """By name; unless others are named with "input", and without the last layer, after which nothing runs."""
+    """Return the cuts by name. By default without "input", and without the last layer, after which nothing runs."""
     plan = loaded.plan
     chosen = choose(loaded.cuts, cuts, every if cuts is not None else every or 1, plan.resolve)
     if cuts is None:

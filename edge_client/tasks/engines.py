@@ -1,4 +1,4 @@
-"""Heads in other engines than eager PyTorch, timed: what a plan says of a device that runs them."""
+"""Time heads in other engines than eager PyTorch, for plans of devices that run them."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ COMPILE: Final = "compile"
 AOTINDUCTOR: Final = "aotinductor"
 ENGINES: Final = (TORCH, ONNXRUNTIME, COMPILE, AOTINDUCTOR)
 FEWEST: Final = 5
-"""Runs of a head that are timed, at least."""
+"""Minimum number of timed runs of a head."""
 
 
 @dataclass(frozen=True)
 class EnginePlan:
-    """What a plan is with heads in one engine. ``differences``: the largest element of what crosses (onnxruntime: of
-    the answer) by which it is off, as a share of the largest magnitude, by cut; ``refused``: cuts that it does not
-    run, and why.
+    """A plan with heads in one engine. ``differences``: the largest error of what crosses (onnxruntime: of the answer)
+    as a share of the largest magnitude, by cut; ``refused``: cuts that it cannot run, and why.
     """
 
     engine: str
@@ -54,7 +53,7 @@ class EnginePlan:
     refused: Mapping[str, str]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "decision": self.decision.as_dict(),
             "candidates": [one.as_dict() for one in self.candidates],
@@ -65,7 +64,7 @@ class EnginePlan:
 
 @dataclass(frozen=True)
 class EngineTimes:
-    """``heads`` by cut, and the ``whole`` model, in ns."""
+    """Times in ns: of ``heads`` by cut, and of the ``whole`` model."""
 
     engine: str
     heads: Mapping[str, Quartiles]
@@ -74,7 +73,7 @@ class EngineTimes:
     refused: Mapping[str, str]
 
     def profile(self, edge: Profile) -> Profile:
-        """The edge's profile with these in place of eager heads. What they take of energy is not known."""
+        """Return the edge's profile with these times in place of eager heads'. Their energy is unknown."""
         cuts = [
             replace(one, stages={**one.stages, "head": self.heads[one.name]}, energy=self._unknown, estimated="")
             for one in edge.cuts
@@ -84,7 +83,9 @@ class EngineTimes:
         return replace(edge, cuts=(*first, *cuts))
 
     def usable(self, candidates: Sequence[Candidate], speed: float = 1.0) -> list[Candidate]:
-        """With the whole model in this engine on the edge, ``speed`` times as fast, where that was timed."""
+        """Return candidates with the whole model in this engine on the edge, ``speed`` times as fast, if that was
+        timed.
+        """
         found = []
         for one in candidates:
             if one.name != EDGE_ONLY:
@@ -104,7 +105,7 @@ class EngineTimes:
 
 
 def engines_of(words: str | Sequence[str]) -> tuple[str, ...]:
-    """Raises SpecError for one that is none."""
+    """Parse engines' names. Raises SpecError for an unknown one."""
     names = words.split(",") if isinstance(words, str) else list(words)
     found = tuple(dict.fromkeys(name.strip() for name in names))
     for name in found:
@@ -185,7 +186,7 @@ def _compiled(engine: str, writer: Writer, cuts: Sequence[str], until: float, sa
 def _made(
     engine: str, head: TapedHead, writer: Writer
 ) -> tuple[Sequence[torch.Tensor], Callable[[], Sequence[torch.Tensor]]]:
-    """What eager PyTorch gives, and the compiled head."""
+    """Return eager PyTorch's result, and the compiled head."""
     replay, tensors = Replay(head.tape, head.wanted).eval(), tuple(writer.samples[0])
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -210,7 +211,7 @@ def _made(
 
 
 def _timed(run: Callable[[], Any], seconds: float) -> Quartiles:
-    """A run's nanoseconds: `FEWEST` runs at least, after two."""
+    """Time runs in nanoseconds: at least `FEWEST`, after two for warm-up."""
     run()
     run()
     return Quartiles.of(list(_runs(run, seconds)))
@@ -236,7 +237,10 @@ def asked(
     repetitions: int,
     credentials: Credentials,
 ) -> dict[str, Any]:
-    """What requests took, by cut, medians in ns; JSON-able. ``refused``: cuts without a head or a tail, and why."""
+    """Measure requests with heads in an engine: median times in ns by cut, as JSON data.
+
+    ``refused``: cuts without a head or a tail, and why.
+    """
     found: dict[str, Any] = {"cuts": {}, "refused": {}}
     loaded = subject.load(shallow=True)
     with loaded.wrapped as wrapped, tempfile.TemporaryDirectory(prefix="isthmus-engine-") as folder:
@@ -282,7 +286,7 @@ def _requests(
 
 
 def in_words(name: str, measured: Mapping[str, Any]) -> str:
-    """What a sweep's requests with heads in an engine came to."""
+    """Summarise a sweep's requests with heads in an engine."""
     cuts, refused = measured["cuts"], measured["refused"]
     left = f"; not at {len(refused)} cuts, such as {next(iter(refused.values()))[:90]}" if refused else ""
     if not cuts:

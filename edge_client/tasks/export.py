@@ -1,4 +1,4 @@
-"""`export`: heads of a model as ONNX files, for devices without PyTorch."""
+"""Export heads of a model as ONNX files, for devices without PyTorch."""
 
 from __future__ import annotations
 
@@ -58,18 +58,20 @@ WHOLE: Final = "whole.onnx"
 FIXED: Final = "fixed"
 VARIES: Final = (BOTH, BATCH, LENGTH, FIXED)
 MEASURED: Final = ROUNDING
-"""Codecs of which it is measured what they do to answers."""
+"""Codecs whose effect on answers is measured."""
 SAME: Final = 1e-3
-"""How far a graph's tensor may be from torch's, as a share of the largest magnitude, to be taken for the same."""
+"""Largest difference of a graph's tensor from torch's, as a share of the largest magnitude, that counts as equal."""
 NOBODY: Final = "127.0.0.1:9"
-"""No server is asked."""
+"""No server."""
 MOST_INPUTS: Final = 32
-"""Inputs of the user on which answers are compared."""
+"""Maximum number of user inputs on which answers are compared."""
 
 
 @dataclass(frozen=True)
 class CodecLoss:
-    """Answers with what crosses encoded: `Head.difference` and `Head.labels` with it, and most bytes that crossed."""
+    """Answers with what crosses encoded: `Head.difference` and `Head.labels` under a codec, and the most bytes that
+    crossed.
+    """
 
     difference: float
     labels: int
@@ -77,16 +79,16 @@ class CodecLoss:
 
     @property
     def bound(self) -> float:
-        """What answers to other inputs of the kind are expected to be within: twice what was measured."""
+        """Expected bound of the difference on similar inputs: twice what was measured."""
         return 2 * self.difference
 
 
 @dataclass(frozen=True)
 class Head:
-    """One head that was written, or why it was not (``refused``).
+    """One exported head, or why it was ``refused``.
 
-    ``difference``: the largest of the answer's elements between this head before torch's tail and the whole model, as a
-    share of the largest magnitude; ``labels``: rows whose highest score is another; both over ``compared`` inputs.
+    ``difference``: the largest error of the answer, of this head with torch's tail against the whole model, as a share
+    of the largest magnitude; ``labels``: rows whose top score changed; both over ``compared`` inputs.
     """
 
     cut: str
@@ -96,31 +98,31 @@ class Head:
     labels: int = 0
     compared: int = 0
     free: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Inputs whose size may be any along these axes."""
+    """Inputs whose size may vary along these axes."""
     largest: Mapping[int, int] = field(default_factory=dict)
-    """The most of it, by axis."""
+    """Maximum size, by axis."""
     codecs: Mapping[str, CodecLoss] = field(default_factory=dict)
-    """What codecs that round do to answers (`MEASURED`); without those that make other answers of them."""
+    """Effect of lossy codecs on answers (`MEASURED`); those that change answers too much are left out."""
     shapes: Sequence[Sequence[int]] = ()
-    """Shapes of what crosses, with -1 where a size moves with that."""
+    """Shapes of what crosses, with -1 for sizes that vary."""
     refused: str = ""
 
     @property
     def nbytes(self) -> int:
-        """Bytes that cross, raw."""
+        """Raw bytes that cross."""
         return self.crossing.nbytes
 
 
 @dataclass(frozen=True, repr=False)
 class ExportedHeads(Tabular):
-    """`edge_client.export` returns it. A row is a cut."""
+    """Result of `edge_client.export`. A row is a cut."""
 
     folder: Path
     model: str
     heads: Sequence[Head]
     weights_bytes: int
     checked: int | None = None
-    """Answers compared again, by heads read from the folder as a device reads it; None: that was not asked for."""
+    """Number of answers compared by heads read from the folder as a device reads it; None: not requested."""
 
     shown = {  # noqa: RUF012
         "cut": "cut",
@@ -177,19 +179,19 @@ class ExportedHeads(Tabular):
 
 @takes(ExportOptions)
 def export(model: Model, inputs: Any = None, *, options: ExportOptions) -> ExportedHeads:
-    """Write heads of ``model``, up to the cuts ``split``, as ONNX files (docs/jobs/edge-without-pytorch.md).
+    """Export heads of ``model``, up to the cuts ``split``, as ONNX files (docs/jobs/edge-without-pytorch.md).
 
     Needs the extra "onnx".
 
         edge_client.export("digits", split=["stem", "stage2.0.conv2"], output="heads")
 
-    ``output``: a folder, made if need be: a file for each cut, `WEIGHTS` of all of them, and a manifest that says what
-    goes in, what crosses, and how far answers are from the whole model's, measured on ``inputs`` (at most
-    `MOST_INPUTS`; none: the spec's example). ``split``: names, or "all". ``whole``: the whole model, too, for a device
-    that the server is out of reach of. ``vary``: "batch", "length" (the second axis of token inputs) or "both": heads
-    take any, where plans of the model tell how sizes move with it, and the exporter follows; both may become a batch
-    alone; "fixed", and elsewhere: the example's. ``check``: read the folder as a device does, run every head in
-    onnxruntime and its tail in torch once more on all inputs, and compare whole answers.
+    ``output``: a folder, created if missing: a file per cut, `WEIGHTS` shared by all, and a manifest that describes the
+    inputs, what crosses, and how far answers are from the whole model's, measured on ``inputs`` (at most `MOST_INPUTS`;
+    none: the spec's example). ``split``: names, or "all". ``whole``: also the whole model, for a device that cannot
+    reach the server. ``vary``: "batch", "length" (the second axis of token inputs) or "both": axes of heads that may
+    have any size, if plans of the model show how other sizes depend on them and the exporter follows; if both cannot,
+    the batch alone may; "fixed": the example's sizes. ``check``: read the folder as a device does, run every head in
+    onnxruntime and its tail in torch on all inputs, and compare whole answers.
 
     A cut that cannot be exported is refused in its row, with the reason. Raises SpecError, UnknownModel, UnknownLayer,
     InputMismatch, ExportFailed for a model that torch cannot export, and what planning raises.
@@ -226,7 +228,7 @@ def export(model: Model, inputs: Any = None, *, options: ExportOptions) -> Expor
 
 
 class Writer:
-    """The files of one folder. Raises InputMismatch for inputs without names."""
+    """Writes the files of one folder. Raises InputMismatch for inputs without names."""
 
     def __init__(self, loaded: Loaded, subject: Subject, folder: Path) -> None:
         self.loaded, self.folder, self.wrapped = loaded, folder, loaded.wrapped
@@ -238,9 +240,9 @@ class Writer:
             raise InputMismatch("two of the inputs of its example are one tensor, or have one name")
         self.moved = self._moved()
         self.given = list(self._given(subject, tensors)) or [tensors]
-        """What the user gave, at most `MOST_INPUTS`; else the example."""
+        """The user's inputs, at most `MOST_INPUTS`; else the example."""
         self.nudged = [one * 0.995 if one.is_floating_point() else one for one in tensors]
-        """The example, a little other: by what is moved a model may go another way."""
+        """The example, slightly changed: a model may take another branch on moved elements."""
         self.samples = [tensors, self.moved, *(self.given if self.given[0] is not tensors else [])]
         self._open: tuple[str, Any] | None = None
         self._wholes: dict[int, list[torch.Tensor]] = {}
@@ -249,11 +251,13 @@ class Writer:
         self.outputs = [name for name, node in given if node[0] == "t"]
 
     def feeds(self) -> dict[str, Any]:
-        """The example, as numpy arrays by name."""
+        """The example as numpy arrays by name."""
         return {name: as_sent(one).contiguous().numpy() for name, one in zip(self.inputs, self.samples[0], strict=True)}
 
     def write(self, names: Sequence[str], whole: bool, vary: str) -> ExportedHeads:
-        """Heads at these cuts, and the manifest. Raises ExportFailed for a whole model that cannot be exported."""
+        """Write heads at these cuts, and the manifest. Raises ExportFailed for a whole model that cannot be
+        exported.
+        """
         self.refused: dict[str, str] = {}
         self.graphs: dict[str, onnx_ir.Model] = {}
         self.taped: dict[str, TapedHead] = {}
@@ -288,8 +292,9 @@ class Writer:
         )
 
     def checked(self) -> int:
-        """How many answers were compared, by heads read from the folder; none where no head is in it. Raises
-        ExportFailed for one that is off.
+        """Compare answers of heads read from the folder, and return how many; 0 without heads.
+
+        Raises ExportFailed for a wrong one.
         """
         read, compared = Heads(self.folder), 0
         for cut in read.cuts:
@@ -316,7 +321,7 @@ class Writer:
             return None
 
     def _make(self, taped: Sequence[TapedHead], tensors: Sequence[torch.Tensor], moving: Free | None = None) -> None:
-        """Graphs of heads."""
+        """Make graphs of heads."""
         for head, graph in graphs_of(taped, self.inputs, tensors, moving):
             self.taped[head.cut] = head
             if isinstance(graph, IsthmusError):
@@ -325,7 +330,7 @@ class Writer:
                 self.graphs[head.cut] = graph
 
     def _written(self, names: Sequence[str]) -> dict[str, Head]:
-        """All graphs so far in files, and what was measured of these: where one fails that computes in float64, in
+        """Write all graphs so far and return what was measured of them. A head that fails in float64 is written in
         float32.
         """
         from onnx_ir import DataType
@@ -355,12 +360,12 @@ class Writer:
             return None
 
     def taped_head(self, name: str) -> TapedHead:
-        """The tape of a head on the example. Raises CutRefused."""
+        """Return the tape of a head on the example. Raises CutRefused."""
         args, kwargs = copied(self.loaded.args, dict(self.loaded.kwargs))  # which may share memory
         return self._listened(name, self.plan, args, kwargs)
 
     def _taped_for_any_size(self, name: str, sizes: OtherSizes) -> TapedHead | None:
-        """None where sizes cannot be any: then the head is made for the example's."""
+        """Return a tape for any size, or None if sizes are fixed; then the head is made for the example's."""
         try:
             sizes.crossing(name)
             taped = [
@@ -379,14 +384,14 @@ class Writer:
         )
 
     def call(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The model's arguments, of copies: it may write to them."""
+        """Return the model's arguments, as copies that it may write to."""
         found: tuple[tuple[Any, ...], dict[str, Any]] = unflatten(
             self.structure, [one.clone() for one in tensors], own_class
         )
         return found
 
     def _moved(self) -> list[torch.Tensor]:
-        """The example with its elements in another order: other values of the same kind, in shared memory, too."""
+        """Return the example with its elements permuted: other values of the same kind, with shared memory kept."""
         generator = torch.Generator().manual_seed(0)
         found = flatten(copied(self.loaded.args, dict(self.loaded.kwargs)))[1]
         for one in found:
@@ -395,7 +400,7 @@ class Writer:
         return found
 
     def _given(self, subject: Subject, example: list[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
-        """The user's inputs. Raises InputMismatch for one that is not of the example's form."""
+        """Yield the user's inputs. Raises InputMismatch for one with another structure than the example's."""
         for one in subject.inputs[:MOST_INPUTS]:
             args, kwargs = one.read(self.loaded.spec)
             structure, tensors = flatten((tuple(args), dict(kwargs)))
@@ -404,7 +409,7 @@ class Writer:
             yield tensors
 
     def _save(self, graphs: Mapping[str, onnx_ir.Model]) -> dict[str, str]:
-        """Each graph as a file beside one file of all weights; names of the files."""
+        """Save each graph as a file that refers to a shared file of weights; return the files' names."""
         self._open = None
         import onnx_ir
         from onnx_ir.external_data import convert_tensors_to_external
@@ -431,9 +436,9 @@ class Writer:
         return files
 
     def _measured(self, head: TapedHead, file: str) -> Head:
-        """The head in onnxruntime, then torch's tail, against the whole model.
+        """Compare the head in onnxruntime, followed by torch's tail, with the whole model.
 
-        Raises CutRefused, without the file, where answers differ.
+        Raises CutRefused and removes the file if answers differ.
         """
         difference, crossing_off, labels, rows, compared, other = 0.0, 0.0, 0, 0, 0, ""
         twice = not head.has_strangers
@@ -513,7 +518,7 @@ class Writer:
         return found
 
     def _ran(self, file: str, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """A file in onnxruntime. Raises CutRefused for one that it does not take."""
+        """Run a file in onnxruntime. Raises CutRefused if it cannot be loaded or run."""
         feeds = {name: as_sent(one) for name, one in zip(self.inputs, tensors, strict=True)}
         try:
             if self._open is None or self._open[0] != file:
@@ -523,7 +528,7 @@ class Writer:
             raise CutRefused(f"onnxruntime does not run this head: {one_line(str(error))[:200]}") from error
 
     def _whole(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What the whole model gives, worked out once for each of the `samples`."""
+        """Return the whole model's output, computed once for each of the `samples`."""
         if id(tensors) not in self._wholes:
             args, kwargs = self.call(tensors)
             found = outputs_of(self.wrapped.whole(*args, **kwargs))[1]
@@ -533,7 +538,7 @@ class Writer:
         return self._wholes[id(tensors)]
 
     def _cases(self, head: TapedHead) -> Iterator[tuple[Sequence[torch.Tensor], Crossing]]:
-        """What answers are compared on: inputs, and what crosses for them."""
+        """Yield the inputs to compare answers on, and what crosses for them."""
         described_by = self.plan.cutting(head.cut)[1]
         yield from ((tensors, described_by) for tensors in self.samples)
         if any(one.is_floating_point() for one in self.nudged):
@@ -548,7 +553,7 @@ class Writer:
             yield self.sizes.inputs(other), crossing
 
     def _whole_difference(self) -> float:
-        """The same of the whole model in onnxruntime. Raises ExportFailed where its answer is another one."""
+        """Compare the whole model in onnxruntime with torch. Raises ExportFailed if its answer differs."""
         found = 0.0
         for tensors in self.samples:
             given = self._ran(WHOLE, tensors)
@@ -615,7 +620,7 @@ class Writer:
 
 
 def _off_in_units(one: NamedTensor, given: Mapping[str, torch.Tensor], own: EarlyOutput) -> float:
-    """`apart` of what crosses here and in torch, in units of its dtype where that is coarse."""
+    """Return `apart` of what crosses here and in torch, in units of its dtype if that is coarse."""
     off = apart(given[one.name], one.tensor_of(own.pieces[one.piece]))
     number = one.held.is_floating_point or one.held.is_complex
     return off / max(1.0, 8 * torch.finfo(one.held).eps / SAME) if number else off
@@ -630,7 +635,7 @@ def _labels_changed(found: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor
 
 
 def _any(head: Head) -> str:
-    """The size of its inputs that may be any."""
+    """Format which sizes of a head's inputs may vary."""
     return ", ".join({0: BATCH, 1: LENGTH}[axis] for axis in head.largest)
 
 
@@ -639,13 +644,13 @@ def _is_large(weight: Any) -> bool:
 
 
 def _key(weight: Any) -> tuple[str, str]:
-    """By what a weight is known in several graphs: its form and its bytes."""
+    """Return a key for a weight that occurs in several graphs: its form and its bytes."""
     return f"{weight.dtype}{weight.shape}", hashlib.blake2b(weight.tobytes()).hexdigest()
 
 
 def apart(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference as a share of the largest magnitude; infinite for other shapes, dtypes, and places of what
-    is not finite.
+    """Return the largest difference as a share of the largest magnitude; infinite for other shapes, dtypes, and
+    positions of non-finite values.
     """
     if one.shape != other.shape or one.dtype != other.dtype:
         return float("inf")

@@ -1,4 +1,4 @@
-"""`hierarchy`: what a model is made of, what of it ran, and its ONNX files with every node tagged."""
+"""Map a model's modules, show which of them ran, and write ONNX files with every node tagged."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shared_hooks.planning import LayerInfo, Plan
 
 @dataclass(frozen=True)
 class Written:
-    """What became of the ONNX files: for JSON, in lines, and what --validate found."""
+    """The ONNX files written: as JSON data, as lines, and the results of --validate."""
 
     facts: Mapping[str, Any]
     lines: list[str]
@@ -38,7 +38,7 @@ class Written:
 
 @dataclass(frozen=True)
 class OnnxFiles:
-    """What is to be written, where there is a path, and whether it is read and run again."""
+    """The ONNX files to write, and whether to validate them."""
 
     whole: str | None
     head: str | None
@@ -50,7 +50,7 @@ class OnnxFiles:
         return [path for path in (self.whole, self.head, self.tail) if path]
 
     def check(self) -> None:
-        """SpecError for what cannot be, before anything is loaded."""
+        """Raise SpecError for an impossible combination, before anything is loaded."""
         if self.validate and not self.paths:
             raise SpecError(
                 f"{option('validate')} needs a file to check: {option('onnx')}, or {option('split')} with "
@@ -134,10 +134,10 @@ def _described(side: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Mapped(Tabular):
-    """`edge_client.hierarchy` returns it. A row is a module, in the order of definition, parents first.
+    """Result of `edge_client.hierarchy`. A row is a module, in the order of definition, parents first.
 
-    ``map``: modules, calls and operations; ``coverage``: what ran of them; ``files``: the ONNX files that were written;
-    ``checks``: what was found when they were read again, (file, `Check`).
+    ``map``: modules, calls and operations; ``coverage``: which of them ran; ``files``: the ONNX files written;
+    ``checks``: the results of validating them, (file, `Check`).
     """
 
     map: HierarchyMap
@@ -156,7 +156,7 @@ class Mapped(Tabular):
 
     @property
     def ok(self) -> bool:
-        """Whether every file is what it should be; True where none was checked."""
+        """Whether every validated file is correct; True if none was validated."""
         return all(check.ok for _, check in self.checks)
 
     def title(self) -> str:
@@ -183,7 +183,7 @@ class Mapped(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         checks = [{"file": file, **check.as_dict()} for file, check in self.checks]
         return {**to_json(self.map), **({"onnx": {**self.written.facts, "checks": checks}} if self.written else {})}
 
@@ -193,7 +193,7 @@ class Mapped(Tabular):
         return out.getvalue() + "\n" + "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Below the tree: what ran, what was written, what was found."""
+        """Format what follows the tree: coverage, files and the results of validation."""
         found = [coverage_text(self.coverage)]
         found += [one_line(line) for line in (self.written.lines if self.written else ())]
         for file, check in self.checks:
@@ -203,13 +203,14 @@ class Mapped(Tabular):
 
 @takes(HierarchyOptions)
 def hierarchy(model: Model, inputs: Any = None, *, options: HierarchyOptions) -> Mapped:
-    """Map ``model`` on its example, or the first of ``inputs`` (docs/hierarchy.md; `plan` says what both may be).
+    """Map ``model`` on its example, or on the first of ``inputs`` (docs/hierarchy.md; arguments as for `plan`).
 
         print(edge_client.hierarchy(module, image))                      # the tree, and what ran of it
         edge_client.hierarchy("digits", onnx="digits.onnx", validate=True).ok
 
-    ``graphml``: the map as a graph, to this file. ``onnx``: the model, every node tagged; ``split`` with ``head_onnx``
-    and ``tail_onnx``: its two halves (extra "onnx"). ``validate``: they are read again, run, and compared with torch.
+    ``graphml``: a file for the map as a graph. ``onnx``: a file for the model with every node tagged; ``split`` with
+    ``head_onnx`` and ``tail_onnx``: files for its two halves (extra "onnx"). ``validate``: read the files, run them,
+    and compare with torch.
 
     Raises SpecError, UnknownModel, UnknownLayer, CutRefused, InputMismatch, and what planning raises.
     """

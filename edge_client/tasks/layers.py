@@ -1,4 +1,4 @@
-"""`layers`: a model's layers in the order in which they run, and where it can be cut."""
+"""List a model's layers in the order in which they run, and where it can be cut."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shared_hooks.tensors import copied
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One layer call. Sizes in bytes; ``parameters`` of its module, in elements; ``macs``: multiply-accumulates, None
-    where torch cannot count them. ``reason``: why the model cannot be cut after it.
+    if torch cannot count them. ``reason``: why the model cannot be cut after it.
     """
 
     layer_id: int
@@ -34,7 +34,9 @@ class Layer:
     can_split: bool
     reason: str
     is_block: bool = False
-    """A block behind whose last layer (``layer_id``) something still runs: the cut after it has returned."""
+    """Whether it is a block with code after its last layer (``layer_id``): the cut lies after the block has
+    returned.
+    """
 
     @property
     def shape(self) -> str:
@@ -44,10 +46,10 @@ class Layer:
 
 @dataclass(frozen=True, repr=False)
 class Layers(Tabular):
-    """`edge_client.layers` returns it: a sequence of layers, and of the blocks that end at places of their own, in the
-    order in which they end. A row is a layer or a block.
+    """Result of `edge_client.layers`: a sequence of layers, and of blocks whose end is a cut of its own, in the order
+    in which they end. A row is a layer or a block.
 
-    ``parameters``: of the whole model, each once, in elements; ``weight_bytes``: those and the buffers.
+    ``parameters``: elements of the whole model, each counted once; ``weight_bytes``: parameters and buffers.
     """
 
     model: str
@@ -58,7 +60,7 @@ class Layers(Tabular):
     containers: Mapping[str, str] = field(default_factory=dict)
     """Class names of the modules that hold layers, by path."""
     depth: int | None = None
-    """How many levels of modules `text` and `rows` show; None: all."""
+    """Levels of modules that `text` and `rows` show; None: all."""
 
     shown = {  # noqa: RUF012
         "layer_id": "id",
@@ -79,8 +81,9 @@ class Layers(Tabular):
         return len(self.layers)
 
     def __getitem__(self, which: int | str) -> Layer:
-        """By number in this sequence, or by name; of what only holds modules, the last inside. Raises IndexError, and
-        UnknownLayer with near names.
+        """Return a layer by its index here, or by name; for a container, the last layer inside.
+
+        Raises IndexError, and UnknownLayer with similar names.
         """
         if isinstance(which, str):
             ids = {layer.name: number for number, layer in enumerate(self.layers)}
@@ -92,12 +95,12 @@ class Layers(Tabular):
 
     @property
     def cuts(self) -> list[Layer]:
-        """Those after which the model can be cut."""
+        """Layers after which the model can be cut."""
         return [layer for layer in self.layers if layer.can_split]
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of all layers, as far as they are known; not of functions that no layer calls."""
+        """Multiply-accumulates of all layers that are known; functions outside of layers are not counted."""
         return sum(layer.macs or 0 for layer in self.layers)
 
     def title(self) -> str:
@@ -139,8 +142,10 @@ class Layers(Tabular):
 
     @property
     def dominated(self) -> set[str]:
-        """Names of the cuts inside a block that are worse than its end: more bytes cross, and what runs from there to
-        the end takes less time than sending them, on any link of at most `LINK` and any edge of at least `EDGE`.
+        """Names of cuts inside a block that are worse than its end on any link up to `LINK` and any edge from `EDGE`
+        on.
+
+        There more bytes cross, and running to the end takes less time than sending them.
         """
         found: set[str] = set()
         for block, end in self._ends.items():
@@ -158,7 +163,7 @@ class Layers(Tabular):
 
     @property
     def _ends(self) -> dict[str, int]:
-        """Where each block ends at first, as a number in this sequence."""
+        """The index here of each block's end."""
         found: dict[str, int] = {}
         own: set[str] = set()
         for number, one in enumerate(self.layers):
@@ -172,7 +177,7 @@ class Layers(Tabular):
         return found
 
     def text(self) -> str:
-        """The modules as a tree, calls in the order in which they run; a block's own row is about its end."""
+        """Format the modules as a tree, calls in the order in which they run. A block's own row describes its end."""
         ends, worse = self._ends, self.dominated
         rows: list[list[str]] = []
         shown: list[str] = []
@@ -227,19 +232,19 @@ class Layers(Tabular):
 
 
 LINK = 1e9
-"""Bits a second: the fastest link that `Layers.dominated` is about."""
+"""The fastest link that `Layers.dominated` covers, in bits per second."""
 EDGE = 1e9
-"""Multiply-accumulates a second: the slowest edge that it is about."""
+"""The slowest edge that it covers, in multiply-accumulates per second."""
 
 
 def _parents(path: str) -> list[str]:
-    """``a``, ``a.b`` of ``a.b.c``."""
+    """Return ``a``, ``a.b`` of ``a.b.c``."""
     parts = path.split(".")
     return [".".join(parts[: number + 1]) for number in range(len(parts) - 1)]
 
 
 def layers(model: Model, inputs: Any = None) -> Layers:
-    """Plan ``model`` on the first of ``inputs``, or its example, and say what runs (`plan` says what both may be).
+    """Plan ``model`` on the first of ``inputs``, or its example, and list its layers (arguments as for `plan`).
 
         edge_client.layers(module, image)["layer3.0.conv1"].frontier_bytes
 
@@ -261,7 +266,10 @@ def layers(model: Model, inputs: Any = None) -> Layers:
 
 
 def explain(model: Model, cut: str | int, inputs: Any = None) -> Explanation:
-    """What crosses at one cut and why, and what the tail does with it; print it. Raises UnknownLayer, CutRefused."""
+    """Explain what crosses at a cut and why, and what the tail does with it; print the result.
+
+    Raises UnknownLayer, CutRefused.
+    """
     loaded = subject_of(model, inputs).load(on_inputs=True)
     with loaded.wrapped as wrapped:
         return wrapped.explain(cut_of(str(cut), wrapped, "cut"), *loaded.args, **loaded.kwargs)

@@ -1,4 +1,4 @@
-"""`leakage`: how much of the inputs an attacker reads from what crosses, at every cut."""
+"""Measure how much of the inputs an attacker can reconstruct from what crosses, at every cut."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ from shared_hooks.profiling.profiler import identity
 
 TEMPLATE: Final = Path(__file__).parent / "leakage.html.j2"
 LEAST_SIDE: Final = 64
-"""Pixels of a picture's side on the page, at least."""
+"""Minimum side of a picture on the page, in pixels."""
 
 
 class Pictures:
-    """Inputs and what was given back of them, a row each; kept in ``folder``, where there is one."""
+    """Inputs and their reconstructions, one row each; saved in ``folder`` if there is one."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -72,13 +72,13 @@ class Pictures:
             folder.mkdir(exist_ok=True)
 
     def begin(self, originals: torch.Tensor, average: torch.Tensor) -> None:
-        """(n, C, H, W) each."""
+        """Save originals and average, (n, C, H, W) each."""
         self._span = float(originals.min()), float(originals.max())
         self.add("the inputs", originals)
         self.add("the average", average)
 
     def add(self, name: str, pictures: torch.Tensor) -> None:
-        """(n, C, H, W)."""
+        """Save reconstructions, (n, C, H, W)."""
         rows = as_array(pictures, self._span)
         rows = rows.repeat(3, axis=3) if rows.shape[3] == 1 else rows[..., :3]
         joined = Image.fromarray(rows.transpose(1, 0, 2, 3).reshape(rows.shape[1], -1, rows.shape[3]))
@@ -91,7 +91,7 @@ class Pictures:
             (self._folder / f"{_slug(name)}.png").write_bytes(made.getvalue())
 
     def shown(self, name: str) -> str | None:
-        """As a data URL; None where there is none."""
+        """Return a row of pictures as a data URL, or None if it does not exist."""
         data = self._rows.get(name)
         if data is None and self._folder is not None and (file := self._folder / f"{_slug(name)}.png").is_file():
             data = file.read_bytes()
@@ -103,7 +103,7 @@ def _slug(name: str) -> str:
 
 
 def render(known: LeakageTable, pictures: Pictures, caution: str) -> str:
-    """HTML."""
+    """Render the report as HTML."""
     model = printable(known.model.model_id)
     measured = [one for one in known.cuts if not one.refused]
     names = list(dict.fromkeys([*known.average, *(name for one in measured for name in one.scores)]))
@@ -178,9 +178,10 @@ CAUTION: Final = "an attacker with more data, more time or a better decoder may 
 
 @dataclass(frozen=True, repr=False)
 class Leaked(Tabular):
-    """`edge_client.leakage` returns it. A row is a codec at a cut.
+    """Result of `edge_client.leakage`. A row is a codec at a cut.
 
-    ``table``: what `plan(leakage=...)` takes; ``folder``: where leakage.json and report.html lie, None for nowhere.
+    ``table``: the argument of `plan(leakage=...)`; ``folder``: where leakage.json and report.html are, None if not
+    written.
     """
 
     table: LeakageTable
@@ -218,11 +219,11 @@ class Leaked(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: the table's file, and what went with it."""
+        """Return JSON data: the table's file, and more about this run."""
         return {**self.table.as_dict(), "seconds": self.seconds, "warnings": list(self.warnings)}
 
     def text(self) -> str:
-        """A line a cut and codec, and those of an attacker who knows nothing, or everything."""
+        """Format a line per cut and codec, and lines for attackers who know nothing and everything."""
         known = self.table
         lines = [["(only the average)", "", "0 %", "", *(_shown(known.average.get(name)) for name in self.measures)]]
         for one in known.cuts:
@@ -253,20 +254,22 @@ def _shown(value: float | None) -> str:
 
 @takes(LeakageOptions)
 def leakage(model: Model, inputs: Data, *, options: LeakageOptions) -> Leaked:
-    """What an attacker reads of the inputs from what crosses each cut (docs/leakage.md). In this process alone.
+    """Measure how much of the inputs an attacker can read from what crosses each cut (docs/leakage.md).
+
+    Runs in this process alone.
 
         found = edge_client.leakage("digits", "images/", splits="stem,stage2", codecs="raw,int4", output="leaked")
         edge_client.plan(server, "digits", leakage=found.table, max_leakage=0.3)
 
-    ``inputs``: as for `calibrate`, 1,200 at most; three of four train the attacker, the others are attacked (200 at
-    most), others for every seed. ``public``: other inputs, which train it in their place. ``splits``: "all" or names,
-    "input" among them; ``every``: each n-th of all. ``codecs``: names, what crosses is attacked as each of them leaves
-    it. ``labels``: a CSV file of what is to stay private (a face's identity, a speaker): the share that a probe finds
-    counts as well. ``decoder``: "small" or "large". ``steps`` of its training; None: 500. ``output``: a folder for
-    leakage.json, report.html and a journal: the same call continues where an earlier one stopped, ``fresh`` starts
-    over. The same seeds and inputs give the same figures on the same machine.
+    ``inputs``: as for `calibrate`, at most 1,200; three of four train the attacker, the others (at most 200) are
+    attacked; each seed chooses others. ``public``: other inputs to train it on instead. ``splits``: "all" or names,
+    which may include "input"; ``every``: each n-th of all. ``codecs``: names; the attacker sees what each of them
+    decodes to. ``labels``: a CSV file of a private attribute (a face's identity, a speaker): a probe's accuracy is then
+    a score as well. ``decoder``: "small" or "large". ``steps`` of its training; None: 500. ``output``: a folder for
+    leakage.json, report.html and a journal: the same call resumes an interrupted run, ``fresh`` starts over. The same
+    seeds and inputs give the same results on the same machine.
 
-    Raises SpecError (a wrong word, too few inputs, another study's folder), UnknownLayer, InputMismatch.
+    Raises SpecError (an invalid option, too few inputs, the folder of another study), UnknownLayer, InputMismatch.
     """
     codecs, decoder = options.codecs, options.decoder
     names = [check(name.strip()) for name in (codecs.split(",") if isinstance(codecs, str) else codecs)]
@@ -346,7 +349,7 @@ class _Meter:
             raise SpecError(f"{option('labels')}: not with {option('public')}, of which an attacker has no labels")
 
     def keep(self, file: JournalFile, lines: Sequence[Mapping[str, Any]], pictures: Path) -> None:
-        """Write down every attack, and do not repeat those of ``lines``."""
+        """Record every attack in ``file``, and skip those in ``lines``."""
         self._file, self._known = file, {line["attack"]: line["scores"] for line in lines}
         self.pictures = Pictures(pictures)
 
@@ -358,7 +361,7 @@ class _Meter:
         return self._known[key]
 
     def settings(self) -> dict[str, Any]:
-        """What the attack is of. An interrupted one continues only where all of this is the same."""
+        """Return all that the results depend on. A run is resumed only if all of it is the same."""
         wrapped, together = self._loaded.wrapped, xxhash.xxh3_64()
         for item in (*self._items, *self._others):
             together.update(f"{item.name} {item.digest()} {item.truth if self._labelled else ''}\n".encode())
@@ -433,7 +436,7 @@ class _Meter:
         )
 
     def _examples(self, cut: str) -> tuple[Examples, int]:
-        """Those of the inputs, and then of the public ones; how many the latter are."""
+        """Return the examples of the inputs and then of the public ones, and the number of the latter."""
         examples = examples_of(self._loaded, cut, [*self._items, *self._others], answers=False)
         public = sum(number >= len(self._items) for number in examples.used)
         if len(examples) - public < 1 or (self._others and public < LEAST) or len(examples) < LEAST:
@@ -443,7 +446,7 @@ class _Meter:
     def _controls(
         self, kind: str, target: torch.Tensor, examples: Examples, public: int, seed: int
     ) -> tuple[Outcome, Outcome]:
-        """What the average reaches, and what the raw input gives, by the same attack."""
+        """Return the scores of the average and of the raw input under the same attack."""
         parts = Split.of(len(examples), seed, MOST_ATTACKED, public)
         learn, attacked = parts.learn, parts.attacked
         own = input_features(kind, target)
@@ -518,8 +521,8 @@ class _Meter:
 
 
 def _between(found: Outcome, controls: tuple[Outcome, Outcome], name: str) -> float:
-    """Where a score lies between the average's, 0, and the raw input's, 1. Where the raw input says no more than the
-    average (a label that a probe does not read of pixels), whatever is above it is all there is.
+    """Return a score's position between the average's, 0, and the raw input's, 1. If the raw input scores no better
+    than the average (a probe cannot read the label from pixels), anything above it counts as 1.
     """
     low, high = controls[0][name], controls[1][name]
     if high <= low:
@@ -532,7 +535,7 @@ def _span(target: torch.Tensor) -> float:
 
 
 def _spread(each: Sequence[float], least: float = float("-inf"), most: float = float("inf")) -> Spread:
-    """The mean over seeds, and Student's bounds of it."""
+    """Return the mean over seeds and its confidence bounds (Student's t)."""
     mean = statistics.fmean(each)
     reach = 0.0
     if len(each) > 1:

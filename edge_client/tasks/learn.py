@@ -1,4 +1,4 @@
-"""`learn`: a codec for one cut, trained on the user's own inputs without labels."""
+"""Train a codec for one cut on the user's own inputs, without labels."""
 
 from __future__ import annotations
 
@@ -42,24 +42,22 @@ TIMED: Final = 20
 DEFAULT_LOSS: Final = 0.005
 LEAST: Final = 40
 LEAST_TO_CHOOSE: Final = 10
-"""Inputs."""
+"""Minimum number of validation inputs."""
 MOST_JUDGED: Final = 1000
 MOST_EPOCHS: Final = 240
 STEPS: Final = 3000
-"""Batches that one encoder is trained on, about."""
+"""Approximate number of training batches of one encoder."""
 FILE: Final = "codec.safetensors"
 TABLE: Final = "calibration.json"
 JOURNAL: Final = "journal.jsonl"
 FORMAT: Final = "isthmus learning 1"
 OTHERS: Final = ("raw", "int8", "int4", "int2", "int1", "basis")
-"""What it is compared with."""
+"""Codecs to compare with."""
 
 
 @dataclass(frozen=True)
 class Rung:
-    """One encoder that was trained. ``nbytes``: of what it makes, without a header; ``loss``: of the inputs that it is
-    chosen by.
-    """
+    """One trained encoder. ``nbytes``: size of its encodings without a header; ``loss``: on the validation inputs."""
 
     number: int
     file: str
@@ -72,11 +70,11 @@ class Rung:
 
 @dataclass(frozen=True, repr=False)
 class Learned(Tabular):
-    """`edge_client.learn` returns it. A row is a codec at the cut.
+    """Result of `edge_client.learn`. A row is a codec at the cut.
 
     ``file``: the codec, as ``codec="learned:FILE"`` takes it; ``codec``: its name on the wire. ``table``: what all
-    codecs lose on ``table.inputs`` inputs that none was trained on or chosen by. ``payloads``: by codec, bytes without
-    the header. ``rungs``: all that were trained. ``encode_ms``, ``decode_ms``: medians of one input, here.
+    codecs lose on ``table.inputs`` test inputs, used neither for training nor validation. ``payloads``: by codec, bytes
+    without the header. ``rungs``: all trained encoders. ``encode_ms``, ``decode_ms``: medians for one input, here.
     """
 
     file: Path
@@ -92,7 +90,7 @@ class Learned(Tabular):
     seconds: float
     learnt_from: int
     met: bool
-    """Whether it came within what was wanted, of the inputs that it was chosen by."""
+    """Whether it met the goal on the validation inputs."""
     warnings: tuple[str, ...] = ()
 
     shown = {  # noqa: RUF012
@@ -115,7 +113,7 @@ class Learned(Tabular):
 
     @property
     def best_other(self) -> CodecLoss | None:
-        """The fewest bytes of the codecs that nothing was trained for, among those that lost no more than allowed."""
+        """The untrained codec with the fewest bytes, among those within the allowed loss."""
         others = [one for one in self.losses if not one.codec.startswith(PREFIX) and one.loss <= self.max_loss]
         return min(others, key=lambda one: one.bytes_up, default=None)
 
@@ -142,7 +140,7 @@ class Learned(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "file": str(self.file),
             "codec": self.codec,
@@ -158,7 +156,7 @@ class Learned(Tabular):
         }
 
     def text(self) -> str:
-        """A line a codec, the chosen one marked."""
+        """Format a line per codec, with the chosen one marked."""
         raw = next(one for one in self.losses if one.codec == "raw")
         lines = []
         for one in self.losses:
@@ -191,21 +189,21 @@ class Learned(Tabular):
 
 @takes(LearnOptions)
 def learn(model: Model, inputs: Data, split: str, *, options: LearnOptions) -> Learned:
-    """Trains an encoder and a decoder for what crosses after ``split`` (docs/learned-codecs.md). In this process alone.
+    """Train an encoder and a decoder for what crosses after ``split`` (docs/learned-codecs.md), in this process.
 
         found = edge_client.learn("digits", "unlabelled/", "stage1", max_loss="0.5%", output="learnt")
         client = edge_client.EdgeClient(server, "digits", split="stage1", codec=f"learned:{found.file}")
 
-    ``inputs``: as for `calibrate`; 13 of 20 are trained on, 3 choose among encoders, 4 judge (1,000 at most); with
-    ``choose_by`` these choose, and 16 are trained on: better where inputs resemble each other, as frames of a video do.
-    ``rate``: bytes of a payload that it may take at most, in the mean; else the fewest bytes that lose no more than
-    ``max_loss`` (0.5 %) are looked for. ``labels``: a CSV file, for the accuracy in the table alone.
-    ``kind`` of the output: as of `calibrate`. ``epochs``: for each encoder; None: by the number of inputs. ``seconds``:
-    training ends after as many, with what there is. ``output``: a folder for ``codec.safetensors``, the table
-    (``calibration.json``) and a journal: the same call continues where an earlier one stopped, ``fresh`` starts over.
+    ``inputs``: as for `calibrate`; 13 of 20 are for training, 3 for validation, 4 for testing (at most 1,000); with
+    ``choose_by`` those are for validation, and 16 for training: better if inputs resemble each other, as frames of a
+    video do. ``rate``: the maximum mean size of a payload in bytes; without it, the fewest bytes with a loss of at most
+    ``max_loss`` (0.5 %) are searched for. ``labels``: a CSV file, only for the accuracy in the table. ``kind`` of the
+    output: as for `calibrate`. ``epochs``: for each encoder; None: by the number of inputs. ``seconds``: training stops
+    after as many and uses what there is. ``output``: a folder for ``codec.safetensors``, the table
+    (``calibration.json``) and a journal: the same call resumes an interrupted run, ``fresh`` starts over.
 
-    The model's weights do not change. Raises SpecError (a wrong word, too few inputs, another study's folder),
-    UnknownLayer, CutRefused (no floats cross there, or more than tensors), InputMismatch.
+    The model's weights do not change. Raises SpecError (an invalid option, too few inputs, the folder of another
+    study), UnknownLayer, CutRefused (no floats cross there, or more than tensors), InputMismatch.
     """
     goal = _Goal(
         None if options.rate is None else int(parse_size(option("rate", options.rate), str(options.rate))),
@@ -265,12 +263,12 @@ class _Goal:
 
     @property
     def wants_most(self) -> bool:
-        """Whether the largest encoder that meets it is wanted: with a rate."""
+        """Whether the largest encoder that meets the goal is searched for, which is so with a rate."""
         return self.rate is not None
 
 
 class _Learning:
-    """One cut, its inputs and the goal."""
+    """The training at one cut, with its inputs and goal."""
 
     def __init__(
         self,
@@ -298,7 +296,7 @@ class _Learning:
             raise CutRefused(f"after {examples.cut} nothing crosses that an encoder could make smaller")
 
     def settings(self) -> dict[str, Any]:
-        """What the training is of. An interrupted one continues only where all of this is the same."""
+        """Return all that the results depend on. A run is resumed only if all of it is the same."""
         wrapped = self._loaded.wrapped
         together = xxhash.xxh3_64()
         for item in self._items:
@@ -319,7 +317,7 @@ class _Learning:
         }
 
     def run(self, folder: Path, journal: JournalFile, known: Sequence[Rung], progress: bool, say: Say) -> Learned:
-        """``known``: encoders that an earlier run has trained."""
+        """Run the training. ``known``: encoders trained by an earlier run."""
         began = time.monotonic()
         self._folder, self._journal, self._progress, self._say = folder, journal, progress, say
         self._until = began + (self._seconds if self._seconds is not None else math.inf)
@@ -345,7 +343,9 @@ class _Learning:
         return self._judged(chosen, rungs, took, warnings)
 
     def _search(self, known: Sequence[Rung]) -> list[Rung]:
-        """A rung that meets the goal, beside one that does not: from a guess in steps that double, then by halving."""
+        """Find a rung that meets the goal next to one that does not: from a guess in doubling steps, then by
+        bisection.
+        """
         rungs = {one.number: one for one in known}
         low, high, step = -1, len(self._ladder), 1
         at = min(high - 1, self._first())
@@ -366,11 +366,11 @@ class _Learning:
         return [rungs[number] for number in sorted(rungs)]
 
     def _shows(self, max_loss: float) -> bool:
-        """Whether the inputs that choose are enough to tell that so little is lost."""
+        """Return whether there are enough validation inputs to show so small a loss."""
         return self._kind_of() != "classes" or share(0, len(self._choose))[1] <= max_loss
 
     def _next(self, rungs: list[Rung], chosen: Rung) -> Rung:
-        """The next larger encoder, trained if it was not; the same one where there is none that loses as little."""
+        """Return the next larger encoder, trained if needed; the same one if no larger one loses as little."""
         number = min(chosen.number + 1, len(self._ladder) - 1)
         found = next((one for one in rungs if one.number == number), None)
         if found is None and time.monotonic() <= self._until:
@@ -444,7 +444,7 @@ class _Learning:
         return self._kind
 
     def _judged(self, chosen: Rung, rungs: Sequence[Rung], seconds: float, warnings: list[str]) -> Learned:
-        """All rungs and the codecs that need no training, on inputs that had no part in it."""
+        """Evaluate all rungs and the untrained codecs on the test inputs."""
         with ExitStack() as stack:
             files = {one.codec: read(self._folder / one.file) for one in rungs}
             for own in files.values():
@@ -478,7 +478,9 @@ class _Learning:
         )
 
     def _payloads(self, table: LossTable) -> dict[str, float]:
-        """The mean bytes of each codec without the header, which is about as long for every input."""
+        """Return the mean size of each codec's encodings without the header, which is about equally long for every
+        input.
+        """
         found, books = {}, table.books.get(self._examples.cut)
         for one in table.cuts[0].codecs:
             crossing = self._examples.crossing
@@ -489,7 +491,7 @@ class _Learning:
         return found
 
     def _timed(self, codec: Codec) -> tuple[float, float]:
-        """Medians of a few inputs, in milliseconds: to encode, to decode."""
+        """Return median times to encode and decode a few inputs, in milliseconds."""
         examples, encoding, decoding = self._examples, [], []
         for at in self._judge[:TIMED]:
             started = time.perf_counter()
@@ -503,7 +505,7 @@ class _Learning:
 
 
 def _coded(examples: Examples, codec: Codec, at: int) -> list[tuple[Coded, torch.Tensor]]:
-    """What it makes of the pieces of one input."""
+    """Encode the pieces of one input."""
     found = []
     for number, (pieces, grain) in enumerate(zip(examples.pieces, examples.grains, strict=True)):
         coded = codec.at(examples.cut, number).encode(pieces[at], grain)
@@ -513,7 +515,7 @@ def _coded(examples: Examples, codec: Codec, at: int) -> list[tuple[Coded, torch
 
 
 def _bits(design: Design, grain: Grain) -> float:
-    """What the symbols of one input take without an entropy coder."""
+    """Return the bits of one input's symbols without an entropy coder."""
     size = (1, grain.inner) if design.kind == "tokens" else (grain.inner // grain.width, grain.width)
     shape = design.symbol_shape(grain.outer, *size)
     return math.prod(shape) * math.log2(design.levels)

@@ -1,7 +1,7 @@
-"""`plan`: what every cut would take on this device, this link, this server; and which is best.
+"""Predict what every cut takes on this device, this link and this server, and find the best.
 
-`plan_chain`: where a model had better be cut along a chain of servers, and what a request then takes. What is measured,
-and how the least is found: `edge_client.adaptive.chain`. What requests take besides is learnt from a few real ones.
+`plan_chain` does the same for a chain of servers; `edge_client.adaptive.chain` does its measurements and search. A few
+real requests show what they take beyond the sum of their parts.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ NOTES_WIDTH = 100
 
 @dataclass(frozen=True, repr=False)
 class Planned(Tabular):
-    """`edge_client.plan` returns it. A row is a candidate, in the order of the layers; times in ns.
+    """Result of `edge_client.plan`. A row is a candidate, in the order of the layers; times in ns.
 
-    ``candidates``: what every way to run a request would take; ``decision``: which is best (`best` is its name,
-    `best_cut` the best cut's), and the ranking; ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``:
-    as they were probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes all
-    this less sure; ``engines``: the same for other engines; ``codecs``: those that were chosen from, None for one
-    codec. ``latency_low_ns`` and ``latency_high_ns``: between them lies the median of real requests, nine times of ten
+    ``candidates``: predictions for every way to run a request; ``decision``: the ranking and the best one (`best` is
+    its name, `best_cut` the best cut's); ``edge`` and ``cloud``: both sides' profiles; ``link`` and ``load``: as
+    probed; ``breaks``: what would have to change for the runner-up to win; ``warnings``: what makes the plan less
+    certain; ``engines``: the same for other engines; ``codecs``: those it chose among, None for a single codec. The
+    median of real requests lies between ``latency_low_ns`` and ``latency_high_ns`` nine times of ten
     (docs/planning.md).
     """
 
@@ -81,9 +81,9 @@ class Planned(Tabular):
     codecs: Codecs | None = None
     edge_speed: float = 1.0
     branches: Best | None = None
-    """The best of all sets of calls (docs/branches.md); None where only single cuts can be."""
+    """The best of all sets of calls (docs/branches.md); None if only single cuts are possible."""
     engines: Mapping[str, EnginePlan] = field(default_factory=dict)
-    """The plan with heads in other engines than the first that was named, by the engine's name."""
+    """The plan with heads in the other engines given, by name."""
 
     shown = {  # noqa: RUF012
         "best": "best",
@@ -109,7 +109,7 @@ class Planned(Tabular):
 
     @property
     def best_cut(self) -> str | None:
-        """The best that both sides compute, whether it is the winner or not; None where no cut is allowed."""
+        """The best split that both sides compute, whether it is the winner or not; None if no cut is allowed."""
         return self.decision.best_cut.name if self.decision.best_cut else None
 
     def title(self) -> str:
@@ -146,21 +146,22 @@ class Planned(Tabular):
         ]
 
     def write_page(self, path: str | Path) -> None:
-        """As HTML: the graph with the best cut along branches, and every way. Raises SpecError where it cannot be
-        written, or jinja2 is missing.
+        """Write the plan's page: the graph with the best cut along branches, and every candidate.
+
+        Raises SpecError if that fails, or jinja2 is missing.
         """
         settings.check("jinja2")
         write_text(path, page.render(self.model, self.decision, self.candidates, self.branches))
 
     def explain(self) -> str:
-        """Why the winner wins, stage by stage, and what would have to change for the runner-up to win."""
+        """Explain why the winner wins, stage by stage, and what would have to change for the runner-up to win."""
         return self._explained()[0]
 
     def _explained(self) -> tuple[str, dict[str, Any]]:
         return explain(self.decision, self.candidates, self.breaks)
 
     def as_dict(self, explanation: bool = False) -> dict[str, Any]:
-        """JSON-able: all that docs/planning.md names."""
+        """Return JSON data with all that docs/planning.md names."""
         constraints, power, load = self.constraints, self.power, self.load
         return {
             "model": self.model,
@@ -196,8 +197,10 @@ class Planned(Tabular):
         }
 
     def text(self, top: int | None = None, width: int | None = None) -> str:
-        """As the command prints it, in the order of the layers; of all candidates the best ``top``, the best first. No
-        wider than ``width``, where that can be done by leaving columns out: names are whole.
+        """Format the plan as the command prints it, in the order of the layers; with ``top``, the best so many, best
+        first.
+
+        Columns are left out to fit into ``width``, but names are never shortened.
         """
         shown = self._best_of_each() if top is None else list(self.decision.ranking[:top])
         energy = any(one.edge_energy.value is not None for one in self.candidates)
@@ -208,7 +211,7 @@ class Planned(Tabular):
         return "\n".join([found, "", *(line for note in notes for line in wrap(note, break_on_hyphens=False))])
 
     def _best_of_each(self) -> list[Candidate]:
-        """Every candidate; where codecs are chosen, too, the best codec of every cut."""
+        """Return every candidate; where codecs are chosen, too, the best codec of every cut."""
         best: dict[str, str] = {}
         for one in (*self.decision.ranking, *self.candidates):
             best.setdefault(one.name, one.key)
@@ -271,7 +274,7 @@ class Planned(Tabular):
         return lines
 
     def _along_branches(self) -> list[str]:
-        """The best set of calls, where it is better than every single cut, and what is won."""
+        """Format the best set of calls and its gain, if it is better than every single cut."""
         best, plain = self.branches, self.decision.best_cut
         if best is None or best.is_plain or plain is None or best.latency_ns >= plain.latency_ns:
             return []
@@ -281,7 +284,7 @@ class Planned(Tabular):
         return [f"along branches: {printable(' + '.join(best.names))}: {took} than after {plain.name}{why}"]
 
     def _by_engine(self) -> list[str]:
-        """A line for each engine: its best cut, what that takes, and how far it is off."""
+        """Format a line per engine: its best cut, its time, and its error."""
         lines = []
         for name, one in self.engines.items():
             winner, cut = one.decision.winner, one.decision.best_cut
@@ -296,7 +299,7 @@ class Planned(Tabular):
         return lines
 
     def _interval_of(self, winner: Candidate) -> str:
-        """What the numbers in brackets are, or why there are none."""
+        """Explain the numbers in brackets, or why there are none."""
         cuts = set() if self.correction is None else {one.name for one in self.correction.samples}
         if winner.interval_ns is not None:
             return f"[at least, at most]: nine times of ten, by real requests at {len(cuts)} cuts"
@@ -318,7 +321,7 @@ def _spread(one: Candidate) -> str:
 
 @takes(PlanOptions)
 def plan(server: str | None, model: Model, inputs: Any = None, *, options: PlanOptions) -> Planned:
-    """Predict what every cut of ``model`` takes, and decide (docs/planning.md). Half a minute, or what it is given.
+    """Predict what every cut of ``model`` takes, and decide (docs/planning.md). Takes half a minute, or as given.
 
         found = edge_client.plan("cloud:50051", "digits", "photo.png")
         found.best                # what `split` takes
@@ -327,26 +330,26 @@ def plan(server: str | None, model: Model, inputs: Any = None, *, options: PlanO
 
     ``server``: HOST:PORT; None: the default (ISTHMUS_SERVER, settings), else one is started on this machine, as with
     "own". ``model``: a name, a TOML file, a ``torch.nn.Module`` that the server serves, or a `ModelChoice` with device
-    and threads. ``inputs``: nothing where the model's spec has an example, on which both sides are measured; else a
-    tensor, an array, a tuple of arguments, a dictionary of keyword arguments. The first of files or a folder is
-    prepared and timed, and may cross as it is.
+    and threads. ``inputs``: None if the model's spec has an example, on which both sides are measured; else a tensor,
+    an array, a tuple of arguments, a dictionary of keyword arguments. For files or a folder, the first one's
+    preparation is timed, and it may cross as it is.
 
-    ``objective``: "latency", "energy", "bytes", "throughput", "server-time", or weights, "latency=1,bytes=0.2". What
-    the best may not exceed: ``max_edge_memory`` ("64MiB", or bytes), ``max_bytes_per_second`` at ``rate`` requests per
-    second, ``min_accuracy``, and ``max_leakage`` (0 to 1), by what ``leakage`` (`edge_client.leakage`: a file or a
-    table) says. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms"): not to probe the link; the
-    profiles' files: not to measure. ``edge_speed``: the plan is for a device with so many times the speed of the one
-    that is measured (0.2: five times slower), whose energy is then unknown. ``power``: watts of this machine, (active,
-    idle). ``correct``: real requests at a few cuts, before and after, say what every request takes beyond the
-    profiles, and how far off predictions are (None: where both the link and this side are measured). ``repetitions``
-    and ``seconds`` bound each profile. ``codec="auto"``: every codec at every cut is a candidate, of those with a loss
-    the ones that ``calibration`` (`edge_client.calibrate`) shows to lose no more than ``max_loss``. ``engine``: what
-    heads run in, one or several of "torch", "onnxruntime" (a head as `edge_client.export` writes it), "compile" and
-    "aotinductor" (PyTorch's compilers); of those beside "torch", heads are timed here, for ``seconds`` each
-    (`Planned.engines`). Where the model's choice says no number of threads, the fastest one is chosen first. ``say``
-    gets lines for people as they come up; warnings are in the result, too.
+    ``objective``: "latency", "energy", "bytes", "throughput", "server-time", or weights, "latency=1,bytes=0.2".
+    Constraints on the best: ``max_edge_memory`` ("64MiB", or bytes), ``max_bytes_per_second`` at ``rate`` requests per
+    second, ``min_accuracy``, and ``max_leakage`` (0 to 1), as ``leakage`` (`edge_client.leakage`: a file or a table)
+    measured it. ``uplink``, ``downlink`` ("5mbit") and ``rtt`` ("30ms") replace probing the link; the profiles' files
+    replace measuring. ``edge_speed``: plan for a device this many times as fast as the measured one (0.2: five times
+    slower), whose energy is then unknown. ``power``: watts of this machine, (active, idle). ``correct``: make real
+    requests at a few cuts, before and after, to measure what a request takes beyond the profiles, and how far off
+    predictions are (None: if both the link and this side are measured). ``repetitions`` and ``seconds`` bound each
+    profile. ``codec="auto"``: every codec at every cut is a candidate; lossy ones only where ``calibration``
+    (`edge_client.calibrate`) shows a loss of at most ``max_loss``. ``engine``: what runs heads, one or several of
+    "torch", "onnxruntime" (a head as `edge_client.export` writes it), "compile" and "aotinductor" (PyTorch's
+    compilers); other heads than "torch" are timed here, for ``seconds`` each (`Planned.engines`). If the model's choice
+    gives no number of threads, the fastest one is found first. ``say`` receives lines for people as they come up;
+    warnings are in the result, too.
 
-    Raises SpecError (a wrong word, a profile of another model, no candidate that is allowed), ServerUnavailable,
+    Raises SpecError (an invalid option, a profile of another model, no allowed candidate), ServerUnavailable,
     Disagreement, UnknownModel, CutRefused (the server's model has no example), InputMismatch.
     """
     if not 0 < options.edge_speed < math.inf:
@@ -420,7 +423,7 @@ def _with_engine(
     option: str | None,
     power: Power | None,
 ) -> EnginePlan:
-    """The same plan, with the heads of an engine."""
+    """Return the same plan with the heads of an engine."""
     changed = replace(gathered, edge=times.profile(gathered.edge))
     candidates = times.usable(changed.candidates(power=power), gathered.edge_speed)
     decision = chooser.decide(Situation(candidates, goal, limits, changed.edge, gathered.cloud, option))
@@ -468,7 +471,9 @@ def _decided(
 def _breaks(
     decision: Decision, objective: Objective, link: Link, repredict: Callable[..., list[Candidate]]
 ) -> Sequence[BreakEven]:
-    """Among many codecs, without those that can win on no link: each question asks for all others."""
+    """Return break-even points. Among many codecs only those that can win on some link: each point compares
+    all others.
+    """
     if len(objective.weights) == 1 and any(one.codec for one in decision.ranking):
         kept = {one.key for one in (*undominated(decision.ranking), *decision.ranking[:2])}
         scores = {key: score for key, score in decision.scores.items() if key in kept}
@@ -477,7 +482,7 @@ def _breaks(
 
 
 def _check_form(subject: Subject, loaded: Loaded) -> None:
-    """An input of another form than the example, on which both sides are measured, is not what would be planned."""
+    """Raise if an input's form differs from the example's, on which both sides are measured."""
     held = next((one for one in subject.inputs if one.item is None), None)
     if held is None:
         return
@@ -490,7 +495,7 @@ def _check_form(subject: Subject, loaded: Loaded) -> None:
 
 
 def _judged_by(decision: Decision, objective: Objective) -> Objective:
-    """A partitioner may have gone by another objective than the one that was asked for."""
+    """Return the objective of the decision: a partitioner may have used another one than requested."""
     try:
         return objective if decision.objective == str(objective) else Objective.parse(decision.objective)
     except SpecError:  # "cycle (latency)"
@@ -502,7 +507,7 @@ def _amount(name: str, value: str | float | None) -> float | None:
 
 
 def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Link | None:
-    """A link by its numbers; None where none is given. Raises SpecError for half of one."""
+    """Return the link that the numbers describe; None if none is given. Raises SpecError if it is incomplete."""
     if uplink is None and downlink is None and rtt is None:
         return None
     if uplink is None or rtt is None:
@@ -517,15 +522,15 @@ def given_link(uplink: str | None, downlink: str | None, rtt: str | None) -> Lin
 
 
 ASKED: Final = 5
-"""Real requests at the chosen cuts, after one that does not count."""
+"""Real requests at the chosen cuts, after one for warm-up."""
 
 
 @dataclass(frozen=True, repr=False)
 class PlannedChain(Tabular):
-    """`edge_client.plan_chain` returns it. A row is a machine, in the order of the chain.
+    """Result of `edge_client.plan_chain`. A row is a machine, in the order of the chain.
 
-    ``cuts``: what `split` of an `EdgeClient` for these servers takes; ``latency_ns``: predicted, with ``besides_ns``:
-    what real requests took beyond the sum of their parts (0 where none was made).
+    ``cuts``: what `split` of an `EdgeClient` for these servers takes; ``latency_ns``: predicted, including
+    ``besides_ns``: what real requests took beyond the sum of their parts (0 if none was made).
     """
 
     model: str
@@ -560,7 +565,7 @@ class PlannedChain(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "model": self.model,
             "cuts": list(self.cuts),
@@ -571,7 +576,7 @@ class PlannedChain(Tabular):
         }
 
     def text(self) -> str:
-        """As the command prints it."""
+        """Format the plan as the command prints it."""
         rows = [
             [
                 printable(one.name),
@@ -596,11 +601,11 @@ def plan_chain(server: Sequence[str], model: Model, *, options: PlanChainOptions
         found = edge_client.plan_chain(["gateway:50051", "gpu"], "digits")
         with EdgeClient(["gateway:50051", "gpu"], "digits", split=found.cuts) as client: ...
 
-    ``server``: as of an `EdgeClient`; each server measures the next one, and the link to it. ``seconds``: for each
-    profile. ``correct``: with a few real requests.
+    ``server``: as for `EdgeClient`; each server measures the next one, and the link to it. ``seconds``: for each
+    profile. ``correct``: make a few real requests.
 
-    Raises SpecError, ServerUnavailable, Disagreement, UnknownModel, AccessRefused (of a server that does not know the
-    next one), CutRefused (too few cuts).
+    Raises SpecError, ServerUnavailable, Disagreement, UnknownModel, AccessRefused (a server does not know the next
+    one), CutRefused (too few cuts).
     """
     chain = chain_of(server)
     if len(chain) < 2:

@@ -1,4 +1,4 @@
-"""`plan_generation`: what a token, the first one and a reply would take at every cut of a language model."""
+"""Predict the time of a token, of the first one and of a reply at every cut of a language model."""
 
 from __future__ import annotations
 
@@ -47,10 +47,11 @@ from shared_hooks.options import takes
 
 @dataclass(frozen=True, repr=False)
 class PlannedGeneration(Tabular):
-    """`edge_client.plan_generation` returns it. A row is a cut, in the order of the blocks; times in ns, bytes a token.
+    """Result of `edge_client.plan_generation`. A row is a cut, in the order of the blocks; times in ns, bytes per
+    token.
 
-    ``goal``: what is to be best, a token, the first one, or the reply; ``decision``: which is (`best`, `best_cut`);
-    ``measured``: what it is made of; ``link``: the one it is for; ``origin``: where the numbers come from.
+    ``goal``: what is optimised, a token, the first one, or the reply; ``decision``: the result (`best`, `best_cut`);
+    ``measured``: its measurements; ``link``: the link it is for; ``origin``: where the numbers come from.
     """
 
     model: str
@@ -86,7 +87,7 @@ class PlannedGeneration(Tabular):
 
     @property
     def best_cut(self) -> str | None:
-        """The best block to cut after, whether it is the winner or not; None where no cut is allowed."""
+        """The best block to cut after, whether it is the winner or not; None if no cut is allowed."""
         return self.decision.best_cut.name if self.decision.best_cut else None
 
     def title(self) -> str:
@@ -131,14 +132,14 @@ class PlannedGeneration(Tabular):
         ]
 
     def explain(self) -> str:
-        """Why the winner wins, and what would have to change for the runner-up to win."""
+        """Explain why the winner wins, and what would have to change for the runner-up to win."""
         return self._explained()[0]
 
     def _explained(self) -> tuple[str, dict[str, Any]]:
         return explain(self.decision, [one.of(self.goal) for one in self.candidates], self.breaks)
 
     def as_dict(self, explanation: bool = False) -> dict[str, Any]:
-        """JSON-able. ``measured`` in it can be planned with again."""
+        """Return JSON data. Its ``measured`` can be passed to a later plan."""
         drafting, answer = self.workload.drafting, self.workload.answer
         return {
             "model": self.model,
@@ -159,7 +160,9 @@ class PlannedGeneration(Tabular):
         }
 
     def text(self, top: int | None = None, width: int | None = None) -> str:
-        """As the command prints it, in the order of the blocks; of all cuts the best ``top``, the best first."""
+        """Format the plan as the command prints it, in the order of the blocks; with ``top``, the best so many, best
+        first.
+        """
         known = {row["name"]: row for row in self.rows()}
         names = list(known) if top is None else [one.name for one in self.decision.ranking[:top]]
         spare = ("server memory", "memory", "down", "up", "server", "net", "edge", "tokens/s")
@@ -190,7 +193,7 @@ class PlannedGeneration(Tabular):
         ]
 
     def below(self, shown: int | None = None) -> list[str]:
-        """What is said below the table, of which so many candidates are ``shown`` (None: all)."""
+        """Return the lines below a table that shows so many candidates (None: all)."""
         shown = len(self.candidates) if shown is None else shown
         decision, work, lines = self.decision, self.workload, []
         if shown < len(self.candidates):
@@ -245,7 +248,7 @@ CONTENTS: Final = (
 
 
 def write_page(found: PlannedGeneration, path: str | Path) -> None:
-    """Raises SpecError where it cannot be written, or jinja2 is missing."""
+    """Write the plan's page. Raises SpecError if that fails, or jinja2 is missing."""
     try:
         page = render(found)
     except ImportError as error:
@@ -254,7 +257,7 @@ def write_page(found: PlannedGeneration, path: str | Path) -> None:
 
 
 def render(found: PlannedGeneration) -> str:
-    """As HTML."""
+    """Render the page as HTML."""
     rows, work = found.rows(), found.workload
     return page_of(
         TEMPLATE,
@@ -288,7 +291,7 @@ def _cards(found: PlannedGeneration) -> list[dict[str, str]]:
 
 
 def _charts(found: PlannedGeneration) -> list[dict[str, Any]]:
-    """Lines as (number of the block, value)."""
+    """Return charts, each with lines of (block number, value)."""
     measured, work = found.measured, found.workload
 
     def token(link: Link) -> list[GenerationCandidate]:
@@ -355,11 +358,11 @@ def plan_generation(server: str | None, model: Model, *, options: PlanGeneration
         found.best_cut            # what `SplitGenerator` takes
         found.to_polars()         # one row a candidate
 
-    ``server`` and ``model``: as for `plan`. ``draft`` tokens are guessed before each round trip, of which the share
-    ``acceptance`` is right; they go together. ``top_logits``: only the k likeliest come back. ``goal``: what is to be
-    best: "token", "first-token" or "reply"; ``objective`` and ``max_edge_memory`` (weights that are used here, and what
-    is kept at the reply's end) as for `plan`. ``uplink``, ``downlink``, ``rtt``: another link than the one measured.
-    ``measured``: the JSON of an earlier plan, whose numbers are used; nothing is measured then. ``seconds``: how long.
+    ``server`` and ``model``: as for `plan`. ``draft`` tokens are drafted before each round trip, a share ``acceptance``
+    of which is accepted; they are sent together. ``top_logits``: only the k largest come back. ``goal``: what to
+    optimise: "token", "first-token" or "reply"; ``objective`` and ``max_edge_memory`` (weights used here, and the cache
+    at the reply's end) as for `plan`. ``uplink``, ``downlink``, ``rtt``: plan for this link instead of the measured
+    one. ``measured``: the JSON of an earlier plan, whose measurements are reused. ``seconds``: time to measure.
 
     Raises SpecError, ServerUnavailable, Disagreement, UnknownModel, CutRefused (a model that cannot be split).
     """

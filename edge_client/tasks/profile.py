@@ -1,4 +1,4 @@
-"""`profile`: where a model's time, memory and energy go, layer by layer and cut by cut, here and on a server."""
+"""Measure where a model's time, memory and energy go, by layer and by cut, here and on a server."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from shared_hooks.profiling.profiler import ProfileOptions, profile_edge
 # A module that is called several times in a forward is one row, of all its calls; in the profile each call is a layer.
 
 SLOWEST: Final = 5
-"""So many cuts are shown; the JSON has all."""
+"""Cuts shown; the JSON has all."""
 
 
 def as_text(profile: Profile, width: int | None = None) -> str:
-    """Machine, layers, what lies outside them, the whole, and the slowest cuts; no wider than ``width`` where that can
-    be done by leaving columns out.
+    """Format machine, layers, the rest of the time, the whole, and the slowest cuts. Columns are left out to fit
+    ``width``.
     """
     machine, settings = profile.machine, profile.settings
     quota = machine.get("cpu_quota")
@@ -55,7 +55,7 @@ def as_text(profile: Profile, width: int | None = None) -> str:
 
 
 def _modules(profile: Profile) -> list[list[LayerProfile]]:
-    """The layers of each module, one for each call, in the order of the first."""
+    """Return the layers of each module, one per call, in the order of the first."""
     found: dict[str, list[LayerProfile]] = {}
     for layer in profile.layers:
         found.setdefault(_path(layer), []).append(layer)
@@ -63,12 +63,12 @@ def _modules(profile: Profile) -> list[list[LayerProfile]]:
 
 
 def _path(layer: LayerProfile) -> str:
-    """The path of its module."""
+    """Return the path of its module."""
     return layer.name.partition("#")[0]
 
 
 def _calls(profile: Profile) -> bool:
-    """Whether a module is called more than once."""
+    """Return whether a module is called more than once."""
     return len(_modules(profile)) < len(profile.layers)
 
 
@@ -140,7 +140,7 @@ def _many(count: object, what: str) -> str:
 
 
 def _time(calls: list[LayerProfile]) -> str:
-    """The time of several calls: the sum of medians, whose quartiles nobody knows."""
+    """Format the time of several calls: the sum of medians, which has no known quartiles."""
     return _spread(calls[0].inference_ns) if len(calls) == 1 else milliseconds(_sum(one.inference_ns for one in calls))
 
 
@@ -154,12 +154,12 @@ def _energy(calls: list[LayerProfile]) -> str:
 
 
 def _sum(values: Iterable[Quartiles | None]) -> float:
-    """The sum of medians."""
+    """Return the sum of medians."""
     return sum(value.median for value in values if value is not None)
 
 
 def _spread(value: Quartiles) -> str:
-    """The median; with its quartiles where there are several values."""
+    """Format the median, with its quartiles if there are several values."""
     if value.n < 2:
         return milliseconds(value.median)
     return f"{milliseconds(value.median)} [{milliseconds(value.q1)}, {milliseconds(value.q3)}]"
@@ -179,10 +179,10 @@ FILES_PER_KIND: Final = 3
 
 @dataclass(frozen=True, repr=False)
 class Profiled(Tabular):
-    """`edge_client.profile` returns it. A row is a layer on one side; times are medians in ns.
+    """Result of `edge_client.profile`. A row is a layer on one side; times are medians in ns.
 
-    ``edge`` and ``cloud``: the profiles (docs/profiles.md), None for a side that was not asked for, or that failed:
-    then ``failure`` says why. ``warnings``: what makes them less sure.
+    ``edge`` and ``cloud``: the profiles (docs/profiles.md), None for a side that was not requested, or that failed with
+    ``failure``. ``warnings``: what makes them less certain.
     """
 
     edge: Profile | None
@@ -217,8 +217,9 @@ class Profiled(Tabular):
         return [_row(profile, layer) for profile in self.profiles for layer in profile.layers]
 
     def slowest(self, side: Literal["edge", "cloud"] = "edge", count: int = 5) -> list[LayerProfile]:
-        """The layers of one side (each a call of a module) that take longest, the longest first. SpecError for a side
-        without a profile.
+        """Return the slowest layers of one side (each a call of a module), slowest first.
+
+        Raises SpecError if the side has no profile.
         """
         if side not in ("edge", "cloud"):
             raise SpecError(f'side={side!r:.60}: must be "edge" or "cloud".{near(str(side), ("edge", "cloud"))}')
@@ -228,11 +229,11 @@ class Profiled(Tabular):
         return sorted(profile.layers, key=lambda layer: -layer.inference_ns.median)[:count]
 
     def text(self, width: int | None = None) -> str:
-        """As the command prints it; no wider than ``width``, where that can be done by leaving columns out."""
+        """Format the profiles as the command prints them. Columns are left out to fit into ``width``."""
         return "\n\n".join(as_text(profile, width) for profile in self.profiles)
 
     def as_dict(self) -> dict[str, Any]:
-        """As the file has it: one profile, or both by their side."""
+        """Return the file's JSON data: one profile, or both by side."""
         found: dict[str, Any] = {one.side: to_json(one) for one in self.profiles}
         return found if len(found) != 1 else to_json(self.profiles[0])
 
@@ -245,13 +246,12 @@ def profile(server: str | None, model: Model, inputs: Any = None, *, options: Pr
         found.slowest()           # layers, the longest first
         found.to_pandas()         # one row a layer and side
 
-    ``server``: HOST:PORT; "own": one that is started on this machine; "none": this side alone; None: the default
-    (ISTHMUS_SERVER, settings), else none. ``model`` and ``inputs``: as for `plan`; of files, the first three of each
-    suffix are read and timed, too. ``side``: both with a server, else the edge's. ``warmup``, ``repetitions`` and
-    ``seconds`` bound the work of each side. ``codec="auto"``: with every codec, for `plan` to choose from;
-    "basis" is one of them where ``calibration`` (`edge_client.calibrate`) has books, at the cuts that have them.
-    ``failures="return"``: a server that cannot be asked leaves `Profiled.cloud` empty, and the edge's profile is
-    returned.
+    ``server``: HOST:PORT; "own": started on this machine; "none": this side alone; None: the default (ISTHMUS_SERVER,
+    settings), else none. ``model`` and ``inputs``: as for `plan`; for files, reading the first three of each suffix is
+    timed, too. ``side``: both with a server, else the edge's. ``warmup``, ``repetitions`` and ``seconds`` bound the
+    work of each side. ``codec="auto"``: with every codec, for `plan` to choose from; "basis" is one of them where
+    ``calibration`` (`edge_client.calibrate`) has books, at the cuts that have them. ``failures="return"``: if the
+    server cannot be reached, `Profiled.cloud` is None, and the edge's profile is returned.
 
     Raises as `plan` does.
     """
@@ -360,7 +360,7 @@ def _cloud(
 
 
 def _some(paths: Sequence[Path]) -> list[Path]:
-    """The first `FILES_PER_KIND` of every suffix."""
+    """Return the first `FILES_PER_KIND` of every suffix."""
     kept: dict[str, list[Path]] = {}
     for path in paths:
         kept.setdefault(path.suffix.lower(), []).append(path)

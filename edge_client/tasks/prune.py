@@ -1,4 +1,4 @@
-"""`prune`: score a layer's channels, judge every choice, write masks and smaller models, measure them."""
+"""Score a layer's channels, evaluate every choice, write masks and smaller models, and measure them."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Pruned(Tabular):
-    """`edge_client.prune` returns it. A row is one choice: a scoring, a seed of the random one, a number of channels.
+    """Result of `edge_client.prune`. A row is one choice: a scoring, a seed of the random one, a number of channels.
 
-    ``report``: all that was found; ``folder``: where masks, smaller models and report.html lie, None for nowhere.
+    ``report``: all results; ``folder``: where masks, smaller models and report.html are, None if not written.
     """
 
     report: Report
@@ -57,13 +57,13 @@ class Pruned(Tabular):
 
     @property
     def chosen(self) -> dict[int, str]:
-        """The scoring that the inputs to choose by prefer, by number of channels."""
+        """The best scoring on the validation inputs, by number of channels."""
         trial = self.report.trial
         return {keep: row.scoring for keep in trial.keeps if (row := trial.chosen(keep)) is not None}
 
     @property
     def all_exact(self) -> bool:
-        """Whether every answer of the service was the same model's in one process; True where nothing was served."""
+        """Whether every answer of the service equals the same model's in one process; True if nothing was served."""
         return self.report.all_exact
 
     def title(self) -> str:
@@ -89,7 +89,7 @@ class Pruned(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return self.report.as_dict()
 
     def text(self) -> str:
@@ -118,20 +118,20 @@ class Pruned(Tabular):
 
 @takes(PruneOptions)
 def prune(model: Model, split: str | int, inputs: Data, *, options: PruneOptions) -> Pruned:
-    """Which channels of the layer ``split`` are worth sending (docs/pruning.md). Needs the extra "prune".
+    """Find which channels of the layer ``split`` are worth sending (docs/pruning.md). Needs the extra "prune".
 
         found = edge_client.prune("digits", "stage2.0.conv2", "held_out/", choose_by="training/", output="chosen")
         found.to_pandas()     # one row a scoring, seed and number of channels
-        found.chosen          # for every number of channels, the scoring that the inputs to choose by prefer
+        found.chosen          # the best scoring on the validation inputs, for every number of channels
 
-    ``inputs``: a folder or a glob of files, a sub-folder a class, on which every choice is judged; or a list of (input,
-    label), inputs as for `plan`. ``choose_by``: the same, to choose by; None: every other one of each class.
-    ``keep``: numbers of channels; ``scores``: scorings, ``seeds`` of the random control. ``boxes`` and ``predictions``:
-    JSON files of objects. ``structural``: the channels are also cut out of the model. ``output``: a folder for masks,
-    smaller models and report.html. ``requests`` of each go through a server that is started here, unless ``serve``
-    is False; a module cannot be served so, and is not.
+    ``inputs``: a folder or a glob of files, a sub-folder per class, on which every choice is evaluated; or a list of
+    (input, label), inputs as for `plan`. ``choose_by``: the same, for validation; None: every other input of each
+    class. ``keep``: numbers of channels; ``scores``: scorings, ``seeds`` of the random control. ``boxes`` and
+    ``predictions``: JSON files of objects. ``structural``: also remove the channels from the model. ``output``: a
+    folder for masks, smaller models and report.html. ``requests`` of each go through a server started here, unless
+    ``serve`` is False; a module cannot be served this way.
 
-    Raises SpecError (``inputs`` and ``choose_by`` share an input, a wrong number), UnknownLayer, CutRefused,
+    Raises SpecError (``inputs`` and ``choose_by`` share an input, an invalid number), UnknownLayer, CutRefused,
     InputMismatch (the output holds no class scores).
     """
     scorings = scorings_of(_words(options.scores))
@@ -204,7 +204,7 @@ def _words(value: str | int | Sequence[object] | None) -> str | None:
 
 
 def _layer(subject: Subject, split: str) -> str:
-    """The layer's name. Planned on the first input where the spec has no example."""
+    """Return the layer's name. Planned on the first input if the spec has no example."""
 
     loaded = subject.load()
     with loaded.wrapped as wrapped:
@@ -230,7 +230,7 @@ def _folder(output: str | Path | None) -> Path | None:
 
 
 def _spread(items: Sequence[Given], count: int) -> list[Given]:
-    """``count`` of them, from all parts."""
+    """Return ``count`` items, evenly spread."""
     return list(items[:: max(1, len(items) // count)][:count])
 
 
@@ -244,8 +244,9 @@ def _write(
     samples: Sequence[Sample],
     into: Path,
 ) -> tuple[list[Way], list[Smaller]]:
-    """Write the chosen mask of every number of channels, and with --structural the smaller model: what there is to
-    serve, and how the smaller models are judged.
+    """Write the chosen mask for every number of channels, and with --structural the smaller model.
+
+    Returns what can be served, and the evaluation of the smaller models.
     """
 
     whole = answers(spec, model, samples)

@@ -1,4 +1,4 @@
-"""What people have - a name, a file, a module; files, arrays - as a model with inputs that tasks can work on."""
+"""Load a model and its inputs from what a user has: a name, a file or a module; files or arrays."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
 
 
 WIDE = 1000
-"""Columns where the output is no terminal: lines there are for searching, not for looking at."""
+"""Columns where the output is no terminal, and lines may be long."""
 LISTED = 8
 
 
 def print_tree(known: HierarchyMap, stdout: TextIO) -> None:
-    """The module tree: tag, name, the layers it ran as, and the operations between the modules it calls."""
+    """Print the module tree: tag, name, the layers each module ran as, and the operations between its submodules."""
     layers: dict[str, list[int]] = defaultdict(list)
     for call in known.calls:
         if call.layer_id is not None:
@@ -81,7 +81,7 @@ def _row(module: ModuleEntry, layers: list[int]) -> Text:
 
 
 def coverage_text(report: Coverage) -> str:
-    """The coverage report, a line for each thing."""
+    """Format a coverage report, one line per item."""
     lines = [
         f"modules: {report.modules}, of them {len(report.both)} ran",
         f"only static: {_listed('never called', report.unused)}; {_listed('only hold others', report.holders)}",
@@ -106,7 +106,9 @@ def _listed(what: str, names: tuple[str, ...] | list[str]) -> str:
 
 
 Model = str | Path | ModelSpec | nn.Module | ModelChoice
-"""A name, a TOML file, "module:callable"; a module in eval mode; or a choice, with device, threads and weights."""
+"""A model's name, a TOML file, "module:callable", a module in eval mode, or a choice with device, threads and
+weights.
+"""
 
 
 NO_EXAMPLE: Final = "no example input to plan on; give one with --input, in Python as inputs"
@@ -114,19 +116,19 @@ NO_EXAMPLE: Final = "no example input to plan on; give one with --input, in Pyth
 
 @dataclass(frozen=True)
 class ModuleSpec(ModelSpec):
-    """A module that somebody has, where a spec is asked for."""
+    """A user's module in the place of a spec."""
 
     module: nn.Module | None = None
 
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
-        """The module itself, moved to ``device``."""
+        """Return the module, moved to ``device``."""
         assert self.module is not None
         return self.module.to(device)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, and what is to run through it. ``server``: an address, or None for one of our own or none."""
+    """A model and its inputs. ``server``: an address, or None for our own server or none."""
 
     choice: ModelChoice
     spec: ModelSpec
@@ -134,24 +136,26 @@ class Subject:
 
     @property
     def by_name(self) -> bool:
-        """Whether another process can load it, too."""
+        """Whether another process can load the model, too."""
         return isinstance(self.choice.model, str)
 
     @property
     def file(self) -> str | None:
-        """The first input, if it is a file."""
+        """The path of the first input, if it is a file."""
         item = self.inputs[0].item if self.inputs else None
         return None if item is None else str(item.path)
 
     def check_factory(self) -> None:
-        """SpecError for a wrong name of it."""
+        """Raise SpecError if the model's factory cannot be found."""
         if not isinstance(self.spec, ModuleSpec):
             resolve(self.spec.factory, self.spec.folder, f"{self.spec.origin}: factory")
 
     def load(self, *, on_inputs: bool = False, shallow: bool = False) -> Loaded:
-        """The model, wrapped and planned: on the spec's example, which is what a server measures, too; without one, or
-        with ``on_inputs``, on the first input that can be. Raises what reading or planning raises, SpecError for
-        nothing to plan on. ``shallow``: layers are the choice's `depth` deep, for what no server has a part in.
+        """Load, wrap and plan the model.
+
+        It is planned on the spec's example, which a server measures, too; without one, or with ``on_inputs``, on the
+        first usable input. ``shallow``: layers are the choice's `depth` deep, for tasks without a server. Raises what
+        reading or planning raises, and SpecError if there is nothing to plan on.
         """
         device = self.choice.set_up()
         example = None if on_inputs and self.inputs else self.spec.example(device)
@@ -181,9 +185,9 @@ class Subject:
 
 
 def address_of(server: str | None) -> str | None:
-    """The server that is meant, by the one default of all (`edge_client.settings`): HOST:PORT, "own", or None.
+    """Resolve a server as all commands do (`edge_client.settings`): HOST:PORT, "own", or None.
 
-    Raises SpecError for what is no address.
+    Raises SpecError for an invalid address.
     """
     try:
         return server_of(server, option="server").address
@@ -198,7 +202,7 @@ def address_of(server: str | None) -> str | None:
 def subject_of(
     model: Model, inputs: Any = None, server: str | None = None, credentials: Credentials | None = None
 ) -> Subject:
-    """Loads nothing. A module without a `model_id` is the one model that ``server`` serves.
+    """Make a subject without loading anything. A module without a `model_id` is the one model that ``server`` serves.
 
     Raises SpecError, UnknownModel, InputMismatch.
     """

@@ -1,4 +1,4 @@
-"""`sweep`: real inputs through every cut, measured, in tables and on a page."""
+"""Run real inputs through every cut, measure, and write tables and a page."""
 
 from __future__ import annotations
 
@@ -52,15 +52,15 @@ if TYPE_CHECKING:
 
 
 _FEW: Final = 12
-"""Ways that are all shown, one a line; of more, those worth it."""
+"""Number of ways up to which all are shown, one per line."""
 
 
 @dataclass(frozen=True, repr=False)
 class Swept(Tabular):
-    """`edge_client.sweep` returns it. A row is a way to run a request, as it was measured; times in ns.
+    """Result of `edge_client.sweep`. A row is a way to run a request, as measured; times in ns.
 
-    ``folder`` holds the tables, summary.json and the page (`report`). ``measured`` of ``inputs`` inputs are in it;
-    ``ended`` says why others are not, and ``failure`` what was raised. ``summary`` is None where nothing was measured.
+    ``folder`` holds the tables, summary.json and the page (`report`). It covers ``measured`` of ``inputs`` inputs;
+    ``ended`` says why not all, and ``failure`` is the exception. ``summary`` is None if nothing was measured.
     """
 
     folder: Path
@@ -90,31 +90,32 @@ class Swept(Tabular):
 
     @property
     def best(self) -> str | None:
-        """The winner's name, as measured; None where nothing can be decided on."""
+        """The winner's name, as measured; None if there is nothing to decide."""
         decision = self.summary.outcome.measured if self.summary else None
         return decision.winner.name if decision else None
 
     @property
     def ways(self) -> list[MeasuredWay]:
-        """What was measured of each."""
+        """The measurements of each way."""
         return list(self.summary.ways) if self.summary else []
 
     def requests(self) -> polars.DataFrame:
-        """One row a request (docs/sweep.md): requests.parquet, as a polars frame. Its own ``to_pandas()`` needs
-        pyarrow; ``pandas.DataFrame(found.requests().to_dict(as_series=False))`` does not.
+        """Return one row per request (docs/sweep.md): requests.parquet as a polars frame.
+
+        Its own ``to_pandas()`` needs pyarrow; ``pandas.DataFrame(found.requests().to_dict(as_series=False))`` does not.
         """
         import polars as pl
 
         return pl.read_parquet(self.folder / "requests.parquet")
 
     def layers(self) -> polars.DataFrame:
-        """One row a request, side and layer: rows.parquet, as a polars frame, as `requests`."""
+        """Return one row per request, side and layer: rows.parquet as a polars frame, as `requests`."""
         import polars as pl
 
         return pl.read_parquet(self.folder / "rows.parquet")
 
     def as_dict(self) -> dict[str, Any]:
-        """What summary.json says."""
+        """Return the data of summary.json."""
         found: dict[str, Any] = self.summary.as_dict() if self.summary else {"ended": self.ended}
         return found
 
@@ -129,7 +130,7 @@ class Swept(Tabular):
         return [_row(way) for way in self.ways]
 
     def text(self) -> str:
-        """The ways worth a line, the decision, and where the rest is."""
+        """Format the ways worth a line, the decision, and where the rest is."""
         found = self.summary
         if found is None:
             return f"nothing was measured{f': {self.ended}' if self.ended else ''}"
@@ -205,16 +206,16 @@ def sweep(server: str | None, model: Model, inputs: Any = None, *, options: Swee
         found.requests()          # one row a request, a polars data frame
         found.report              # the page, sweep/report.html
 
-    ``server`` and ``model``: as for `plan`. ``inputs``: files, folders, arrays, calls; nothing: the images that come
-    with the model, or its example. ``output``: folder of results and of a journal: the same call continues where an
-    earlier one stopped; ``fresh`` starts over. ``cuts``: names or ids of layers, "a + b" along branches; ``every``:
-    every n-th cut. ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too.
-    ``predict``: a plan first, to compare with. ``observers``: of one more request for each input. ``engine``: "torch",
-    and with it "onnxruntime": each cut is asked by a head in it, too; the server needs its tails by name (``--tails
-    all``; our own has them). ``say`` gets lines for people as they come up.
+    ``server`` and ``model``: as for `plan`. ``inputs``: files, folders, arrays, calls; None: the images that come with
+    the model, or its example. ``output``: a folder for results and a journal: the same call resumes an interrupted
+    sweep; ``fresh`` starts over. ``cuts``: names or ids of layers, "a + b" along branches; ``every``: every n-th cut.
+    ``seconds``: no input is begun after as many. ``local``: the cuts in this process, too. ``predict``: plan first, to
+    compare. ``observers``: attached to one more request for each input. ``engine``: "torch", and with it "onnxruntime":
+    each cut is requested with a head in it, too; the server needs its tails by name (``--tails all``; our own has
+    them). ``say`` receives lines for people as they come up.
 
-    A sweep that is interrupted, or loses its server, writes what it has and raises; ``failures="return"`` returns it,
-    and `Swept.failure` says why. Raises as `plan` does, and SpecError for a folder of another sweep.
+    A sweep that is interrupted, or loses its server, writes what it has and raises; ``failures="return"`` returns it
+    instead, with `Swept.failure`. Raises as `plan` does, and SpecError for the folder of another sweep.
     """
     settings.check()
     goal = Objective.parse(options.objective)
@@ -275,7 +276,7 @@ def sweep(server: str | None, model: Model, inputs: Any = None, *, options: Swee
 
 
 def _leaks(given: str | Path | LeakageTable | None, codec: str, loaded: Loaded) -> Callable[[str], float | None]:
-    """By way, what it gives away. Raises SpecError for a file of other weights."""
+    """Return the leakage of each way. Raises SpecError for a file of other weights."""
     if given is None:
         return lambda way: None
     table = given if isinstance(given, LeakageTable) else read(given)
@@ -294,7 +295,7 @@ def _measure(
     stack: ExitStack,
     say: Say,
 ) -> str | None:
-    """Why it ended early; None: it did not."""
+    """Run the sweep. Returns why it ended early, or None."""
     inputs = subject.inputs
     if how.engines and how.server is None:
         say("starting a server on this machine, with tails by name")
@@ -348,8 +349,9 @@ def _server(
     stack: ExitStack,
     say: Say,
 ) -> str:
-    """The server's address; one of our own is started where none is given. Before that, what the plan says: into the
-    journal, unless it is there. A sweep without a prediction is a sweep still.
+    """Return the server's address, starting our own if none is given.
+
+    Writes the plan's prediction to the journal first, unless it is there. A sweep works without a prediction.
     """
 
     if how.predict and journal.read().prediction is None:

@@ -1,4 +1,4 @@
-"""Every cut through the real link: is the answer the whole model's, as this side computes it and as the server does?"""
+"""Verify every cut through the real link: compare its answer with the whole model's on both sides."""
 
 from __future__ import annotations
 
@@ -40,9 +40,10 @@ WHOLE_THERE = "input"
 @short
 @dataclass(frozen=True)
 class CutVerdict:
-    """One cut, or the cuts of a chain, of which ``layer_id`` is the first. ``here`` and ``there``: against the whole
-    model on this side and on the server; None where there was no answer, and ``reason`` says why. ``refused``: as it
-    should be.
+    """The result of one cut, or of the cuts of a chain, of which ``layer_id`` is the first.
+
+    ``here`` and ``there``: the comparison with the whole model on this side and on the server; None if there was no
+    answer, with the ``reason``. ``refused``: the cut was refused, as it should be.
     """
 
     layer_id: int
@@ -54,7 +55,7 @@ class CutVerdict:
 
     @property
     def is_exact(self) -> bool:
-        """Every bit is that of one side's whole model."""
+        """Whether the answer is bit for bit that of one side's whole model."""
         return any(one is not None and one.bits for one in (self.here, self.there))
 
     def as_dict(self) -> dict[str, Any]:
@@ -64,19 +65,21 @@ class CutVerdict:
 @short
 @dataclass(frozen=True)
 class Verified:
-    """``sides``: the whole model on the server against the whole model here, None where the cut ``input`` is refused;
-    ``unlike``: why the two machines may differ in the last bits, none where they are alike.
+    """Results of all cuts.
+
+    ``sides``: the server's whole model compared with the one here, None if the cut ``input`` is refused; ``unlike``:
+    why the two machines may differ in the last bits, empty if they are alike.
     """
 
     cuts: tuple[CutVerdict, ...]
     sides: Comparison | None
     unlike: tuple[str, ...]
     limit: float
-    """The largest difference that may be between these two machines; 0 where they are alike."""
+    """Largest difference allowed between these two machines; 0 if they are alike."""
     notes: tuple[str, ...] = ()
-    """What the models differ in without any effect on results."""
+    """Differences between the models that do not affect results."""
     servers: int = 1
-    """How many: more than one are a chain."""
+    """Number of servers: more than one are a chain."""
 
     @property
     def answered(self) -> list[CutVerdict]:
@@ -84,12 +87,12 @@ class Verified:
 
     @property
     def wrong(self) -> list[CutVerdict]:
-        """Cuts with no answer that should have one, and answers too far from both sides."""
+        """Cuts that failed, and answers too far from both sides."""
         return [one for one in self.cuts if not one.refused and not self._passes(one)]
 
     @property
     def ok(self) -> bool:
-        """The two sides compute the same model, as far as their machines allow, and so does every cut between them."""
+        """Whether the two sides, and every cut between them, agree within what their machines allow."""
         return (self.sides is None or self.sides.within(self.limit)) and not self.wrong
 
     def as_dict(self) -> dict[str, Any]:
@@ -109,12 +112,12 @@ class Verified:
 
     @property
     def largest(self) -> float:
-        """The largest difference of the answers from the whole model here, in units of the output's scale."""
+        """The largest difference from the whole model here, in units of the output's scale."""
         return max((one.here.largest for one in self.answered if one.here is not None), default=0.0)
 
     @property
     def top1(self) -> float | None:
-        """The least share of rows with the same largest value; None for outputs without such rows."""
+        """The lowest share of rows with the same largest value; None for outputs without such rows."""
         shares = [one.here.top1 for one in self.answered if one.here is not None and one.here.top1 is not None]
         return min(shares, default=None)
 
@@ -127,8 +130,10 @@ def verified(
     depth: int | None = None,
     named: Sequence[str] | None = None,
 ) -> Verified:
-    """Asks for each cut once, of modules ``depth`` levels deep, or those that are ``named``; along a chain for
-    `chains_of` them. Raises what the first request raises; later failures are verdicts.
+    """Make one request for each cut: of layers ``depth`` levels deep, or those ``named``; `chains_of` them along a
+    chain.
+
+    Raises what the first request raises; later failures are results.
     """
     client.open()
     model = client.wrapped.model
@@ -168,13 +173,15 @@ def verified(
 
 
 def _named(plan: Plan, names: Sequence[str]) -> list[LayerInfo]:
-    """Raises UnknownLayer."""
+    """Return the layers by name. Raises UnknownLayer."""
     return [info for name in names if (info := plan.resolve(name)) is not None]
 
 
 def chains_of(layers: Sequence[tuple[int, str]], servers: int) -> list[tuple[int, tuple[str, ...]]]:
-    """Cuts for so many servers, with the id of the first: of one server each layer; of more each layer once as the
-    first and once as the last cut, with the others spread evenly over the layers behind or before it.
+    """Return the cuts to verify for a chain of so many servers, with the id of the first.
+
+    For one server each layer; for more each layer once as the first and once as the last cut, the others spread evenly
+    after or before it.
     """
     if servers == 1:
         return [(layer_id, (name,)) for layer_id, name in layers]
@@ -205,11 +212,11 @@ class CheckedCut:
 
 @dataclass(frozen=True, repr=False)
 class Checked(Tabular):
-    """`edge_client.verify` returns it. A row is a cut.
+    """Result of `edge_client.verify`. A row is a cut.
 
-    ``ok``: no cut gives another answer than the whole model (through a server: than the machines allow). ``found``:
-    all that is known, a `Report` of this process, or what came `Verified` through a server. ``problems``: what would
-    fail every request, whatever the cut, such as an output that cannot be sent.
+    ``ok``: no answer differs from the whole model's (through a server: by more than the machines allow). ``found``: the
+    details, a `Report` of this process, or `Verified` through a server. ``problems``: what would fail every request at
+    any cut, such as an output that cannot be sent.
     """
 
     model: str
@@ -241,7 +248,7 @@ class Checked(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         known = {"model": self.model, "server": self.server, "plan_digest": self.plan_digest}
         return {**known, **self.found.as_dict(), "ok": self.ok, "problems": list(self.problems)}
 
@@ -260,11 +267,11 @@ def verify(server: str | Sequence[str] | None, model: Model, inputs: Any = None,
         assert edge_client.verify("none", module, image).ok      # in this process, through bytes
         edge_client.verify("cloud:50051", "digits").to_pandas()  # over the real link
 
-    ``server``: HOST:PORT, "own" (one is started on this machine), "none" (here: as a
-    command, with a process for whole models and one for tails that never ran), None: the default
-    (ISTHMUS_SERVER, settings), else in this process. A list is a chain (docs/chains.md): each layer is its first cut
-    once, and its last. ``model`` and ``inputs``: as for `plan`; the first input counts. ``cuts``: these alone, "a,b" or
-    a list, of which one may be "c + d" along branches; None: all.
+    ``server``: HOST:PORT, "own" (started on this machine), "none" (in this process; the command uses one process for
+    whole models and one for tails that never ran), None: the default (ISTHMUS_SERVER, settings), else in this process.
+    A list is a chain (docs/chains.md): each layer is its first cut once, and its last once. ``model`` and ``inputs``:
+    as for `plan`; only the first input is used. ``cuts``: these only, "a,b" or a list, one of which may be "c + d"
+    along branches; None: all.
 
     Raises SpecError, UnknownModel, InputMismatch, UnknownLayer, and through a server what the first request raises.
     """
@@ -287,7 +294,7 @@ def verify(server: str | Sequence[str] | None, model: Model, inputs: Any = None,
 
 
 def _may_start_processes() -> bool:
-    """Whether the main module is a command, whose import runs nothing: a script may be without a guard."""
+    """Return whether importing the main module is safe: a command's runs nothing, a script may lack a guard."""
     main = sys.modules.get("__main__")
     module = getattr(getattr(main, "__spec__", None), "name", "")
     return module.endswith("__main__") or Path(getattr(main, "__file__", None) or "").stem == "edge-client"
