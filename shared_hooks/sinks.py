@@ -1,4 +1,4 @@
-"""Where numbers of observers and metrics go: TensorBoard, Weights & Biases, or a sink of one's own."""
+"""Write numbers of observers and metrics to TensorBoard, Weights & Biases, or a custom sink."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Histogram:
 
     @property
     def edges(self) -> list[float]:
-        """One more than there are bins."""
+        """Edges of the bins, one more than there are bins."""
         width = (self.high - self.low) / len(self.counts)
         return [self.low + number * width for number in range(len(self.counts))] + [self.high]
 
@@ -58,24 +58,26 @@ class Picture:
     png: bytes
 
     def image(self) -> Image.Image:
-        """Decoded. Raises OSError for what is no PNG."""
+        """Decode the picture. Raises OSError for invalid PNG."""
         from PIL import Image
 
         return Image.open(io.BytesIO(self.png), formats=["PNG"])
 
 
 Value: TypeAlias = float | str | Histogram | Picture
-"""Numbers may be NaN and infinite: that is what some are looked for. What a sink does not know, it leaves out."""
+"""A sink's value. Numbers may be NaN and infinite. A sink skips what it does not support."""
 
 
 class Sink(Protocol):
-    """Two methods. One thread calls them; what they raise is logged once, and goes no further than the sink."""
+    """Interface of sinks, called by one thread. An exception is logged once and does not propagate."""
 
     def write(self, values: Mapping[str, Value], step: int) -> None:
-        """Values of one step, by name; a name is a path with slashes, as "edge/activation/stem.0/mean". Steps go up."""
+        """Write the values of one step by name, a path with slashes such as "edge/activation/stem.0/mean". Steps
+        increase.
+        """
 
     def close(self) -> None:
-        """Nothing more comes: what was written is to be on the disk when this returns."""
+        """Finish: what was written must be on the disk when this returns."""
 
 
 # Sinks by the words of a command line: ``tensorboard:DIR``, ``wandb:PROJECT``, ``module:callable[:TEXT]``.
@@ -84,11 +86,12 @@ class Sink(Protocol):
 
 
 class WandbSink:
-    """A run of ``project`` below ``folder`` (default: ``WANDB_DIR``, else here), named ``wandb/offline-run-...``.
+    """Writes a run of ``project`` below ``folder`` (default: ``WANDB_DIR``, else here), named
+    ``wandb/offline-run-...``.
 
-    Always offline: nothing is sent, and no account is needed; hardware, packages, git and code are not noted. Needs the
-    extra ``wandb``. Use as a context manager, or call `close`. Raises SpecError without the package, and where no run
-    can begin.
+    Always offline: it sends nothing and needs no account; hardware, packages, git and code are not recorded. Needs the
+    extra ``wandb``. Use as a context manager, or call `close`. Raises SpecError without the package, and if no run can
+    begin.
     """
 
     def __init__(self, project: str, folder: str | None = None) -> None:
@@ -116,14 +119,14 @@ class WandbSink:
             raise SpecError(f"wandb: no run of {project} can begin: {type(error).__name__}: {error}") from error
         self._run.define_metric("*", step_metric="step")  # its own count of steps would drop what comes out of order
         self.folder = str(self._run.dir)
-        """Where the run's files are."""
+        """The folder of the run's files."""
 
     def write(self, values: Mapping[str, Value], step: int) -> None:
-        """One line of the run's history."""
+        """Write one line of the run's history."""
         self._run.log({"step": step, **{name: self._own(value) for name, value in values.items()}})
 
     def close(self) -> None:
-        """Ends the run."""
+        """End the run."""
         self._run.finish()
 
     def __enter__(self) -> WandbSink:
@@ -146,7 +149,7 @@ class WandbSink:
 
 
 class TensorBoardSink:
-    """Event files in ``folder``: ``tensorboard --logdir FOLDER`` shows them. Needs the extra ``tensorboard``.
+    """Writes event files to ``folder``: ``tensorboard --logdir FOLDER`` shows them. Needs the extra ``tensorboard``.
 
     Use as a context manager, or call `close`. Raises SpecError without TensorBoard, and for a folder that cannot be
     written.
@@ -166,7 +169,7 @@ class TensorBoardSink:
             raise SpecError(f"tensorboard: {folder} cannot be written: {error.strerror or error}") from error
 
     def write(self, values: Mapping[str, Value], step: int) -> None:
-        """Scalars, histograms (by their middles and counts), images, texts."""
+        """Write scalars, histograms (by the bins' middles and counts), images and texts."""
         writer = self._writer
         scalars = {name: value for name, value in values.items() if isinstance(value, (int, float))}
         if scalars:  # all in one event, which is far quicker than one for each
@@ -181,7 +184,7 @@ class TensorBoardSink:
                 writer.add_text(name, value, step)
 
     def close(self) -> None:
-        """Flushes."""
+        """Flush and close."""
         self._writer.close()
 
     def __enter__(self) -> TensorBoardSink:
@@ -194,7 +197,7 @@ class TensorBoardSink:
 
 
 def _raw(value: Histogram) -> dict[str, object]:
-    """What the format keeps: sums are of the bins' middles, for the elements are gone."""
+    """Return the format's fields; sums use the bins' middles, as the elements are not kept."""
     edges, counts = np.asarray(value.edges), np.asarray(value.counts)
     middles = (edges[:-1] + edges[1:]) / 2
     return {
@@ -213,7 +216,9 @@ FORMS: Final = "tensorboard:DIR, wandb:PROJECT, or module:callable[:TEXT] of you
 
 
 def open_sink(text: str) -> Sink:
-    """Raises SpecError: for words that name none, for a package that is not installed, for what cannot be written."""
+    """Open a sink by its description. Raises SpecError for an unknown one, a missing package, and an
+    unwritable target.
+    """
     kind, _, rest = text.partition(":")
     if kind in KINDS:
         if not rest:
@@ -238,18 +243,18 @@ def open_sink(text: str) -> Sink:
 # What observers found, as a sink's values. A name is the module's and the field's: ``stem.0/mean``.
 
 MOST: Final = 64
-"""Numbers of one list, such as one for each head."""
+"""Maximum numbers of one list, such as one per head."""
 NOT_NUMBERS: Final = ("nan", "inf", "-inf")
-"""As `plain` writes them."""
+"""Texts of non-finite numbers, as `plain` writes them."""
 PLACES: Final = ("name", "step", "part", "row", "of")
-"""Fields that say where, and not what."""
+"""Fields that say where a record is from."""
 
 
 def of_records(records: Iterable[Record | Mapping[str, Any]]) -> dict[str, Value]:
-    """Values of one forward. Records are an observer's own, or as dictionaries, as an answer has them.
+    """Return the values of one forward's records, an observer's own or as dictionaries from an answer.
 
-    Numbers and readings that have a value, the numbers of a list each under its place in it, histograms, pictures, and
-    tokens' text. What is no number of anything (dtype, shape, where) is left out.
+    They are numbers and readings that have a value, the numbers of a list by index, histograms, pictures, and tokens'
+    text. Fields that are no measurement (dtype, shape, where) are left out.
     """
     found: dict[str, Value] = {}
     for record in records:
@@ -261,7 +266,7 @@ def of_records(records: Iterable[Record | Mapping[str, Any]]) -> dict[str, Value
 
 
 def write_records(sink: Sink, *observers: Observer, prefix: str = "") -> None:
-    """All that observers keep, step by step: of modules in this process, after their forwards."""
+    """Write all records that observers keep, step by step, of modules in this process."""
     steps: dict[int, list[Any]] = {}
     for record in (record for observer in observers for record in observer.records):
         steps.setdefault(record.step, []).append(record)

@@ -1,4 +1,4 @@
-"""Spans made from durations, when a request has ended: while it runs nothing is measured for them."""
+"""Make spans from a request's durations when it has ended; nothing is measured for them while it runs."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ log = logging.getLogger(__name__)
 
 VARIABLES: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 EXPORT_SECONDS: Final = 5.0
-"""For one batch, unless ``OTEL_EXPORTER_OTLP_TIMEOUT`` says otherwise."""
+"""Timeout of one batch, unless ``OTEL_EXPORTER_OTLP_TIMEOUT`` is set."""
 LAST_SECONDS: Final = 3.0
-"""For what is left at the end; without a collector it is dropped."""
+"""Timeout of the last flush; without a collector the spans are dropped."""
 
 
 class Export:
-    """Spans of one process on their way to a collector; ``provider`` makes them. Threads of the SDK send them."""
+    """Exports one process's spans to a collector; ``provider`` makes them. The SDK's threads send them."""
 
     def __init__(self, service: str, endpoint: str | None) -> None:
-        """``endpoint``: None = what the environment says. Raises ImportError without the extra."""
+        """``endpoint``: None: from the environment. Raises ImportError without the extra."""
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
@@ -62,7 +62,7 @@ class Export:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Sends what is left, `LAST_SECONDS` at most. May be called again."""
+        """Send the remaining spans, for at most `LAST_SECONDS`. May be called again."""
         if not self._ending.is_set():
             self._ending.set()
             atexit.unregister(self.close)
@@ -70,14 +70,14 @@ class Export:
             self._ended.set()
 
     def _hurry(self) -> None:
-        """The SDK would wait half a minute for a collector that is not there."""
+        """End a flush early: the SDK would wait half a minute for a missing collector."""
         self._ending.wait()
         if not self._ended.wait(LAST_SECONDS):
             self._exporter.shutdown()
 
 
 class _Once(logging.Filter):
-    """Lets one line through."""
+    """Logs only the first record."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class _Once(logging.Filter):
 
 
 def endpoint_of(table: Table) -> str:
-    """The endpoint of a ``[tracing]`` table. Raises SpecError."""
+    """Return the endpoint of a ``[tracing]`` table. Raises SpecError."""
     endpoint = table.need("endpoint", str)
     table.done()
     parts = urllib.parse.urlsplit(endpoint)
@@ -99,10 +99,10 @@ def endpoint_of(table: Table) -> str:
 
 
 def exporting(service: str, endpoint: str = "") -> Export | None:
-    """To ``endpoint``, else to where the environment says; None if neither says anything. Raises SpecError for an
-    endpoint without the extra.
+    """Export to ``endpoint``, else to the environment's; None if there is neither.
 
-    A variable may be meant for other programs of the machine: without the extra it is a line in the log, no error.
+    Raises SpecError for an endpoint without the extra. An environment variable may be meant for other programs of the
+    machine: without the extra it causes a line in the log, no error.
     """
     if not endpoint and not any(os.environ.get(name) for name in VARIABLES):
         return None
@@ -117,11 +117,11 @@ def exporting(service: str, endpoint: str = "") -> Export | None:
 
 
 CARRIED: Final = "traceparent"
-"""The field of W3C's Trace Context that goes with a request (https://www.w3.org/TR/trace-context/)."""
+"""The field of W3C's Trace Context sent with a request (https://www.w3.org/TR/trace-context/)."""
 
 
 class Tracing:
-    """Makes one side's spans. ``provider``: None = the process's own (`opentelemetry.trace.get_tracer_provider`)."""
+    """Makes one side's spans. ``provider``: None: the process's own (`opentelemetry.trace.get_tracer_provider`)."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         from opentelemetry import trace
@@ -132,8 +132,8 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def begin(self, name: str, kind: str, began_ns: int, about: About, parent: Context | None) -> Span:
-        """A span since ``began_ns`` (perf_counter). ``kind``: "CLIENT" or "SERVER". ``parent``: None = what this
-        thread is about, if it is about anything.
+        """Begin a span at ``began_ns`` (perf_counter). ``kind``: "CLIENT" or "SERVER". ``parent``: None: the thread's
+        context.
         """
         of: SpanKind = self._trace.SpanKind[kind]
         known: dict[str, str | int] = {
@@ -146,18 +146,18 @@ class Tracing:
         return self._tracer.start_span(name, parent, of, attributes=attributes, start_time=_wall(began_ns))
 
     def put(self, span: Span, carrier: dict[str, str]) -> None:
-        """Writes to ``carrier`` what the other side needs to go on with the trace of ``span``."""
+        """Write to ``carrier`` what the other side needs to continue the trace of ``span``."""
         self._propagator.inject(carrier, self._trace.set_span_in_context(span))
 
     def taken(self, carrier: Mapping[str, str]) -> Context:
-        """What `put` wrote on the other side; no trace where it is not well formed."""
+        """Read what `put` wrote on the other side; an empty context if it is malformed."""
         from opentelemetry.context import Context
 
         return self._propagator.extract(carrier, Context())
 
     def end(self, span: Span, rows: Iterable[tuple[str, int]], began_ns: int, **facts: Any) -> None:
-        """Ends ``span`` now, with a span within it for each of ``rows``: (name, ns), one after the other since
-        ``began_ns`` (perf_counter).
+        """End ``span`` now, with a child for each of ``rows``: (name, ns), in sequence from ``began_ns``
+        (perf_counter).
         """
         if span.is_recording():
             span.set_attributes({f"isthmus.{key}": value for key, value in facts.items() if value is not None})
@@ -169,7 +169,7 @@ class Tracing:
         span.end()
 
     def fail(self, span: Span, error: BaseException, **facts: Any) -> None:
-        """Ends ``span`` with an error. What was cancelled did not fail."""
+        """End ``span`` with an error. A cancellation is not a failure."""
         if span.is_recording():
             span.set_attribute("error.type", type(error).__name__)
             if not isinstance(error, Cancelled):
@@ -178,5 +178,5 @@ class Tracing:
 
 
 def _wall(perf_ns: int) -> int:
-    """A reading of perf_counter_ns as nanoseconds since 1970."""
+    """Convert a reading of perf_counter_ns to nanoseconds since 1970."""
     return time.time_ns() - (time.perf_counter_ns() - perf_ns)

@@ -1,9 +1,9 @@
-"""Which models there are, and how to build, feed and read them.
+"""Build, feed and read models by their specs.
 
-spec         `ModelSpec`: a model is built, fed and read
-inputs       input files and their true labels; the input that both sides plan on
+spec         `ModelSpec`: how a model is built, fed and read
+inputs       input files and their labels; the example that both sides plan on
 images       image file -> tensor; pictures of videos; files that a client sends
-drawing      boxes and masks drawn on what a model saw, as a spec says
+drawing      boxes and masks drawn on a model's input image, as a spec says
 weights      safetensors, .pt, .pth -> model, strictly, on a device, all or a part
 digits       the model that ships
 """

@@ -1,15 +1,10 @@
-"""Boxes, masks and classes of pixels drawn on the picture that a model saw, as a spec's [draw] says where they are.
+"""Draw boxes, masks and pixel classes on a model's input image, as a spec's [draw] table says.
 
-[draw]
-boxes = "0.boxes"    # names and positions on the way into the output; (n, 4)
-scores = "0.scores"  # (n), or scores of classes (n, classes)
-labels = "0.labels"  # classes (n); absent: the best of the scores
-masks = "0.masks"    # (n, H, W) or (n, 1, H, W), 0 to 1
-classes = "out"      # of each pixel: scores (classes, H, W), or the class itself (H, W)
-format = "xyxy"      # or xywh, cxcywh
-unit = "pixels"      # of the model's input; or "fraction", 0 to 1
-threshold = 0.5      # the least score
-background = -1      # a class of the scores that is no object, or of the pixels that is left clear
+[draw] boxes = "0.boxes" # path of names and positions into the output; (n, 4) scores = "0.scores" # (n), or class
+scores (n, classes) labels = "0.labels" # classes (n); absent: the best of the scores masks = "0.masks" # (n, H, W) or
+(n, 1, H, W), 0 to 1 classes = "out" # of each pixel: scores (classes, H, W), or the class itself (H, W) format = "xyxy"
+# or xywh, cxcywh unit = "pixels" # of the model's input; or "fraction", 0 to 1 threshold = 0.5 # minimum score
+background = -1 # a class of the scores that is no object, or of the pixels that is left clear
 """
 
 from __future__ import annotations
@@ -30,13 +25,13 @@ if TYPE_CHECKING:
     from PIL import Image
 
 COLOURS = ((230, 25, 75), (60, 180, 75), (0, 130, 200), (245, 130, 48), (145, 30, 180), (70, 240, 240), (240, 50, 230))
-"""One for each class, again from the first after the last."""
+"""Colours of the classes, repeated after the last."""
 OPACITY = 0.5
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """Where in an output is what can be drawn; a leading batch of one is left out."""
+    """What to draw, and where it is in an output; a leading batch dimension of one is dropped."""
 
     boxes: str | None = None
     scores: str | None = None
@@ -50,7 +45,7 @@ class Drawing:
 
     @classmethod
     def from_table(cls, table: Table) -> Drawing:
-        """Drawing as a spec's [draw] says. Raises SpecError."""
+        """Read a spec's [draw] table. Raises SpecError."""
         paths = {name: table.take(name, str) for name in ("boxes", "scores", "labels", "masks", "classes")}
         threshold = table.take("threshold", float)
         made = cls(
@@ -66,9 +61,7 @@ class Drawing:
         return made
 
     def __call__(self, output: object, picture: Image.Image, names: tuple[str, ...]) -> Image.Image:
-        """``picture`` with what was found on it; ``names`` of classes. Raises InputMismatch where the output holds no
-        such thing.
-        """
+        """Draw the results on ``picture``; ``names`` of classes. Raises InputMismatch if the output lacks them."""
         drawn = picture.convert("RGB")
         if self.classes is not None:
             drawn = self._pixels(drawn, _array(output, self.classes))
@@ -89,7 +82,7 @@ class Drawing:
         return drawn
 
     def _judged(self, output: object, count: int) -> tuple[Any, Any]:
-        """Score and class of each; class -1 is none."""
+        """Return score and class of each; class -1 is none."""
         scores, labels = np.ones(count), np.zeros(count, dtype=np.int64)
         if self.scores is not None:
             scores = _array(output, self.scores)
@@ -136,7 +129,7 @@ class Drawing:
 
 
 def entry(output: object, path: str) -> object:
-    """What the names and positions of ``path``, with dots between, lead to. Raises InputMismatch."""
+    """Return the entry of ``output`` at ``path``, names and positions joined by dots. Raises InputMismatch."""
     found = output
     for word in path.split("."):
         if isinstance(found, Mapping):
@@ -167,7 +160,7 @@ def _array(output: object, path: str) -> Any:
 
 
 def _shaped(array: Any, rank: int, path: str) -> Any:
-    """Without a leading batch of one."""
+    """Return the array without a leading batch dimension of one."""
     if array.ndim == rank + 1 and array.shape[0] == 1:
         array = array[0]
     if array.ndim != rank:
@@ -176,7 +169,7 @@ def _shaped(array: Any, rank: int, path: str) -> Any:
 
 
 def _masks(array: Any, path: str) -> Any:
-    """(n, H, W), of that with a batch of one before it, or one channel in each."""
+    """Return (n, H, W) from masks with a leading batch dimension of one, or a channel dimension of one."""
     if array.ndim == 4 and array.shape[1] == 1:
         return array[:, 0]
     return _shaped(array, 3, path)
@@ -205,7 +198,7 @@ def _box(picture: Image.Image, corners: list[int], colour: tuple[int, int, int],
 
 @dataclass(frozen=True)
 class Prediction:
-    """One answer: its class, the class' label and its score; ``row`` counts the inputs of a batch."""
+    """One prediction: class, class label and score; ``row`` numbers the inputs of a batch."""
 
     label: str
     index: int
@@ -215,21 +208,21 @@ class Prediction:
 
 @dataclass(frozen=True)
 class TopK:
-    """The ``top_k`` highest of each row of class scores, best first, as probabilities if ``softmax``.
+    """Returns the ``top_k`` highest class scores per row, best first, as probabilities if ``softmax``.
 
-    ``output`` names the entry of a dictionary or attribute of an object, or the position in a sequence; None takes a
-    tensor as it is, "logits" where there is one, else the first entry of a sequence.
+    ``output`` is the key of a dictionary, an attribute, or a position in a sequence; None: the tensor itself, "logits"
+    if there is one, else the first entry of a sequence.
     """
 
     top_k: int = 5
     softmax: bool = True
     output: str | int | None = None
     strict: bool = True
-    """False when the spec says nothing about postprocessing: then other outputs have no predictions, and no error."""
+    """False without [postprocess] in the spec: then other outputs have no predictions, and raise no error."""
 
     @classmethod
     def from_table(cls, table: Table) -> TopK:
-        """Postprocessing as a spec's [postprocess] says. Raises SpecError."""
+        """Read a spec's [postprocess] table. Raises SpecError."""
         top_k = table.take("top_k", int)
         softmax = table.take("softmax", bool)
         output = table.take_any("output")
@@ -241,9 +234,9 @@ class TopK:
         return cls(5 if top_k is None else top_k, softmax is not False, output)
 
     def __call__(self, output: object, labels: tuple[str, ...]) -> list[Prediction]:
-        """Predictions of scores of shape (classes,) or (rows, classes), any real dtype.
+        """Return predictions from scores of shape (classes,) or (rows, classes), any real dtype.
 
-        NaN scores are passed through. Raises InputMismatch when the output holds no such scores and ``strict``.
+        NaN scores are kept. Raises InputMismatch if ``strict`` and the output holds no such scores.
         """
         scores = self._scores(output)
         if scores is None or scores.dim() not in (1, 2) or scores.numel() == 0 or scores.is_complex():
@@ -281,7 +274,9 @@ def _entry(output: object, key: str | int) -> object:
 
 
 def read_labels(value: object, folder: Path, table: Table) -> tuple[str, ...]:
-    """A spec's ``labels``: a list of strings, or a file beside the spec (one a line, or JSON). Raises SpecError."""
+    """Read a spec's ``labels``: a list of strings, or a file beside the spec (one per line, or JSON). Raises
+    SpecError.
+    """
     expected = "expected a list of strings, or a file with one label a line or a JSON list"
     if value is None:
         return ()
@@ -303,7 +298,7 @@ def read_labels(value: object, folder: Path, table: Table) -> tuple[str, ...]:
 
 
 def load_tokenizer(reference: str, folder: Path, where: str) -> Any:
-    """An object with ``decode`` or ``convert_ids_to_tokens``. ``where`` opens the messages. Raises SpecError."""
+    """Load an object with ``decode`` or ``convert_ids_to_tokens``. ``where`` prefixes messages. Raises SpecError."""
     made = _made(reference, folder, where) if looks_like_target(reference) else _read(folder / reference, where)
     if not any(callable(getattr(made, name, None)) for name in ("decode", "convert_ids_to_tokens")):
         raise SpecError(

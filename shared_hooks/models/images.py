@@ -1,4 +1,4 @@
-"""The built-in preprocessing of an image file into one batch of one."""
+"""Preprocess an image file to a batch of one."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ DTYPES = {
 class ImagePreprocess:
     """Image file -> tensor (1, C, H, W), or (1, H, W, C) with layout "NHWC".
 
-    In this order: EXIF rotation, mode, resize (the shorter side to ``shorter_side`` and a crop of ``size`` from the
-    middle; or, without ``shorter_side``, straight to ``size``), 0..255 to 0..``scale``, ``(value - mean) / std``.
+    Steps: EXIF rotation, mode, resize (the shorter side to ``shorter_side`` and a centre crop of ``size``; without
+    ``shorter_side`` directly to ``size``), 0..255 to 0..``scale``, ``(value - mean) / std``.
     """
 
     size: tuple[int, int] | None = None
-    """(height, width) in pixels; None keeps the image's own."""
+    """(height, width) in pixels; None: the image's own."""
     shorter_side: int | None = None
     mode: str = "RGB"
     interpolation: str = "bilinear"
@@ -61,11 +61,11 @@ class ImagePreprocess:
     layout: str = "NCHW"
     dtype: torch.dtype = torch.float32
     keyword: str | None = None
-    """The name of the model's keyword argument that takes the image; None gives it as the first positional one."""
+    """Name of the model's keyword argument for the image; None: the first positional argument."""
 
     @classmethod
     def from_table(cls, table: Table, dtype: torch.dtype) -> ImagePreprocess:
-        """Preprocessing as a spec's [preprocess] says; ``dtype`` is the default for its own. Raises SpecError."""
+        """Read a spec's [preprocess] table; ``dtype`` is the default of its own. Raises SpecError."""
         mode = table.choice("mode", _CHANNELS, "RGB")
         shorter_side = table.take("shorter_side", int)
         size = _size(table)
@@ -92,18 +92,18 @@ class ImagePreprocess:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of the tensor that every image becomes; None where it is the image's own."""
+        """Shape of every image's tensor; None if it depends on the image."""
         if self.size is None:
             return None
         channels = _CHANNELS[self.mode]
         return (1, *self.size, channels) if self.layout == "NHWC" else (1, channels, *self.size)
 
     def __call__(self, path: Path) -> torch.Tensor:
-        """Raises InputMismatch for a file that is not an image or has no 8-bit channels."""
+        """Preprocess a file. Raises InputMismatch if it is not an image or has no 8-bit channels."""
         return self._tensor(self.seen(path))
 
     def seen(self, path: Path) -> Image.Image:
-        """The picture that the model sees: turned, resized, cropped. Raises InputMismatch."""
+        """Return the image as the model sees it: rotated, resized, cropped. Raises InputMismatch."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -113,19 +113,20 @@ class ImagePreprocess:
         return self._decoded(data, str(path), picture.MAX_OWN_PIXELS)
 
     def of_bytes(self, data: bytes, name: str, max_pixels: int) -> torch.Tensor:
-        """The same of an image file's bytes from elsewhere. Raises TooLarge before it decodes more than so much, or
-        scales to more.
+        """Preprocess the bytes of an untrusted image file.
+
+        Raises TooLarge before decoding or scaling to more than ``max_pixels``.
         """
         return self._tensor(self._decoded(data, name, max_pixels))
 
     def of_pixels(self, pixels: Pixels) -> torch.Tensor:
-        """The same of a frame that is in memory already."""
+        """Preprocess a frame in memory."""
         from PIL import Image
 
         return self._tensor(self._resize(Image.fromarray(pixels).convert(self.mode)))
 
     def of_image(self, image: Image.Image) -> torch.Tensor:
-        """The same of an image that somebody opened. Raises InputMismatch."""
+        """Preprocess an opened image. Raises InputMismatch."""
         from PIL import ImageOps
 
         if image.mode.startswith(("I", "F")):
@@ -171,7 +172,7 @@ class ImagePreprocess:
 
 
 def as_png(pixels: Pixels) -> bytes:
-    """A frame as a file, for what takes nothing else; lossless, and not small but quick."""
+    """Encode a frame as PNG, quickly rather than small, for callables that need a file."""
     from PIL import Image
 
     file = io.BytesIO()
@@ -202,7 +203,7 @@ def _per_channel(table: Table, key: str, mode: str, default: float) -> tuple[flo
 
 
 def picture_as_png(image: Image.Image) -> bytes:
-    """A picture as a file, lossless where PNG has its mode, else as RGB."""
+    """Encode a picture as PNG, lossless where PNG has its mode, else as RGB."""
     from PIL import ImageOps
 
     file, turned = io.BytesIO(), ImageOps.exif_transpose(image)
@@ -222,7 +223,7 @@ BYTES_PER_PIXEL = 4
 
 
 def check_suffix(suffix: str) -> str:
-    """``suffix`` in lower case. Raises InputMismatch for one that input files do not have."""
+    """Return ``suffix`` in lower case. Raises InputMismatch if input files cannot have it."""
     if suffix.lower() not in SUFFIXES:
         raise InputMismatch(
             f"{suffix[:20]!r} is not a suffix of an input file; expected one of {', '.join(sorted(SUFFIXES))}"
@@ -232,7 +233,7 @@ def check_suffix(suffix: str) -> str:
 
 @contextmanager
 def as_path(suffix: str, data: bytes) -> Iterator[Path]:
-    """The bytes as a file for a callable that takes a path; gone afterwards."""
+    """Write the bytes to a temporary file while in the block, for a callable that takes a path."""
     with tempfile.TemporaryDirectory(prefix="isthmus-input-") as folder:
         path = Path(folder) / f"input{suffix}"
         path.write_bytes(data)
@@ -240,7 +241,7 @@ def as_path(suffix: str, data: bytes) -> Iterator[Path]:
 
 
 def digest(settings: Any, own: Callable[..., Any] | None, constants: Mapping[str, Any]) -> str:
-    """A digest (hexadecimal) of how files are read: ``settings`` and ``constants`` by their text, ``own`` by its
+    """Return a hexadecimal digest of how files are read: ``settings`` and ``constants`` by their text, ``own`` by its
     source.
     """
     known = {
@@ -254,7 +255,7 @@ def digest(settings: Any, own: Callable[..., Any] | None, constants: Mapping[str
 
 @functools.cache
 def libraries() -> dict[str, str | None]:
-    """Versions of what decodes files."""
+    """Return the versions of the libraries that decode files."""
     import PIL
     from PIL import features
 

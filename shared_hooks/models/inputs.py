@@ -1,4 +1,4 @@
-"""The files a model is fed with: which they are, what the truth of each is, and tensors read from them."""
+"""Find a model's input files and their labels, and read tensors from them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shared_hooks.config import Table, kind_of, looks_like_target, resolve
 from shared_hooks.errors import InputMismatch, SpecError, near
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a model is called with: (args, kwargs)."""
+"""A model's arguments: (args, kwargs)."""
 
 IMAGE_SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"})
 TENSOR_SUFFIXES = frozenset({".npy", ".safetensors"})
@@ -32,7 +32,7 @@ _TRUTH = re.compile(r"_label([^_]+)$")
 
 @dataclass(frozen=True)
 class InputItem:
-    """One input file. ``truth`` is the label it should get, None where nothing says so; see `truth_of`."""
+    """One input file. ``truth`` is its label, None if unknown; see `truth_of`."""
 
     path: Path
     truth: str | None = None
@@ -44,17 +44,17 @@ class InputItem:
 
     @property
     def origin(self) -> str:
-        """The file, in full."""
+        """The file's full path."""
         return str(self.path)
 
     @classmethod
     def of(cls, path: str | Path) -> InputItem:
-        """The item of a path, its truth looked up."""
+        """Make the item of a path, with its label."""
         return cls(Path(path), truth_of(Path(path)))
 
 
 def truth_of(path: Path) -> str | None:
-    """The truth of a file: from labels.json beside it ({file name: label}), or ``..._labelTRUTH.png``; or None."""
+    """Return a file's label: from labels.json beside it ({file name: label}), or ``..._labelTRUTH.png``; or None."""
     listing = path.parent / "labels.json"
     if listing.is_file():
         try:
@@ -68,11 +68,11 @@ def truth_of(path: Path) -> str | None:
 
 
 def find_inputs(patterns: str | Path | Sequence[str | Path], *, once: bool = True) -> list[InputItem]:
-    """The input files of a file, a folder (its images and tensors), or a glob pattern; or of several. A folder without
-    inputs of its own whose sub-folders have some is one of classes: each sub-folder's name is the truth of its files.
+    """Return the input files of a file, a folder (its images and tensors), or a glob pattern; or of several.
 
-    Sorted by name inside one pattern, in the order of the patterns; each file ``once``, or as often as it is given.
-    Raises InputMismatch when a pattern finds nothing.
+    A folder without inputs of its own, but with sub-folders that have some, holds classes: a sub-folder's name is the
+    label of its files. Sorted by name inside a pattern, in the order of the patterns; each file ``once``, or as often
+    as it is given. Raises InputMismatch if a pattern matches nothing.
     """
     if isinstance(patterns, (str, Path)):
         patterns = [patterns]
@@ -85,7 +85,7 @@ def find_inputs(patterns: str | Path | Sequence[str | Path], *, once: bool = Tru
 
 
 def _classes(folder: Path) -> list[InputItem]:
-    """The inputs of a folder of classes; nothing for another path."""
+    """Return the inputs of a folder of classes; nothing for another path."""
     if not folder.is_dir() or _inside(folder):
         return []
     classes = sorted(path for path in folder.iterdir() if path.is_dir())
@@ -118,11 +118,11 @@ def _paths(pattern: Path) -> list[Path]:
 
 
 def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:
-    """The tensors of a .npy or .safetensors file as inputs, unchanged (the batch dimension is the file's own business).
+    """Read the tensors of a .npy or .safetensors file as inputs, unchanged, including their batch dimension.
 
     .npy is one positional input. In a .safetensors file, tensors named "0", "1", ... are positional; a single one of
-    any other name is positional too, unless ``keywords`` (the names the model's example uses) has it; all others
-    are keyword inputs. Raises InputMismatch.
+    any other name is positional too, unless it is in ``keywords`` (the names in the model's example); all others are
+    keyword inputs. Raises InputMismatch.
     """
     if path.suffix.lower() == ".npy":
         return (_read_npy(path, path),), {}
@@ -133,7 +133,7 @@ def read_tensors(path: Path, keywords: frozenset[str] = frozenset()) -> Inputs:
 
 
 def tensors_of_bytes(data: bytes, suffix: str, name: str, keywords: frozenset[str] = frozenset()) -> Inputs:
-    """As `read_tensors`, of the bytes of such a file."""
+    """Read tensors as `read_tensors` does, from a file's bytes."""
     if suffix == ".npy":
         return (_read_npy(io.BytesIO(data), name),), {}
     try:
@@ -155,12 +155,14 @@ def _arranged(tensors: dict[str, torch.Tensor], path: Path | str, keywords: froz
 
 
 _NPY_KINDS = "biufc"
-"""Kinds of arrays: truth values and numbers. Text and records may announce elements that take no room in the file."""
+"""Kinds of arrays accepted: booleans and numbers. Text and records may announce elements that take no bytes in the
+file.
+"""
 _MAX_NPY_HEADER = 10_000
 
 
 def _read_npy(source: Path | io.BytesIO, path: Path | str) -> torch.Tensor:
-    """By the format that `numpy.lib.format` documents. Nothing is made before the header is found to be true."""
+    """Read the .npy format (`numpy.lib.format`), allocating nothing before the header has been checked."""
     try:
         data = source.read_bytes() if isinstance(source, Path) else source.getvalue()
         file = io.BytesIO(data)
@@ -195,7 +197,7 @@ _MAX_ELEMENTS = 2**31
 
 @dataclass(frozen=True)
 class TensorSource:
-    """One made-up tensor: normally distributed (floats), uniform in [low, high) (integers), or ``fill`` everywhere."""
+    """A generated tensor: normally distributed (floats), uniform in [low, high) (integers), or filled with ``fill``."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
@@ -205,7 +207,7 @@ class TensorSource:
 
     @classmethod
     def from_table(cls, table: Table) -> TensorSource:
-        """An example from a table like ``{shape = [1, 3, 224, 224], dtype = "float32"}``. Raises SpecError."""
+        """Read an example such as ``{shape = [1, 3, 224, 224], dtype = "float32"}``. Raises SpecError."""
         shape = table.take_list("shape", int, "a list of sizes, such as [1, 3, 224, 224]")
         if shape is None:
             table.fail("shape", "missing; expected a list of sizes, such as [1, 3, 224, 224]")
@@ -225,7 +227,7 @@ class TensorSource:
         return cls(tuple(shape), dtype, low or 0, 2 if high is None else high, fill)
 
     def make(self, generator: torch.Generator) -> torch.Tensor:
-        """The tensor, on the CPU."""
+        """Return the tensor, on the CPU."""
         if self.fill is not None:
             return torch.full(self.shape, self.fill).to(self.dtype)
         if self.dtype.is_complex:
@@ -238,14 +240,14 @@ class TensorSource:
 
 @dataclass(frozen=True)
 class MadeExample:
-    """[example] with tensors described in the spec itself."""
+    """An [example] whose tensors are described in the spec."""
 
     args: tuple[TensorSource, ...]
     kwargs: Mapping[str, TensorSource]
     seed: int
 
     def __call__(self) -> Inputs:
-        """The inputs; the same on every call."""
+        """Return the inputs, the same on every call."""
         generator = torch.Generator().manual_seed(self.seed)
         return (
             tuple(source.make(generator) for source in self.args),
@@ -259,7 +261,7 @@ Example = Callable[[], Inputs]
 def read_example(
     table: Table, folder: Path, preprocess: Callable[[Path], Inputs]
 ) -> tuple[Example | None, frozenset[str]]:
-    """The spec's ``example`` and the keyword names it is known to use.
+    """Return the spec's ``example`` and the keyword names in it.
 
     A table describes tensors; a string is a file (.npy, .safetensors, or an image for ``preprocess``) beside the spec,
     or ``module:callable``. Raises SpecError.
@@ -307,7 +309,7 @@ def read_example(
 
 
 def example_like(shape: tuple[int, ...], dtype: torch.dtype, keyword: str | None) -> tuple[Example, frozenset[str]]:
-    """What `read_example` gives for a spec without ``example`` whose preprocessing makes tensors of one form."""
+    """Return an example for a spec without one whose preprocessing makes tensors of a fixed shape."""
     made = TensorSource(shape, dtype, 0, 256)
     if keyword is None:
         return MadeExample((made,), {}, 0), frozenset()
@@ -315,8 +317,9 @@ def example_like(shape: tuple[int, ...], dtype: torch.dtype, keyword: str | None
 
 
 def entry_of(text: str, option: str = "example") -> object:
-    """The spec's ``example`` entry for ``1,3,224,224[:dtype]`` (or 1x3x224x224), a file, or ``module:callable``, as a
-    command line has it. Raises SpecError.
+    """Parse a command line's example: ``1,3,224,224[:dtype]`` (or 1x3x224x224), a file, or ``module:callable``.
+
+    Raises SpecError.
     """
     sizes, _, dtype = text.partition(":")
     parts = re.split("[,x]", sizes)
@@ -339,7 +342,7 @@ def entry_of(text: str, option: str = "example") -> object:
 
 
 def inputs_of_text(text: str) -> Inputs:
-    """The same as inputs, for a model without a spec: no image."""
+    """Parse an example to inputs for a model without a spec, so without images."""
 
     def no_image(path: Path) -> Inputs:
         raise SpecError(f"example {path}: without a spec nothing says how an image is read; give sizes or a .npy file")
@@ -350,7 +353,7 @@ def inputs_of_text(text: str) -> Inputs:
 
 
 def inputs_of(value: object, where: str) -> Inputs:
-    """What a user's callable returned, as (args, kwargs): of a tensor, a tuple, a dictionary, or such a pair."""
+    """Return a callable's result as (args, kwargs): a tensor, a tuple, a dictionary, or such a pair."""
     if isinstance(value, torch.Tensor):
         return (value,), {}
     if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], tuple) and isinstance(value[1], dict):
@@ -363,7 +366,7 @@ def inputs_of(value: object, where: str) -> Inputs:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Every tensor in nested tuples, lists and dictionaries, moved."""
+    """Move every tensor in nested tuples, lists and dictionaries to ``device``."""
     if isinstance(value, torch.Tensor):
         return value.to(device)
     if isinstance(value, dict):

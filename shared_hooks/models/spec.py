@@ -1,6 +1,6 @@
-"""The model spec: what a model is called, how it is built, fed and read.
+"""Define the model spec: a model's name, and how it is built, fed and read.
 
-One spec serves both sides. Nothing of it crosses the wire but the model's id and hashes of what came of it.
+Both sides use the same spec. Only the model's id and hashes of the result cross the wire.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _building = threading.RLock()
 @short
 @dataclass(frozen=True)
 class ModelSpec:
-    """One model: made by `load_spec` or `spec_from_table` (`named`). Building the model and reading inputs happen on
-    request.
+    """A model's spec, made by `load_spec` or `spec_from_table` (`named`). Building the model and reading inputs is
+    lazy.
     """
 
     model_id: str
     origin: str
-    """The file it was read from, or the command-line text; opens every message."""
+    """The file it was read from, or the command-line text; prefixes every message."""
     folder: Path
     factory: str
     factory_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class ModelSpec:
     call_kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] = ()
     tokenizer: str | None = None
-    """``module:callable``, or a folder relative to the spec: text for the ids that observers see."""
+    """``module:callable``, or a folder relative to the spec: turns token ids into text for observers."""
     description: str = ""
     _example: Example | None = None
     _keywords: frozenset[str] = frozenset()
@@ -82,10 +82,10 @@ class ModelSpec:
     _drawing: Drawing | None = None
 
     def load_model(self, device: torch.device | str = "cpu") -> nn.Module:
-        """A new model with its weights, in eval mode, on ``device``.
+        """Build a model with its weights, in eval mode, on ``device``.
 
-        Without a weights file the weights are what the factory makes of the spec's ``seed``: random but the same in
-        every process. Raises SpecError when the factory fails, returns no module, or the weights do not fit.
+        Without a weights file the factory's weights are random, from the spec's ``seed``: the same in every process.
+        Raises SpecError if the factory fails or returns no module, or the weights do not fit.
         """
         model = self._built()
         chosen = self._chosen()
@@ -104,8 +104,10 @@ class ModelSpec:
         return model
 
     def load_shard(self, size: int) -> nn.Module:
-        """This process's share of the model's weights, which transformers divides among ``size`` processes by the
-        architecture's ``tp_plan``: `torch.distributed` joins them. Raises SpecError where that cannot be done.
+        """Load this process's share of the weights, which transformers divides among ``size`` processes by the
+        ``tp_plan``.
+
+        `torch.distributed` connects the processes. Raises SpecError if that is not possible.
         """
         where = f"{self.origin}: tensor parallel"
         if self.factory.rpartition(".")[2] != "from_pretrained" or self.weights or self.selection is not None:
@@ -128,16 +130,17 @@ class ModelSpec:
         return model.eval()
 
     def _files(self) -> tuple[tuple[Path, ...], Callable[[], object] | None]:
-        """The files of its weights, and what builds its model without them, where that is not the factory."""
+        """Return the weights' files, and what builds the model without them if it is not the factory."""
         return (self.weights, None) if self.weights else _pretrained(self) or ((), None)
 
     def weights_bytes(self) -> int:
-        """The size of the files of its weights; 0 where the factory makes them."""
+        """Return the size of the weights' files; 0 if the factory makes the weights."""
         return sum(file.stat().st_size for file in self._files()[0])
 
     def load_mapped(self) -> tuple[nn.Module, MappedWeights]:
-        """The same model on the CPU, with its parameters left in their files (`mapped`). Raises SpecError also where
-        they are in none.
+        """Load the model on the CPU, with its parameters left in their files (`mapped`).
+
+        Raises SpecError, also if they are not in files.
         """
         from shared_hooks.models.weights import (
             MappedWeights,  # asked for by few
@@ -161,7 +164,7 @@ class ModelSpec:
         how: Callable[[Callable[[], object]], object] = lambda build: build(),
         instead: Callable[[], object] | None = None,
     ) -> nn.Module:
-        """What the factory returns, with the weights that it makes; or what is built ``instead`` of it."""
+        """Run the factory, or ``instead`` of it another builder, and return the model with the factory's weights."""
         # importing the factory's module may draw numbers too; and there is one generator for all threads
         with _building, devices.forked():
             build = resolve(self.factory, self.folder, f"{self.origin}: factory")
@@ -184,7 +187,7 @@ class ModelSpec:
         return model if self.dtype is None else model.to(self.dtype)
 
     def _beside(self) -> str:
-        """For the end of a message: what a text was perhaps meant to be."""
+        """Return a hint for the end of a message: what a text may have been meant to be."""
         for value in self.factory_kwargs.values():
             if isinstance(value, str) and value and not os.path.isabs(value) and (self.folder / value).exists():
                 return f' ("{value}" beside the spec is written "./{value}")'
@@ -198,7 +201,7 @@ class ModelSpec:
         return read_selection(self.selection)
 
     def example(self, device: torch.device | str = "cpu") -> Inputs | None:
-        """The inputs both sides plan on, equal in every process; None when the spec has none."""
+        """Return the inputs that both sides plan on, equal in every process; None if the spec has none."""
         if self._example is None:
             return None
         try:
@@ -212,11 +215,11 @@ class ModelSpec:
         return args, {**self.call_kwargs, **kwargs}
 
     def preprocess(self, item: InputItem | Frame | Path | str) -> Inputs:
-        """One input file, or a frame, as (args, kwargs): tensors on the CPU, batch of one.
+        """Preprocess one input file, or a frame, to (args, kwargs): tensors on the CPU, batch of one.
 
-        Images take the spec's [preprocess]; .npy and .safetensors pass through as they are, unless the spec names its
-        own callable, which gets the path of every file (a frame's is a PNG file for as long as it is called). Raises
-        InputMismatch when the file cannot be used.
+        Images take the spec's [preprocess]; .npy and .safetensors are used unchanged, unless the spec names its own
+        callable, which gets the path of every file (a frame's is a temporary PNG file). Raises InputMismatch for an
+        unusable file.
         """
         if isinstance(item, Frame):
             args, kwargs = self._read_frame(item)
@@ -227,7 +230,7 @@ class ModelSpec:
     def preprocess_bytes(
         self, suffix: str, data: bytes, max_bytes: int = 1 << 28, max_pixels: int = images.MAX_PIXELS
     ) -> Inputs:
-        """The same of a file's bytes, which may come from a stranger: ``suffix`` such as ".png" says what they are.
+        """Preprocess the bytes of an untrusted file; ``suffix`` such as ".png" gives its type.
 
         Raises InputMismatch, and TooLarge for more than ``max_bytes`` once decoded, or ``max_pixels`` of an image.
         """
@@ -246,7 +249,7 @@ class ModelSpec:
         return args, {**self.call_kwargs, **kwargs}
 
     def preprocess_picture(self, image: Image) -> Inputs:
-        """The same of a picture that Pillow has opened (for the spec's own callable, a PNG file). Raises as above."""
+        """Preprocess an image opened with Pillow (for the spec's own callable, as a PNG file). Raises as above."""
         if isinstance(self._preprocess, str):
             with images.as_path(".png", picture_as_png(image)) as path:
                 args, kwargs = self._read(path)
@@ -255,7 +258,8 @@ class ModelSpec:
         return args, {**self.call_kwargs, **kwargs}
 
     def picture(self, path: Path) -> Image | None:
-        """What the model sees of an image file: turned, resized, cropped; None where [preprocess] does not read it.
+        """Return an image file as the model sees it: rotated, resized, cropped; None if [preprocess] does not read it.
+
         Raises InputMismatch.
         """
         if not isinstance(self._preprocess, ImagePreprocess) or path.suffix.lower() in TENSOR_SUFFIXES:
@@ -264,11 +268,11 @@ class ModelSpec:
 
     @property
     def reads_images(self) -> bool:
-        """Whether it says how an image becomes what the model takes."""
+        """Whether the spec defines how images are preprocessed."""
         return self._preprocess is not None
 
     def preprocess_digest(self) -> str:
-        """A digest (hexadecimal) of how files are read: equal where the same file gives the same inputs."""
+        """Return a hexadecimal digest of how files are read: equal if the same file gives the same inputs."""
         own = self._preprocess
         resolved = resolve(own, self.folder, f"{self.origin}: preprocess") if isinstance(own, str) else None
         return images.digest((self._preprocess, sorted(self._keywords)), resolved, self.call_kwargs)
@@ -307,13 +311,13 @@ class ModelSpec:
 
     @property
     def draws(self) -> bool:
-        """Whether [draw] says where in an output is what can be drawn."""
+        """Whether the spec has a [draw] table."""
         return self._drawing is not None
 
     def draw(self, item: InputItem | Path | str, output: object) -> Image:
-        """What [draw] finds in ``output`` on the picture that the model saw (without [preprocess]: on the file itself).
+        """Draw [draw]'s parts of ``output`` on the model's input image (without [preprocess]: on the file itself).
 
-        Raises SpecError without [draw], InputMismatch where the file is no image or the output holds no such thing.
+        Raises SpecError without [draw], InputMismatch if the file is no image or the output lacks those parts.
         """
         if self._drawing is None:
             raise SpecError(f"{self.origin}: the spec has no [draw], which says where boxes, masks or classes are")
@@ -322,18 +326,20 @@ class ModelSpec:
         return self._drawing(output, picture, self.labels)
 
     def load_tokenizer(self) -> Any:
-        """What the spec names to make text of token ids; None where it names nothing. Raises SpecError."""
+        """Load the tokenizer that turns token ids into text; None if the spec has none. Raises SpecError."""
         if self.tokenizer is None:
             return None
         return load_tokenizer(self.tokenizer, self.folder, f"{self.origin}: tokenizer")
 
     @property
     def ranks_classes(self) -> bool:
-        """Whether it says that the output holds class scores: by labels, or by a [postprocess] of its own."""
+        """Whether the spec says that the output holds class scores: by labels, or by its own [postprocess]."""
         return bool(self.labels) or not isinstance(self._postprocess, TopK) or self._postprocess.strict
 
     def postprocess(self, output: object) -> list[Prediction]:
-        """Predictions, best first, row after row; none when the spec is silent and the output holds no class scores."""
+        """Return predictions, best first, row by row; none if the spec does not say and the output holds no class
+        scores.
+        """
         if isinstance(self._postprocess, TopK):
             return self._postprocess(output, self.labels)
         where = f"{self.origin}: postprocess"
@@ -350,8 +356,8 @@ class ModelSpec:
 
 
 def _pretrained(spec: ModelSpec) -> tuple[tuple[Path, ...], Callable[[], object]] | None:
-    """The safetensors files of a folder that the factory, a ``from_pretrained`` of transformers, would read; and what
-    builds its model without them. None for any other factory.
+    """Return the safetensors files that the factory, a ``from_pretrained`` of transformers, would read, and what builds
+    its model without them. None for any other factory.
     """
     kind, _, method = spec.factory.rpartition(".")
     if method != "from_pretrained" or set(spec.factory_kwargs) != {"pretrained_model_name_or_path"}:
@@ -388,7 +394,7 @@ BUILT_IN: Mapping[str, Path] = {"digits": Path(__file__).parent / "digits" / "di
 """The models that ship with Isthmus, by name."""
 
 CODE_OR_WEIGHTS = frozenset({".py", ".pt", ".pth", ".bin", ".ckpt", ".onnx", ".safetensors"})
-"""Suffixes of files that people take for specs."""
+"""Suffixes of files that are mistaken for specs."""
 
 _MODEL_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}(:[A-Za-z0-9][A-Za-z0-9._-]{0,31})?")
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._/:-]*)=(.+)", re.DOTALL)
@@ -401,7 +407,7 @@ def load_spec(
     selection: str | Path | None = None,
     example: str | None = None,
 ) -> ModelSpec:
-    """The spec that ``reference`` names.
+    """Load the spec that ``reference`` names.
 
     A TOML file; a built-in model ("digits"); "module:callable"; or any of the three after "NAME=", which sets the id.
     ``weights`` and ``selection`` (files, relative to the current folder) replace the spec's own, and so does
@@ -437,13 +443,13 @@ def load_spec(
 
 
 def _near_specs(path: Path) -> str:
-    """For the end of a message: specs in its folder that are named nearly as it is."""
+    """Return a hint for the end of a message: specs in the folder with a similar name."""
     known = [str(one) for one in path.parent.glob("*.toml")]
     return near(str(path) if path.suffix else f"{path}.toml", known, cutoff=0.75)
 
 
 def _instead(text: str) -> str:
-    """For the end of a message: how the model that is perhaps meant is named."""
+    """Return a hint for the end of a message: how to name the model that may be meant."""
     path = Path(text)
     if path.suffix == ".py":
         return f' A model in a Python file is named "{path.stem}:CALLABLE", from its folder.'
@@ -462,7 +468,7 @@ def spec_from_table(
     model_id: str | None = None,
     weights: str | Path | Sequence[str | Path] | None = None,
 ) -> ModelSpec:
-    """The spec of a TOML table whose relative files lie in ``folder``; the table must hold nothing else.
+    """Make the spec of a TOML table whose relative files are in ``folder``; the table must hold nothing else.
 
     ``model_id`` and ``weights`` replace the table's own. Raises SpecError.
     """
@@ -519,7 +525,7 @@ def spec_from_table(
 
 
 def _in_folder(value: Any, folder: Path) -> Any:
-    """``value`` with texts that begin with ./ or ../ as paths from ``folder``; others say nothing."""
+    """Resolve texts that begin with ./ or ../ as paths from ``folder``; others are unchanged."""
     if isinstance(value, str):
         return os.path.normpath(folder / value) if value in (".", "..") or value.startswith(("./", "../")) else value
     if isinstance(value, dict):
@@ -534,7 +540,7 @@ def _given(weights: str | Path | Sequence[str | Path]) -> tuple[Path, ...]:
 
 
 def _weights(table: Table, folder: Path) -> tuple[Path, ...]:
-    """The ``weights`` entry: one file or a list of files, relative to the spec."""
+    """Read the ``weights`` entry: one file or a list of files, relative to the spec."""
     expected = "expected a safetensors file, or a list of them"
     value = table.take_any("weights")
     files = [value] if isinstance(value, str) else [] if value is None else value
@@ -556,7 +562,7 @@ def _drawing(table: Table) -> Drawing | None:
 
 
 def _target(table: Table, key: str, otherwise: str) -> str | None:
-    """A key that is either "module:callable" or something else, which is left for its own reader."""
+    """Return a key's value if it is "module:callable"; another value is left for its own reader."""
     value = table.peek(key)
     if not isinstance(value, str):
         return None

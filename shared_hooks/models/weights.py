@@ -1,6 +1,6 @@
-"""Weights from files into a model, strictly: every tensor of the model, and nothing else.
+"""Load weights from files into a model, strictly: all tensors of the model, and no others.
 
-Files are safetensors, or state dictionaries that `torch.save` wrote, which are read with ``weights_only``.
+Files are safetensors, or state dictionaries of `torch.save`, which are read with ``weights_only``.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 
 
 def pick_device(name: str = "auto") -> torch.device:
-    """The device called ``name``: a kind that torch has ("cpu", "cuda", "xpu", "mps", a plug-in's), with a number where
-    there are several; "auto" is the first accelerator, or the CPU. Raises SpecError for one that there is not.
+    """Return the device called ``name``: a type that torch has ("cpu", "cuda", "xpu", "mps", a plug-in's), with an
+    optional index; "auto" is the first accelerator, or the CPU. Raises SpecError for a device that does not exist.
     """
     return devices.pick(name)
 
@@ -45,10 +45,10 @@ MOST_THREADS = 1024
 
 
 def set_threads(count: int | None) -> int:
-    """Let torch use ``count`` threads inside one operation on the CPU; None leaves torch's choice. Returns the number.
+    """Set torch's number of threads inside one CPU operation, and return it; None keeps torch's choice.
 
-    Results are bit-identical only with the same number of threads on both sides. Raises SpecError
-    below 1 and above `MOST_THREADS`.
+    Results are bit-identical only with the same number of threads on both sides. Raises SpecError below 1 and above
+    `MOST_THREADS`.
     """
     if count is not None:
         if not 1 <= count <= MOST_THREADS:  # OpenMP ends the process where it has no memory for them
@@ -64,12 +64,12 @@ def load_weights(model: nn.Module, files: Sequence[Path], where: str) -> None:
 
 
 def checked(model: nn.Module, files: Sequence[Path], where: str) -> dict[str, torch.Tensor]:
-    """The tensors of all files, which fit ``model``; safetensors reads them where they are used. ``where`` opens the
+    """Return the tensors of all files, checked against ``model``; safetensors reads them lazily. ``where`` prefixes
     messages.
 
     Tied tensors may be in the files under one of their names only, as safetensors writes them. Raises SpecError for a
-    file that is absent or damaged, for a name missing or too much, and for a shape or a dtype that does not fit; a
-    dtype fits when the conversion loses nothing (bfloat16 into float32 does, float32 into float16 does not).
+    missing or damaged file, for a missing or unexpected name, and for a wrong shape or dtype; a dtype fits if the
+    conversion is lossless (bfloat16 into float32 is, float32 into float16 is not).
     """
     found: dict[str, torch.Tensor] = {}
     for file in files:
@@ -110,14 +110,16 @@ def _read(file: Path, where: str) -> dict[str, torch.Tensor]:
 
 
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-"""The names of files that `torch.save` writes end in these."""
+"""Suffixes of files written by `torch.save`."""
 WRAPPERS = ("state_dict", "model_state_dict", "model")
-"""Keys under which training scripts keep the state dictionary in a checkpoint."""
+"""Keys under which training scripts store the state dictionary in a checkpoint."""
 CONVERT = "safetensors.torch.save_model(model, 'weights.safetensors')"
 
 
 def is_saved_by_torch(file: Path) -> bool:
-    """Whether a file is one of `torch.save`'s, by its name or its first bytes (a ZIP archive). Raises OSError."""
+    """Return whether a file is one of `torch.save`'s, by its name or its first bytes (a ZIP archive). Raises
+    OSError.
+    """
     with file.open("rb") as opened:
         starts = opened.read(4)
     suffix = file.suffix.lower()
@@ -125,8 +127,8 @@ def is_saved_by_torch(file: Path) -> bool:
 
 
 def _read_saved(file: Path, where: str) -> dict[str, torch.Tensor]:
-    """The state dictionary in a file of `torch.save`. Code in it never runs: ``weights_only``, and no torch below 2.6,
-    where that could be got round (CVE-2025-32434).
+    """Read the state dictionary in a file of `torch.save`. Code in it never runs: ``weights_only``, and torch from 2.6
+    on, as that could be circumvented before (CVE-2025-32434).
     """
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 6):
         raise SpecError(f"{where}: {file}: this torch ({torch.__version__}) may run code that is in it; {CONVERT}")
@@ -173,8 +175,8 @@ def _check_names(expected: dict[str, torch.Tensor], found: dict[str, torch.Tenso
 
 
 def _storage(tensor: torch.Tensor) -> object:
-    """What tied tensors have in common. Empty tensors share a null pointer without being tied, and so do those that
-    have no memory yet.
+    """Return a key that tied tensors share. Empty tensors, and tensors without memory, have a null pointer in common
+    without being tied.
     """
     if tensor.is_meta:
         return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride())
@@ -193,9 +195,10 @@ def _dtype(tensor: torch.Tensor) -> str:
 
 
 def into_memory(model: nn.Module) -> None:
-    """Copies what ``model`` has in mapped files into memory of its own; what is tied stays so. Whoever writes to such a
-    file would change the model unseen, and whoever shortens it would end the process. On Linux alone: nothing else says
-    what is mapped.
+    """Copy the tensors of ``model`` that lie in mapped files into memory of its own; tied ones stay tied.
+
+    Writing to such a file would change the model unnoticed, and truncating it would crash the process. Linux only:
+    elsewhere mapped memory cannot be detected.
     """
     starts, ends = _mapped()
     found: dict[tuple[int, int], list[torch.Tensor]] = {}
@@ -216,14 +219,14 @@ def into_memory(model: nn.Module) -> None:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first byte of its storage that a tensor uses, and the one behind the last."""
+    """Return the first byte of its storage that a tensor uses, and the one after the last."""
     first = tensor.storage_offset()
     last = first + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return int(first) * tensor.itemsize, (int(last) + 1) * tensor.itemsize
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
-    """The tensors on the CPU that one consists of: itself, a DTensor's share, a quantised one's numbers and scales."""
+    """Yield the CPU tensors that make up one: itself, a DTensor's share, a quantised one's numbers and scales."""
     if is_traceable_wrapper_subclass(tensor):
         for part in [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]:  # a DTensor's mesh is one, too
             yield from _parts(part) if isinstance(part, torch.Tensor) else ()
@@ -232,7 +235,7 @@ def _parts(tensor: Any) -> Iterator[torch.Tensor]:
 
 
 def _mapped() -> tuple[list[int], list[int]]:
-    """Where files are mapped in this process: first addresses, and those behind the last."""
+    """Return where files are mapped in this process: start addresses and end addresses."""
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -254,7 +257,7 @@ def _mapped() -> tuple[list[int], list[int]]:
 
 
 class MappedFile:
-    """One safetensors file, which `checked` has read before: https://github.com/huggingface/safetensors#format"""
+    """One safetensors file that `checked` has read: https://github.com/huggingface/safetensors#format"""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -270,14 +273,14 @@ class MappedFile:
         return name in self._begins
 
     def view(self, name: str, like: torch.Tensor) -> torch.Tensor | None:
-        """The tensor of this name in the file, of the form of ``like``; None where it lies askew for its type."""
+        """Return a view of the named tensor in the file, shaped as ``like``; None if it is not aligned for its type."""
         begin, count = self._begins[name], like.numel()
         if not count or begin % like.dtype.itemsize:
             return None
         return torch.frombuffer(self._pages, dtype=like.dtype, count=count, offset=begin).view(like.shape)
 
     def check(self) -> None:
-        """SpecError if the file was written to since; one that another was put in place of stays as it was."""
+        """Raise SpecError if the file was written to since; a file replaced by another keeps its old contents here."""
         try:
             now = _mark(self.path.stat())
         except OSError:  # taken away: what is mapped stays
@@ -286,27 +289,26 @@ class MappedFile:
             raise SpecError(f"{self.path} was changed while its weights are in use; restart (and replace files by mv)")
 
     def release(self) -> None:
-        """Give its pages back; who looks again reads the file again."""
+        """Release its pages from memory; they are read again when used."""
         if hasattr(mmap, "MADV_DONTNEED"):  # Linux
             self._pages.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass
 class Tied:
-    """Parameters that are one tensor, under all their names: the same object, or the same memory seen alike."""
+    """Tied parameters under all their names: the same object, or the same view of the same memory."""
 
     names: list[str] = field(default_factory=list)
     parameters: list[nn.Parameter] = field(default_factory=list)
 
 
 class MappedWeights:
-    """The parameters of one model, in memory or in files. Not safe with threads: one calls at a time, while others may
-    run the model.
-    """
+    """The parameters of one model, in memory or in files. Not thread-safe, but other threads may run the model."""
 
     def __init__(self, model: nn.Module, files: Sequence[Path], where: str) -> None:
-        """Gives all tensors of ``model`` their values. Raises SpecError, as `checked` does, and for a parameter without
-        memory that no file has a value for.
+        """Give all tensors of ``model`` their values.
+
+        Raises SpecError, as `checked` does, and for a parameter without memory that is in no file.
         """
         for file in files:
             if file.is_file() and is_saved_by_torch(file):
@@ -333,7 +335,7 @@ class MappedWeights:
         model.load_state_dict(found, strict=False)
 
     def _view(self, tied: Tied, found: Mapping[str, torch.Tensor], odd: Container[int]) -> torch.Tensor | None:
-        """Its value as it lies in a file; None for what must be made in memory."""
+        """Return a view of its value in a file; None if it must be copied to memory."""
         # under several names the last one counts, as load_state_dict has it
         stored = next((name for name in reversed(tied.names) if name in found), None)
         if stored is None or any(type(one) is not nn.Parameter or id(one) in odd for one in tied.parameters):
@@ -345,15 +347,15 @@ class MappedWeights:
 
     @property
     def loaded(self) -> int:
-        """Bytes of the parameters that are in memory for good."""
+        """Bytes of the parameters loaded permanently."""
         return self.total - sum({id(tied): view.nbytes for tied, view in self._left.values()}.values())
 
     def is_loaded(self, parameter: nn.Parameter) -> bool:
-        """Whether it is in memory for good."""
+        """Return whether it is loaded permanently."""
         return id(parameter) not in self._left
 
     def load(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Into memory of their own, for good; what is tied stays so."""
+        """Load parameters into memory permanently; tied ones stay tied."""
         for parameter in parameters:
             if (left := self._left.get(id(parameter))) is not None:
                 tied, view = left
@@ -363,7 +365,7 @@ class MappedWeights:
                     tied.parameters[number] = _put(self._model, one, copy)
 
     def place(self, device: torch.device) -> None:
-        """Moves buffers, and what is in memory of the parameters, to ``device``, where others will be loaded."""
+        """Move buffers and loaded parameters to ``device``, where others will be loaded, too."""
         self.device = device
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
@@ -373,18 +375,18 @@ class MappedWeights:
                 _put(self._model, parameter, parameter.detach().to(device))
 
     def check(self) -> None:
-        """SpecError if a file was changed since."""
+        """Raise SpecError if a file was changed since."""
         for file in self._files:
             file.check()
 
     def release(self) -> None:
-        """Give back what was read of the files and is not loaded."""
+        """Release what was read of the files and is not loaded."""
         for file in self._files:
             file.release()
 
 
 def _by_memory(model: nn.Module) -> list[list[Tied]]:
-    """The parameters, those that lie in the same memory together."""
+    """Return the parameters, grouped by the memory they share."""
     found: dict[object, dict[object, Tied]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         memory, place = _place(parameter)
@@ -396,7 +398,9 @@ def _by_memory(model: nn.Module) -> list[list[Tied]]:
 
 
 def _place(parameter: nn.Parameter) -> tuple[object, object]:
-    """The memory that a parameter lies in, and where and how; a sparse one, or one without elements, is on its own."""
+    """Return the key of a parameter's memory, and its place and layout there. Sparse and empty ones share with no
+    other.
+    """
     if parameter.layout != torch.strided or not parameter.numel():
         return id(parameter), None
     memory = parameter.untyped_storage()
@@ -406,7 +410,7 @@ def _place(parameter: nn.Parameter) -> tuple[object, object]:
 
 
 def _give_memory(model: nn.Module, together: Sequence[Tied], found: Container[str], where: str) -> None:
-    """Memory for parameters that have none, shared as before; load_state_dict fills it."""
+    """Allocate memory for parameters that have none, shared as before; load_state_dict fills it."""
     memory: torch.UntypedStorage | None = None
     for tied in together:
         for number, parameter in enumerate(tied.parameters):
@@ -422,7 +426,7 @@ def _give_memory(model: nn.Module, together: Sequence[Tied], found: Container[st
 
 
 def _put(model: nn.Module, parameter: nn.Parameter, value: torch.Tensor) -> nn.Parameter:
-    """The parameter with this value; the same object, so that whoever holds it has the value, too."""
+    """Return the parameter with this value: the same object, so that all references see the value."""
     if torch._has_compatible_shallow_copy_type(parameter, value):
         parameter.data = value
         return parameter
@@ -439,7 +443,7 @@ def _put(model: nn.Module, parameter: nn.Parameter, value: torch.Tensor) -> nn.P
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether loading gives its parameters the values of the file and nothing else."""
+    """Return whether loading assigns the file's values to its parameters and does nothing else."""
     loads = type(module)._load_from_state_dict
     return loads.__module__.startswith("torch.nn.") and not module._load_state_dict_pre_hooks
 
@@ -452,12 +456,11 @@ def _mark(about: os.stat_result) -> tuple[int, ...]:
 
 
 def unfilled(build: Callable[[], object]) -> object:
-    """What ``build`` returns; if that is a module, its parameters have no memory (device "meta") wherever that is
-    harmless, and all else is as it would be.
+    """Run ``build``, leaving the parameters of the module it returns without memory (device "meta") where that is safe.
 
-    Where ``build`` itself needs the values of parameters, or draws random numbers for anything that has memory (they
-    would be others, as parameters draw none here), it is called once more, as it is: then all parameters have memory.
-    What it drew may be anywhere by then, in an array, a number or a closure: nobody looks for it.
+    If ``build`` itself reads parameters' values, or draws random numbers for anything that has memory (they would
+    differ, as parameters draw none here), it is called once more normally, and all parameters have memory: random
+    values of the first call may have gone anywhere, into an array, a number or a closure.
     """
     dice = Dice()
     try:
@@ -482,7 +485,9 @@ def unfilled(build: Callable[[], object]) -> object:
 
 
 class _Drawing(TorchDispatchMode):
-    """Sees whether torch draws for a tensor that has memory, also where the generator is put back afterwards."""
+    """Detects whether torch draws random numbers for a tensor with memory, even if the generator is restored
+    afterwards.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -519,7 +524,7 @@ def _without_memory(build: Callable[[], object]) -> object:
 
 
 def _outside_state(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Tensors of the model that are no parameters and that its state dictionary does not name."""
+    """Yield the model's tensors that are neither parameters nor in its state dictionary."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             if name in module._non_persistent_buffers_set or buffer.is_meta:

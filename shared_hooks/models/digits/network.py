@@ -62,5 +62,5 @@ class DigitsNet(nn.Module):
 
 
 def digits(width: int = 16) -> DigitsNet:
-    """The factory named by digits.toml. Weights are random until they are loaded."""
+    """Make the network with random weights. The factory in digits.toml."""
     return DigitsNet(width=width)

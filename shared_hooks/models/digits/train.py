@@ -46,7 +46,7 @@ HELD_OUT = 360
 
 @dataclass(frozen=True)
 class DigitImage:
-    """One image: its index in the source, its truth (0 to 9) and its pixels, uint8 of shape (32, 32), ink is bright."""
+    """One image: its index in the source, its label (0 to 9) and its pixels, uint8 of shape (32, 32), bright ink."""
 
     index: int
     truth: int
@@ -54,23 +54,25 @@ class DigitImage:
 
     @property
     def file_name(self) -> str:
-        """The name the image is shipped under; it carries the truth."""
+        """File name of the shipped image, which contains the label."""
         return f"{self.index:04d}_label{self.truth}.png"
 
 
 def upscale(gray17: npt.NDArray[np.float64]) -> npt.NDArray[np.uint8]:
-    """8x8 gray values from 0 to 16 as 32x32 from 0 to 255, by Pillow's bicubic filter (integer arithmetic)."""
+    """Upscale 8x8 gray values from 0 to 16 to 32x32 from 0 to 255, with Pillow's bicubic filter (integer
+    arithmetic).
+    """
     small = Image.fromarray(np.rint(gray17 * (255.0 / 16.0)).astype(np.uint8))
     return np.asarray(small.resize((SIZE, SIZE), Image.Resampling.BICUBIC))
 
 
 def fixed_order(count: int) -> list[int]:
-    """A permutation of range(count) that is the same on every machine and with every library version."""
+    """Return a permutation of range(count) that is the same on every machine and with every library version."""
     return sorted(range(count), key=lambda index: hashlib.sha256(f"isthmus digits {index}".encode()).digest())
 
 
 def load_images() -> tuple[list[DigitImage], list[DigitImage]]:
-    """(training images, held-out images), each in the fixed order."""
+    """Return (training images, held-out images), each in the fixed order."""
     from sklearn.datasets import load_digits  # imported here: running the model must not need scikit-learn
 
     source = load_digits()
@@ -88,17 +90,19 @@ BATCH = 64
 PEAK_RATE = 0.01
 WEIGHT_DECAY = 0.01
 SHIPPED_IMAGES = 40
-"""The first ones of the held-out images, in the fixed order: not chosen by what the model makes of them."""
+"""Number of shipped held-out images, the first in the fixed order: the model's results have no part in the choice."""
 
 
 def as_tensors(images: Sequence[DigitImage]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pixels (N, 1, 32, 32), float32 in [-1, 1], as digits.toml's preprocess makes them, and truths (N,), int64."""
+    """Return pixels (N, 1, 32, 32), float32 in [-1, 1], as digits.toml's preprocess makes them, and labels
+    (N,), int64.
+    """
     pixels = torch.from_numpy(np.stack([image.pixels for image in images])).unsqueeze(1)
     return (pixels.float() / 255.0 - 0.5) / 0.5, torch.tensor([image.truth for image in images])
 
 
 def distort(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Rotate by up to 0.2 rad, scale by 15 %, shear by 0.15, shift by 2 pixels; each image by its own amounts."""
+    """Rotate each image by up to 0.2 rad, scale it by 15 %, shear it by 0.15 and shift it by 2 pixels, at random."""
     count = len(pixels)
     angle, scale, shear, shift_x, shift_y = torch.empty(5, count).uniform_(-1, 1, generator=generator)
     angle, scale, shear = 0.2 * angle, 1 + 0.15 * scale, 0.15 * shear
@@ -114,9 +118,9 @@ def distort(pixels: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def train(images: Sequence[DigitImage], epochs: int = EPOCHS, seed: int = SEED, quiet: bool = False) -> DigitsNet:
-    """A trained network in eval mode. AdamW, one warm-up and cosine cycle, label smoothing, distorted images.
+    """Train a network and return it in eval mode. AdamW, warm-up and cosine schedule, label smoothing, augmentation.
 
-    Sets this process to one thread and deterministic kernels, and restores both; the global random state is untouched.
+    Uses one thread and deterministic kernels, and restores both; the global random state is unchanged.
     """
     threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
@@ -150,14 +154,14 @@ def train(images: Sequence[DigitImage], epochs: int = EPOCHS, seed: int = SEED, 
 
 
 def accuracy(model: nn.Module, images: Sequence[DigitImage]) -> float:
-    """The share of images whose highest score is the truth, 0 to 1."""
+    """Return the share of correctly classified images, 0 to 1."""
     pixels, truths = as_tensors(images)
     with torch.inference_mode():
         return float((model(pixels).argmax(1) == truths).double().mean())
 
 
 def write(model: nn.Module, held_out: Sequence[DigitImage], folder: Path) -> None:
-    """weights.safetensors and the first `SHIPPED_IMAGES` held-out images as PNG files into ``folder``."""
+    """Write weights.safetensors and the first `SHIPPED_IMAGES` held-out images as PNG files to ``folder``."""
     (folder / "images").mkdir(parents=True, exist_ok=True)
     state = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     weights = folder / "weights.safetensors"
@@ -168,7 +172,7 @@ def write(model: nn.Module, held_out: Sequence[DigitImage], folder: Path) -> Non
 
 
 def differences(model: nn.Module, weights: Path) -> list[str]:
-    """One line per tensor of the model that is not bit-identical in the file; empty when all are."""
+    """Return a line per tensor of the model that is not bit-identical in the file."""
     shipped = load_file(weights)
     state = model.state_dict()
     lines = [f"{name}: only on one side" for name in sorted(shipped.keys() ^ state.keys())]
@@ -180,7 +184,7 @@ def differences(model: nn.Module, weights: Path) -> list[str]:
 
 
 def write_images(images: Sequence[DigitImage], folder: Path) -> None:
-    """As PNG files, whose names carry the truth (`DigitImage.file_name`)."""
+    """Write images as PNG files whose names contain the label (`DigitImage.file_name`)."""
     folder.mkdir(parents=True, exist_ok=True)
     for image in images:
         Image.fromarray(image.pixels).save(folder / image.file_name)
@@ -188,7 +192,7 @@ def write_images(images: Sequence[DigitImage], folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m shared_hooks.models.digits.train", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     target = parser.add_mutually_exclusive_group(required=True)
