@@ -70,7 +70,7 @@ class Export:
             self._ended.set()
 
     def _hurry(self) -> None:
-        """End a flush early: the SDK would wait half a minute for a missing collector."""
+        """Shut the exporter down after `LAST_SECONDS`: the SDK would wait half a minute for a missing collector."""
         self._ending.wait()
         if not self._ended.wait(LAST_SECONDS):
             self._exporter.shutdown()

@@ -1,10 +1,10 @@
-"""Layers and cuts measured, kept in a file.
+"""Measure layers and cuts, and store the results in a file.
 
-profiler      measures
+profiler      measures one side
 profile       the result, and its file
-timers        one head, tail or whole forward, timed; what it holds and multiplies
-machine       on what it was measured
-decoding      the same of a model that is called step by step
+timers        one head, tail or whole forward: time, memory, multiplications
+machine       the machine that was measured
+decoding      the same for a language model, called step by step
 
 May import wrapped, planning, models, crossing, metrics, config, modules, tensors, errors.
 """

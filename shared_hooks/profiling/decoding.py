@@ -1,7 +1,7 @@
-"""What a model that is called step by step takes, block by block: a decode step and a prefill, by the number of tokens.
+"""Measure a language model block by block: a decode step and a prefill, as functions of the number of tokens.
 
-`DecodingProfile` holds one side's numbers, kept as JSON; times are nanoseconds, sizes bytes, tokens are counted.
-`Measurement` measures them on this machine: replies to prompts of several lengths, in turns.
+`DecodingProfile` holds one side's results, stored as JSON; times are nanoseconds, sizes bytes. `Measurement` measures
+them on this machine, with replies to prompts of several lengths in turn.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from shared_hooks.tensors import tensors_in
 # Prompts of any length, for measuring: words drawn at random.
 
 Prompt = Callable[[int], dict[str, torch.Tensor]]
-"""Keyword arguments of generate() for a prompt of so many tokens."""
+"""Makes the keyword arguments of generate() for a prompt of so many tokens."""
 LEAST_WORD = 3
-"""Words below are often marks: padding, beginning, end."""
+"""Lowest word id used: those below are often special tokens."""
 
 
 def words_at_random(model: nn.Module, rows: int = 1) -> Prompt:
-    """Ids from the vocabulary of a model of transformers, the same ones every time. SpecError for another model."""
+    """Return a prompt of random ids from the vocabulary of a transformers model, always the same. Raises SpecError
+    otherwise.
+    """
     check_generates(model)
     words = getattr(_text_config(model), "vocab_size", None)
     if not isinstance(words, int) or words <= LEAST_WORD:
@@ -53,20 +55,20 @@ def words_at_random(model: nn.Module, rows: int = 1) -> Prompt:
 
 
 def check_generates(model: nn.Module) -> None:
-    """SpecError for a model that is not called step by step."""
+    """Raise SpecError for a model that has no generate()."""
     can = getattr(model, "can_generate", None)
     if not callable(getattr(model, "generate", None)) or (callable(can) and not can()):
         raise SpecError(f"{type(model).__name__} has no generate(): a generation is planned for language models")
 
 
 def generated(model: nn.Module, inputs: dict[str, torch.Tensor], tokens: int, **more: Any) -> Any:
-    """Exactly so many new tokens, greedily."""
+    """Generate exactly this many new tokens, greedily."""
     asked = {"max_new_tokens": tokens, "min_new_tokens": tokens, "do_sample": False, **more}
     return model.generate(**inputs, **asked)  # type: ignore[operator]
 
 
 def longest(model: nn.Module) -> int | None:
-    """Tokens that the model has positions for; None where it does not say."""
+    """Return the model's maximum number of positions; None if it does not say."""
     for name in ("max_position_embeddings", "n_positions"):
         found = getattr(_text_config(model), name, None)
         if isinstance(found, int) and found > 0:
@@ -86,9 +88,9 @@ Named = tuple[str, nn.Module]
 
 
 def blocks_of(model: nn.Module, prompt: Prompt) -> list[Named]:
-    """Their paths, in order, seen in a second step of generate(). Of several lists the one with the most weights.
+    """Return the decoder blocks' paths, in order, seen in a second step of generate(). Of several lists the heaviest.
 
-    Raises CutRefused where there is none.
+    Raises CutRefused if there are none.
     """
     called: list[nn.Module] = []
     inside = [child for one in model.modules() if isinstance(one, (nn.ModuleList, nn.Sequential)) for child in one]
@@ -112,13 +114,13 @@ def blocks_of(model: nn.Module, prompt: Prompt) -> list[Named]:
 
 
 def weights_bytes(module: nn.Module) -> int:
-    """Bytes of its parameters and buffers, shared ones once."""
+    """Return the bytes of a module's parameters and buffers, shared ones once."""
     tensors = {id(one): one for one in (*module.parameters(), *module.buffers())}
     return sum(nbytes_of(one) for one in tensors.values())
 
 
 def nbytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of its elements."""
+    """Return the bytes of its elements."""
     return tensor.numel() * tensor.element_size()
 
 
@@ -135,13 +137,13 @@ TINY = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``fixed + slope * tokens``; both at least 0 where it was fitted."""
+    """``fixed + slope * tokens``; both at least 0 if fitted."""
 
     fixed: float = 0.0
     slope: float = 0.0
 
     def at(self, tokens: float) -> float:
-        """Its value."""
+        """Return its value."""
         return self.fixed + self.slope * tokens
 
     def __add__(self, other: Line) -> Line:
@@ -151,12 +153,12 @@ class Line:
         return Line(self.fixed - other.fixed, self.slope - other.slope)
 
     def times(self, factor: float) -> Line:
-        """All of it so many times."""
+        """Return the line scaled by ``factor``."""
         return Line(self.fixed * factor, self.slope * factor)
 
     @classmethod
     def total(cls, lines: Iterable[Line]) -> Line:
-        """Their sum."""
+        """Return the sum of lines."""
         found = cls()
         for line in lines:
             found += line
@@ -164,9 +166,8 @@ class Line:
 
     @classmethod
     def fit(cls, points: Sequence[tuple[float, float]]) -> Line:
-        """Through (tokens, value), values at least 0: with the least squares of relative errors, since a
-        millisecond off counts more at few tokens than at many. Neither part is negative. Raises
-        ValueError for no points.
+        """Fit a line to (tokens, value), values at least 0, by least squares of relative errors, as a millisecond
+        matters more at few tokens than at many. Neither part is negative. Raises ValueError for no points.
         """
         if not points:
             raise ValueError("no points to fit a line to")
@@ -192,7 +193,7 @@ class Part:
     """A block of the decoder, or all that runs before or after the blocks.
 
     ``step``: a decode step of one token, by the tokens before it. ``prefill``: a prompt, by its tokens.
-    ``state_bytes``: what is kept for the next step (keys and values, recurrent states), by the tokens so far.
+    ``state_bytes``: the cache kept for the next step (keys and values, recurrent states), by the tokens so far.
     """
 
     name: str
@@ -201,16 +202,16 @@ class Part:
     weights_bytes: int = 0
     state_bytes: Line = field(default_factory=Line)
     hidden_bytes: int = 0
-    """Bytes that a block gives for one token: what crosses after it."""
+    """Bytes of a block's output for one token: what crosses after it."""
 
     def chunk_ns(self, tokens: int, before: float) -> float:
-        """``tokens`` new ones at once: the first costs a step, each further one what it costs in a prompt. Weights and
-        what is kept are read once for all of them.
+        """Return the time of ``tokens`` new ones at once: the first costs a step, each further one what it costs in a
+        prompt, as weights and cache are read once for all of them.
         """
         return self.step.at(before) + (tokens - 1) * self.prefill.slope
 
     def times(self, factor: float) -> Part:
-        """On a machine that takes ``factor`` times as long."""
+        """Return the part on a machine that takes ``factor`` times as long."""
         return replace(self, step=self.step.times(factor), prefill=self.prefill.times(factor))
 
 
@@ -231,9 +232,9 @@ class DecodingProfile:
     word_bytes: int
     """Bytes of one logit."""
     lengths: Sequence[int] = ()
-    """Tokens of the prompts that were measured."""
+    """Tokens of the measured prompts."""
     note: str = ""
-    """How it was measured, where it was not block by block."""
+    """How it was measured, if not block by block."""
 
     def __repr__(self) -> str:
         step = Line.total(part.step for part in self.parts)
@@ -246,11 +247,11 @@ class DecodingProfile:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """In the order in which they run."""
+        """All parts in the order in which they run."""
         return (self.before, *self.blocks, self.after)
 
     def times(self, factor: float) -> DecodingProfile:
-        """As on a machine that takes ``factor`` times as long."""
+        """Return the profile on a machine that takes ``factor`` times as long."""
         return replace(
             self,
             before=self.before.times(factor),
@@ -266,12 +267,12 @@ FORMAT: Final = "isthmus-decoding-profile"
 VERSION: Final = 1
 MAX_BYTES: Final = 16 << 20
 LEAST: Final = -1e15
-"""What is left of a measurement when others are taken off may be a little below 0."""
+"""Lower bound of a difference of measurements, which may be slightly negative."""
 SIDES: Final = ("edge", "cloud")
 
 
 def to_json(profile: DecodingProfile) -> dict[str, Any]:
-    """JSON-able."""
+    """Return JSON data."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -289,7 +290,7 @@ def to_json(profile: DecodingProfile) -> dict[str, Any]:
 
 
 def from_json(data: object, origin: str = "profile") -> DecodingProfile:
-    """The reverse. Raises SpecError that names the place and what is wrong there."""
+    """Read `to_json`. Raises SpecError that names the place and what is wrong there."""
     top = Fields(data, origin)
     if top.data.get("format") != FORMAT:
         raise SpecError(f'{origin}: no decoding profile: "format" is not "{FORMAT}"')
@@ -317,7 +318,7 @@ def from_json(data: object, origin: str = "profile") -> DecodingProfile:
 
 
 def read(path: str | Path) -> DecodingProfile:
-    """From a file. Raises SpecError."""
+    """Read a file. Raises SpecError."""
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise SpecError(f"{path}: larger than any decoding profile ({MAX_BYTES} bytes)")
@@ -330,7 +331,7 @@ def read(path: str | Path) -> DecodingProfile:
 
 
 def write(profile: DecodingProfile, path: str | Path) -> None:
-    """As a file. Raises SpecError where it cannot be written."""
+    """Write a file. Raises SpecError if that fails."""
     write_json(path, to_json(profile))
 
 
@@ -371,21 +372,23 @@ LOOKED_TOKENS = 2
 
 @dataclass(frozen=True)
 class Seen:
-    """Bytes. Weights that both ends use (tied embeddings) count at both."""
+    """Sizes in bytes. Weights used at both ends (tied embeddings) count at both."""
 
     before_weights: int
     block_weights: Sequence[int]
     after_weights: int
     state: Sequence[Line]
-    """Bytes of state that each block keeps, by the tokens so far."""
+    """Bytes of cache of each block, by the tokens so far."""
     hidden: Sequence[int]
-    """Bytes that each block gives, for one token."""
+    """Bytes of each block's output, for one token."""
     words: int
     word_bytes: int
 
 
 def look(model: nn.Module, blocks: Sequence[Named], prompt: Prompt, lengths: Sequence[int]) -> Seen:
-    """``lengths``: of the prompts; two tell what a token adds. Raises CutRefused for a model that gives no logits."""
+    """Measure sizes with prompts of ``lengths``; two show what a token adds. Raises CutRefused for a model without
+    logits.
+    """
     looks = [_Look(model, blocks) for _ in lengths]
     for one, tokens in zip(looks, lengths, strict=True):
         with one.attached():
@@ -408,7 +411,7 @@ def look(model: nn.Module, blocks: Sequence[Named], prompt: Prompt, lengths: Seq
 
 
 class _Look:
-    """One reply: its first forward shows what blocks keep of the prompt, its last what they give for a token."""
+    """Observes one reply: its first forward for what blocks cache of the prompt, its last for a token's output."""
 
     def __init__(self, model: nn.Module, blocks: Sequence[Named]) -> None:
         self.model = model
@@ -423,7 +426,7 @@ class _Look:
         self._so_far = 0
 
     def attached(self) -> ExitStack:
-        """Until it is closed."""
+        """Observe until closed."""
         stack = ExitStack()
         inside = {module for _, block in self.blocks for module in block.modules()}
         for module in self.model.modules():
@@ -485,8 +488,8 @@ Times = tuple[float, ...]
 
 
 class StepTimer:
-    """Times the forwards of ``model`` by its blocks. A forward's time before the blocks begins on the edge where the
-    one before it has ended: what generate() does between them runs there.
+    """Times the forwards of ``model`` by block. On the edge a forward's time before the blocks starts at the end of the
+    previous forward: what generate() does in between runs there.
     """
 
     def __init__(self, model: nn.Module, blocks: Sequence[Named], side: Side) -> None:
@@ -536,9 +539,10 @@ LEAST_ROUNDS: Final = 3
 
 
 class Measurement:
-    """Rounds over prompts of all ``lengths``, one after the other when asked, so that others can be measured in turns
-    with them. ``prompt`` makes the inputs of generate() (words drawn at random); lengths that the model has no
-    positions for are left out. On the cloud's side what generate() does between forwards does not count.
+    """Rounds over prompts of all ``lengths``, run one by one, so that other measurements can alternate with them.
+
+    ``prompt`` makes the arguments of generate() (random words); lengths beyond the model's positions are dropped. On
+    the cloud's side the time of generate() between forwards does not count.
 
     Raises SpecError (a model that does not generate, no length that fits) and CutRefused (no blocks, no logits).
     """
@@ -565,16 +569,16 @@ class Measurement:
 
     @property
     def blocks(self) -> list[str]:
-        """Their paths, in order: what a model can be cut after."""
+        """The blocks' paths, in order: the possible cuts."""
         return [name for name, _ in self._blocks]
 
     def round(self) -> None:
-        """One reply to a prompt of each length."""
+        """Measure one reply to a prompt of each length."""
         for tokens in self.lengths:
             self._found[tokens].append(self._timer.run(self.prompt, tokens, NEW_TOKENS))
 
     def result(self) -> DecodingProfile:
-        """Each number's median over all rounds."""
+        """Return each number's median over all rounds."""
         seen, found = self._seen, self._found
         names = ["before", *self.blocks, "after"]
         weights = [seen.before_weights, *seen.block_weights, seen.after_weights]
@@ -604,7 +608,7 @@ def measure_decoding(
     lengths: Sequence[int] = LENGTHS,
     seconds: float = 20.0,
 ) -> DecodingProfile:
-    """A `Measurement` of ``seconds``, of three rounds at least."""
+    """Run a `Measurement` for ``seconds``, at least three rounds."""
     measurement = Measurement(model, model_id, side, prompt=prompt, lengths=lengths)
     began, rounds = time.monotonic(), 0
     while rounds < LEAST_ROUNDS or time.monotonic() - began < seconds:
@@ -614,7 +618,7 @@ def measure_decoding(
 
 
 def fitting_lengths(model: nn.Module, lengths: Sequence[int]) -> list[int]:
-    """Those after which there are positions left for a reply. Raises SpecError for none."""
+    """Return the lengths that leave positions for a reply. Raises SpecError if there are none."""
     most = longest(model)
     found = sorted({one for one in lengths if one > 0 and (most is None or one + NEW_TOKENS <= most)})
     if not found:
@@ -626,7 +630,7 @@ def fitting_lengths(model: nn.Module, lengths: Sequence[int]) -> list[int]:
 
 
 def _steps(found: dict[int, list[list[Times]]], at: int) -> Line:
-    """The median of all steps after prompts of one length, at the middle one's tokens."""
+    """Return the median of all steps after prompts of one length, at the middle step's tokens."""
     return Line.fit(
         [
             (tokens + NEW_TOKENS / 2, statistics.median(times[at] for run in runs for times in run[1:]))

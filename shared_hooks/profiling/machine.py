@@ -1,4 +1,4 @@
-"""What a machine is, as far as it changes how long a model takes.
+"""Describe a machine, as far as it affects how long a model takes.
 
 Sources: /proc and /sys as the kernel documents them (cpufreq, cgroup v1 and v2, device tree, DMI), Jetson's
 /etc/nv_tegra_release and nvpmodel state. The machine's own identifiers go into a hash and are never shown.
@@ -28,11 +28,11 @@ _SERIALS = ("etc/machine-id", "proc/device-tree/serial-number")
 
 
 def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, Any]:
-    """JSON-able. ``id``: a hash, stable for this machine, its processor and ``device``. ``cpu_quota``: processors' time
-    that the cgroup may use (0.25 = a quarter core); ``cores_usable``: those this process may run on;
-    ``cpu_mhz``: the limits in force; ``memory_bytes``: of the machine. What the machine does not tell is None.
+    """Describe this machine as JSON data.
 
-    ``root``: where its /etc, /proc and /sys are.
+    ``id``: a hash, stable for this machine, its processor and ``device``. ``cpu_quota``: the cgroup's limit in
+    processors (0.25 = a quarter core); ``cores_usable``: those this process may run on; ``cpu_mhz``: the limits in
+    force; ``memory_bytes``: of the machine. What cannot be read is None. ``root``: where its /etc, /proc and /sys are.
     """
     device = torch.device(device)
     cpu, cores = processor(root)
@@ -68,13 +68,15 @@ def describe(device: torch.device | str, root: Path = Path("/")) -> dict[str, An
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """The smallest limit of this process's cgroup and those above it, in processors; None without one."""
+    """Return the smallest limit of this process's cgroup and those above it, in processors; None without one."""
     limits = [limit for folder in _cgroups(root) if (limit := _limit(folder)) is not None]
     return min(limits, default=None)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders that may hold a limit: this process's group in every hierarchy, its ancestors, and the mount itself."""
+    """Yield folders that may hold a limit: this process's group in every hierarchy, its ancestors, and the mount
+    itself.
+    """
     mount = root / "sys/fs/cgroup"
     for line in (_text(root / "proc/self/cgroup") or "").splitlines():
         _, controllers, path = [*line.split(":", 2), "", ""][:3]
@@ -99,7 +101,7 @@ def _limit(folder: Path) -> float | None:
 
 
 def processor(root: Path = Path("/")) -> tuple[str | None, int | None]:
-    """Model and number of processors, of /proc/cpuinfo; ARM gives part numbers instead of a name."""
+    """Return model and number of processors from /proc/cpuinfo; ARM has part numbers instead of a name."""
     text = _text(root / "proc/cpuinfo") or ""
     cores = len(re.findall(r"^processor\s*:", text, re.MULTILINE)) or None
     for key in ("model name", "cpu model", "Processor"):
@@ -117,7 +119,7 @@ def _board(root: Path) -> str | None:
 
 
 def _frequencies(root: Path) -> dict[str, float] | None:
-    """Lowest and highest limit in force over all processors."""
+    """Return the lowest and highest limit in force over all processors."""
     folders = sorted((root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq"))
     limits = [
         [int(text) / 1000 for folder in folders if (text := _text(folder / name)) and text.isdecimal()]
@@ -146,7 +148,7 @@ def _gpu(device: torch.device) -> dict[str, Any]:
 
 
 def _text(path: Path) -> str | None:
-    """A small file's text; None where it is absent, unreadable or empty. Device-tree strings end with a zero byte."""
+    """Return a small file's text; None if absent, unreadable or empty. Device-tree strings end with a zero byte."""
     try:
         return path.read_bytes()[:65536].decode("utf-8", "replace").replace("\0", "").strip() or None
     except OSError:
@@ -158,7 +160,9 @@ def _text(path: Path) -> str | None:
 
 
 def kind(device: torch.device) -> dict[str, str]:
-    """``torch``, ``kind`` ("cpu", "cuda NVIDIA H100"), ``processor`` with the vector unit in use, ``threads``."""
+    """Return ``torch``, ``kind`` ("cpu", "cuda NVIDIA H100"), ``processor`` with the vector unit in use,
+    ``threads``.
+    """
     return {
         "torch": str(torch.__version__),
         "kind": device.type if devices.is_host(device) else f"{device.type} {devices.name_of(device)}",
@@ -168,7 +172,7 @@ def kind(device: torch.device) -> dict[str, str]:
 
 
 def unlike(mine: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
-    """In words, what is not alike for the bits. What a side does not say counts as alike: silence excuses nothing.
+    """Return the differences that may change result bits, in words. A value that a side omits counts as equal.
 
     A GPU's kernels are its own, whatever the processor beside it.
     """
@@ -193,18 +197,18 @@ def _processor() -> str:
 
 TRIES: Final = 5
 LEAST: Final = 3
-"""Made in any case."""
+"""Minimum number of forwards."""
 FACTOR: Final = 2.0
-"""So many times as long as with one thread, by their medians, is worth a word."""
+"""Slowdown against one thread, by medians, from which a warning is shown."""
 WORTH: Final = 1.15
-"""... and so many times, another number of threads, where it can be chosen."""
+"""Speedup from which another number of threads is chosen."""
 
 
 def times_of_threads(
     wrapped: WrappedModel, inputs: Inputs, counts: Sequence[int], pause: float, seconds: float
 ) -> dict[int, float]:
-    """Milliseconds of a whole forward by the number of torch's threads: the median of `TRIES` forwards with each, fewer
-    where they take more than ``seconds``. ``pause``: seconds before each, as before every measurement.
+    """Return milliseconds of a whole forward by torch's number of threads: the median of `TRIES` forwards with each,
+    fewer if they take more than ``seconds``. ``pause``: seconds before each, as before every measurement.
     """
     threads = torch.get_num_threads()
     took: dict[int, list[int]] = {count: [] for count in counts}
@@ -225,9 +229,9 @@ def times_of_threads(
 
 
 def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, seconds: float) -> tuple[str, ...]:
-    """One line for people where one thread is much faster, else nothing.
+    """Return a warning if one thread is much faster, else nothing.
 
-    For the edge alone: the number of threads belongs to the whole process, and a server's other requests need it.
+    For the edge only: the number of threads belongs to the whole process, and a server's other requests need it.
     """
     threads = torch.get_num_threads()
     if threads == 1 or inputs.device.type != "cpu":
@@ -243,8 +247,9 @@ def warnings_of_threads(wrapped: WrappedModel, inputs: Inputs, pause: float, sec
 
 
 def fastest_threads(wrapped: WrappedModel, inputs: Inputs, seconds: float) -> tuple[int, dict[int, float]]:
-    """The number of torch's threads to use: the present one, unless half of them or one are faster by `WORTH`; and
-    milliseconds of a forward by the numbers that were tried.
+    """Return the number of torch's threads to use, and milliseconds of a forward by the numbers tried.
+
+    The current number is kept unless half of it, or one, is faster by `WORTH`.
     """
     threads = torch.get_num_threads()
     if threads == 1 or inputs.device.type != "cpu":

@@ -1,7 +1,7 @@
-"""What a profile holds, and profiles as JSON. One is made on each side; a plan is made of two.
+"""Define a profile, and read and write it as JSON. Each side has one; a plan combines both.
 
 Times are nanoseconds, sizes bytes, energies joules (`Reading`), powers watts. A file is read strictly, and compared
-with what it is to be used for (docs/profiles.md).
+with the model and machine it is to be used for (docs/profiles.md).
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from shared_hooks.showing import Bar, bars, duration, html_table, panel, short, 
 
 @dataclass(frozen=True, slots=True)
 class Quartiles:
-    """Quartiles of ``n`` measurements, in their unit. ``middle``: the mean of the middle half, the median where it is
-    not given.
+    """Quartiles of ``n`` measurements, in their unit. ``middle``: the mean of the middle half, by default the median.
 
     The middle is as robust as the median, and adds up: under a CPU quota a stage takes one of two times, and a sum of
     medians is not the median of the sum.
@@ -45,7 +44,7 @@ class Quartiles:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Quartiles:
-        """Raises ValueError for no values."""
+        """Compute quartiles. Raises ValueError for no values."""
         if not values:
             raise ValueError("no values to summarise")
         if len(values) == 1:
@@ -58,13 +57,13 @@ class Quartiles:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Quartiles:
-        """Raises KeyError, TypeError or ValueError for what is none."""
+        """Read quartiles. Raises KeyError, TypeError or ValueError for invalid data."""
         median = float(data["median"])
         return cls(median, float(data["q1"]), float(data["q3"]), int(data["n"]), float(data.get("middle", median)))
 
 
 def middle_half(ordered: Sequence[Any]) -> Sequence[Any]:
-    """Without a quarter at either end."""
+    """Return the values without a quarter at either end."""
     quarter = len(ordered) // 4
     return ordered[quarter : len(ordered) - quarter]
 
@@ -77,7 +76,7 @@ LARGEST = 1 << 63
 
 
 class Fields:
-    """One JSON object. ``place``: where it is, for messages, such as ``edge.json: layers[3]``."""
+    """Reads one JSON object. ``place``: its location for messages, such as ``edge.json: layers[3]``."""
 
     def __init__(self, data: object, place: str) -> None:
         if not isinstance(data, dict):
@@ -89,13 +88,13 @@ class Fields:
         raise SpecError(f"{self.place}.{key}: {message}")
 
     def need(self, key: str) -> Any:
-        """The value of a key that must be there."""
+        """Return the value of a required key."""
         if key not in self.data:
             self.fail(key, "missing")
         return self.data[key]
 
     def of(self, key: str, kind: type[Value], what: str) -> Value:
-        """A value of exactly one type."""
+        """Return a value of exactly one type."""
         value = self.need(key)
         if type(value) is not kind:
             self.fail(key, f"expected {what}, found {_kind(value)}")
@@ -105,7 +104,7 @@ class Fields:
         return self.of(key, str, "a string")
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """A list of strings."""
+        """Return a list of strings."""
         found = self.of(key, list, "a list of strings")
         if not all(type(one) is str for one in found):
             self.fail(key, "expected a list of strings")
@@ -115,14 +114,14 @@ class Fields:
         return self.of(key, bool, "true or false")
 
     def whole(self, key: str, least: int = 0) -> int:
-        """A whole number."""
+        """Return a whole number."""
         value = self.of(key, int, f"a whole number of at least {least}")
         if not least <= value < LARGEST:
             self.fail(key, f"expected a whole number of at least {least}, found {value!r:.40}")
         return value
 
     def number(self, key: str, least: float = 0.0) -> float:
-        """A finite number; negative ones only where ``least`` allows."""
+        """Return a finite number; negative only if ``least`` allows it."""
         value = self.need(key)
         if type(value) not in (int, float) or not least <= value <= LARGEST:  # rejects NaN, too
             allowed = "a finite number" if least < 0 else f"a number of at least {least:g}"
@@ -136,20 +135,20 @@ class Fields:
         return value
 
     def inner(self, key: str) -> Fields:
-        """An object in this one."""
+        """Return a nested object."""
         return Fields(self.need(key), f"{self.place}.{key}")
 
     def each(self, key: str) -> Iterator[Fields]:
-        """The objects of a list."""
+        """Yield the objects of a list."""
         for number, item in enumerate(self.of(key, list, "a list")):
             yield Fields(item, f"{self.place}.{key}[{number}]")
 
     def has(self, key: str) -> bool:
-        """Whether there is a value, and it is not null."""
+        """Return whether the key has a value other than null."""
         return self.data.get(key) is not None
 
     def quartiles(self, key: str, least: float = 0.0) -> Quartiles:
-        """{"median", "q1", "q3", "n"}: in order; and "middle"."""
+        """Return {"median", "q1", "q3", "n"}, in order, and "middle"."""
         inner = self.inner(key)
         found = Quartiles(
             inner.number("median", least),
@@ -164,7 +163,7 @@ class Fields:
         return found
 
     def reading(self, key: str) -> Reading:
-        """{"value", "status", "note"}; a value exactly where it is not unavailable."""
+        """Return {"value", "status", "note"}; the value is present exactly if it is not unavailable."""
         inner = self.inner(key)
         status = inner.choice("status", STATUSES)
         value = inner.number("value") if inner.has("value") else None
@@ -189,7 +188,7 @@ INPUT_CUT = -1
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """What a profile is of; compared before it is used. Digests are hexadecimal, as in the handshake."""
+    """Identifies the model of a profile; compared before use. Digests are hexadecimal, as in the handshake."""
 
     model_id: str
     weights_hash: str
@@ -218,13 +217,13 @@ class LayerProfile:
     memory_allocated: Reading
     memory_peak: Reading
     features: Mapping[str, float] = field(default_factory=dict)
-    """What its time may depend on, for models fitted on profiles: input_elements, output_elements, parameters, macs."""
+    """What its time may depend on, for models fitted to profiles: input_elements, output_elements, parameters, macs."""
 
 
 @dataclass(frozen=True)
 class CodecProfile:
-    """A cut's frontier with another codec than the stages are of. ``ns``: on the edge to encode it, on the cloud to
-    decode it; ``wire_bytes``: header and payload.
+    """A cut's frontier with another codec than the stages'. ``ns``: to encode it on the edge, to decode it on the
+    cloud; ``wire_bytes``: header and payload.
     """
 
     wire_bytes: int
@@ -234,7 +233,7 @@ class CodecProfile:
 @short
 @dataclass(frozen=True)
 class CutProfile:
-    """One cut as this side sees it. The edge's stages: ``head``, ``encode``. The cloud's: ``decode``, ``inject``,
+    """One cut on this side. Stages of the edge: ``head``, ``encode``. Of the cloud: ``decode``, ``inject``,
     ``compute``, ``encode``.
     """
 
@@ -248,12 +247,11 @@ class CutProfile:
     """Joules of the edge's head and encoding, or the cloud's tail."""
     memory_peak: Reading
     estimated: str = ""
-    """How the stages were estimated; empty when this cut itself was measured."""
+    """How the stages were estimated; empty if this cut was measured."""
     cpu_ns: Quartiles | None = None
-    """Processor time of all threads over the stages: what a CPU quota is charged with. None when not measured."""
+    """Processor time of all threads over the stages, which a CPU quota limits. None if not measured."""
     codecs: Mapping[str, CodecProfile] = field(default_factory=dict)
-    """By name, those that were measured beside the one of the stages; "basis" only where there are books for the cut.
-    """
+    """Other measured codecs by name; "basis" only with books for the cut."""
 
 
 @dataclass(frozen=True)
@@ -264,7 +262,7 @@ class FileInput:
     suffix: str
     nbytes: int
     prepare_ns: Quartiles
-    """Reading and preprocessing it on this side."""
+    """Time to read and preprocess it on this side."""
 
 
 @dataclass(frozen=True)
@@ -274,7 +272,7 @@ class Profile:
     side: Side
     model: ModelIdentity
     machine: Mapping[str, Any]
-    """See `machine.describe`: its ``id`` names the machine, and ``name`` is for people."""
+    """See `machine.describe`: its ``id`` identifies the machine, and ``name`` is for people."""
     created: str
     """ISO 8601, UTC."""
     settings: Mapping[str, Any]
@@ -283,7 +281,7 @@ class Profile:
     """
     whole_ns: Quartiles
     outside_ns: Quartiles
-    """The part of the whole forward that no layer accounts for."""
+    """The part of the whole forward outside of layers."""
     layers: tuple[LayerProfile, ...]
     cuts: tuple[CutProfile, ...]
     """Every cut that the plan allows, "input" (-1) first."""
@@ -297,9 +295,9 @@ class Profile:
     bare_ns: Quartiles | None = None
     """A whole forward as a request runs it: without layer metrics unless ``settings`` say so. None: as `whole_ns`."""
     finish_ns: Quartiles | None = None
-    """The edge's: an answer's bytes to tensors."""
+    """On the edge, the time from an answer's bytes to tensors."""
     warnings: tuple[str, ...] = ()
-    """For people: what makes the times unlike those of a machine at rest."""
+    """For people: why the times may differ from those of a machine at rest."""
 
     def __repr__(self) -> str:
         whole = f"whole forward {duration(self.whole_ns.middle)}"
@@ -329,7 +327,7 @@ class Profile:
         return self.bare_ns or self.whole_ns
 
     def cut(self, name: str) -> CutProfile | None:
-        """The cut of this name; None where the plan allows none."""
+        """Return the cut of this name; None if the plan allows none."""
         return next((cut for cut in self.cuts if cut.name == name), None)
 
 
@@ -342,7 +340,7 @@ STAGES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 MAX_BYTES: Final = 256 << 20
 DEEPEST: Final = 32
-"""Objects and lists inside one another, in what is kept as it is."""
+"""Maximum nesting of objects and lists in what is kept as it is."""
 
 COMPARED: Final[Mapping[str, str]] = {
     "device": "device",
@@ -355,18 +353,18 @@ COMPARED: Final[Mapping[str, str]] = {
     "python": "Python",
     "isthmus": "Isthmus",
 }
-"""What changes times, in a machine's description, though the machine is the same; in words."""
+"""Entries of a machine's description that change times on the same machine, in words."""
 
 
 def to_json(profile: Profile) -> dict[str, Any]:
-    """JSON-able, all numbers finite."""
+    """Return JSON data; all numbers are finite."""
     return {"format": FORMAT, "version": VERSION, **_plain(profile)}
 
 
 def from_json(data: object, side: Side | None = None, origin: str = "profile") -> Profile:
-    """The reverse, strictly. ``data``: one profile, or {"edge": ..., "cloud": ...}, of which ``side`` is read.
+    """Read `to_json`, strictly. ``data``: one profile, or {"edge": ..., "cloud": ...}, of which ``side`` is read.
 
-    Raises SpecError that names the place and what is wrong there; keys that this version does not know are left alone.
+    Raises SpecError that names the place and what is wrong there. Unknown keys are ignored.
     """
     top = Fields(data, origin)
     if "format" not in top.data and any(name in top.data for name in SIDES):
@@ -388,7 +386,7 @@ def from_json(data: object, side: Side | None = None, origin: str = "profile") -
 
 
 def read(path: str | Path, side: Side | None = None) -> Profile:
-    """A profile from a file. Raises SpecError."""
+    """Read a profile from a file. Raises SpecError."""
     try:
         if Path(path).stat().st_size > MAX_BYTES:
             raise SpecError(f"{path}: larger than any profile ({MAX_BYTES} bytes)")
@@ -405,16 +403,16 @@ def read(path: str | Path, side: Side | None = None) -> Profile:
 
 
 def write(profile: Profile, path: str | Path) -> None:
-    """As a file. Raises SpecError where it cannot be written."""
+    """Write a file. Raises SpecError if that fails."""
     write_json(path, to_json(profile))
 
 
 def check(profile: Profile, identity: ModelIdentity, machine: Mapping[str, Any] | str | None = None) -> list[str]:
-    """Whether a profile may be used for this model, here.
+    """Check whether a profile may be used for this model, here.
 
     Raises Disagreement for another model, weights, structure, plan or depth. Returns warnings, to be printed: it was
     made on another machine, with other threads, another CPU quota, other versions. ``machine``: `machine.describe` of
-    the one it is to be used for, or only its id; None: not compared.
+    the machine to use it for, or only its id; None: not compared.
     """
     kind = f"the {profile.side}'s profile"
     for name, what in (
@@ -530,7 +528,7 @@ def _cut(item: Fields, side: Side, layers: tuple[LayerProfile, ...]) -> CutProfi
 
 
 def _codecs(item: Fields) -> dict[str, CodecProfile]:
-    """Codecs of a file, also those that this side does not know: they are left alone."""
+    """Return the codecs of a file; those unknown to this side are kept, too."""
     found = {name: item.inner(name) for name in item.data}
     return {name: CodecProfile(one.whole("wire_bytes"), one.quartiles("ns")) for name, one in found.items()}
 
@@ -554,7 +552,7 @@ def _digest(item: Fields, key: str) -> str:
 
 
 def _finite(value: Any, place: str, deep: int = DEEPEST) -> Any:
-    """Values that are kept as they are; no NaN and no infinity among them."""
+    """Check values that are kept as they are: no NaN and no infinity among them."""
     if not deep:
         raise SpecError(f"{place:.60}...: more than {DEEPEST} objects and lists inside one another")
     if isinstance(value, float) and not math.isfinite(value):
@@ -567,7 +565,7 @@ def _finite(value: Any, place: str, deep: int = DEEPEST) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Dataclasses, and what they hold, as JSON has them. NaN is refused when written."""
+    """Convert dataclasses and their contents to JSON data. NaN is refused when written."""
     if isinstance(value, (Quartiles, Reading)):
         return value.as_dict()
     if isinstance(value, (Profile, LayerProfile, CutProfile, CodecProfile, FileInput, ModelIdentity, TensorShape)):

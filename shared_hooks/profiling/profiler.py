@@ -1,7 +1,7 @@
-"""Measures one side of a model: its layers in whole forwards, and its part of every cut.
+"""Measure one side of a model: its layers in whole forwards, and its part of every cut.
 
-Repetitions run in rounds, every cut once and then all again, so that a machine that slows down or speeds up meanwhile
-does so for all of them. What the budget does not allow to measure is estimated (`estimation`), and says so.
+Repetitions run in rounds, every cut once and then all again, so that a machine that slows down or speeds up affects all
+of them alike. What does not fit into the budget is estimated (`estimation`) and marked as such.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ from shared_hooks.wrapped import WrappedModel
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """``seconds``: the budget; one repetition is made in any case. ``pause``: seconds to rest before each measurement,
-    as a request's process does while it waits for the network: caches have cooled, threads sleep, a CPU quota is
-    refilled. Without it, heads of a small model measured half of what requests then took. ``metrics``: as requests take
-    that ask for layer metrics; the edge then measures them, and both sides collect them. Raises SpecError for numbers
-    out of range.
+    """Options of a measurement. Raises SpecError for numbers out of range.
+
+    ``seconds``: the budget; at least one repetition is made. ``pause``: seconds to rest before each measurement, as a
+    request's process does while it waits for the network: caches cool, threads sleep, a CPU quota is refilled; without
+    it, heads of a small model measured half of what requests then took. ``metrics``: measure as requests with layer
+    metrics run: the edge measures them, and both sides collect them.
     """
 
     warmup: int = 3
@@ -73,11 +74,12 @@ class ProfileOptions:
     pause: float = 0.005
     metrics: bool = False
     codecs: tuple[str, ...] = ()
-    """Measured beside ``codec``, on the frontiers that its rounds make."""
+    """Codecs measured beside ``codec``, on the frontiers of its rounds."""
     depth: int | None = None
     """Cuts are ends of modules at most so many levels below the model; None: all."""
     books: Mapping[str, tuple[Book | None, ...]] = field(default_factory=dict, repr=False)
-    """By the name of a cut, what the codec "basis" sends its pieces by; beside another codec it is measured only there.
+    """By cut, the books of the codec "basis" for its pieces; it is measured at these cuts only, if it is not
+    ``codec``.
     """
 
     def __post_init__(self) -> None:
@@ -99,12 +101,12 @@ class ProfileOptions:
 # Cuts that were not measured: which to measure when there is no time for all, and what the others must be about.
 
 SMALLEST = 4
-"""So many cuts with the smallest frontiers are measured in any case: those are the likely choices."""
+"""Number of smallest frontiers that are always measured, as likely choices."""
 
 
 def pick(cuts: Sequence[tuple[int, int]], room: int, wanted: Collection[int] = ()) -> list[int]:
-    """The cuts to measure, of (layer id, frontier bytes) in order: all if ``room`` suffices; else the first, the last,
-    the `SMALLEST` frontiers, and as many as there is room for, evenly spaced, of ``wanted`` and then of the others.
+    """Choose the cuts to measure, of (layer id, frontier bytes) in order: all if ``room`` suffices; else the first, the
+    last, the `SMALLEST` frontiers, and as many as fit, evenly spaced, of ``wanted`` and then of the others.
     """
     ids = [layer_id for layer_id, _ in cuts]
     if len(ids) <= room:
@@ -119,7 +121,7 @@ def pick(cuts: Sequence[tuple[int, int]], room: int, wanted: Collection[int] = (
 
 @dataclass(frozen=True)
 class Known:
-    """A measured cut: by layer id, with the bytes that cross."""
+    """A measured cut: layer id, and the bytes that cross."""
 
     layer_id: int
     frontier_bytes: int
@@ -128,7 +130,7 @@ class Known:
 
 
 def between(at: float, points: Sequence[tuple[float, float]]) -> float:
-    """Straight lines between points (x rising); level beyond the ends."""
+    """Interpolate linearly between points (x rising); constant beyond the ends."""
     xs = [x for x, _ in points]
     right = bisect_left(xs, at)
     if right == 0:
@@ -142,9 +144,9 @@ def between(at: float, points: Sequence[tuple[float, float]]) -> float:
 def estimate(
     layer_id: int, frontier_bytes: int, known: Sequence[Known], of_layers: Mapping[str, Callable[[int], float]]
 ) -> tuple[Mapping[str, Quartiles], int, str]:
-    """Stages, wire bytes and in words how, for a cut that was not measured; ``known`` in order of layer ids.
+    """Estimate an unmeasured cut: its stages, wire bytes and a note; ``known`` in order of layer ids.
 
-    ``of_layers``: for stages that run layers, the sum of those layers' times at a cut; what is measured beyond it is
+    ``of_layers``: for stages that run layers, the sum of those layers' times at a cut; the excess over it is
     interpolated between the measured neighbours. Stages that move bytes are interpolated by bytes, others by layer id.
     """
     stages: dict[str, Quartiles] = {}
@@ -172,9 +174,10 @@ def estimate(
 def estimated_codec(
     layer_id: int, frontier_bytes: int, known: Sequence[tuple[int, int, int, Sequence[TimedCodec]]]
 ) -> CodecProfile:
-    """``known``: (layer id, frontier bytes, wire bytes, times) of the measured cuts, in order.
+    """Estimate a codec at an unmeasured cut.
 
-    How much smaller it gets depends on what the neighbours are; how long that takes, on its bytes.
+    ``known``: (layer id, frontier bytes, wire bytes, times) of the measured cuts, in order. Its compression is
+    interpolated between the neighbours by layer, its time by bytes.
     """
     shares = [(float(at), wire / max(1, nbytes)) for at, nbytes, wire, _ in known]
     by_size = sorted({nbytes: fmean(one.ns for one in times) for _, nbytes, _, times in known}.items())
@@ -183,7 +186,7 @@ def estimated_codec(
 
 
 def _by_bytes(known: Sequence[Known]) -> list[Known]:
-    """One of each size, sizes rising."""
+    """Return one cut per size, sizes rising."""
     return sorted({one.frontier_bytes: one for one in known}.values(), key=lambda one: one.frontier_bytes)
 
 
@@ -197,15 +200,15 @@ def _ratio(stage: Quartiles, part: str) -> float:
 
 
 LEAST_ROUNDS = 5
-"""With time for fewer rounds over all cuts, fewer cuts are measured."""
+"""Minimum rounds over all cuts; with less time, fewer cuts are measured."""
 CODEC_ROUNDS = 3
-"""Rounds in which codecs beside the one of the stages are measured: none of them runs a head."""
+"""Rounds in which additional codecs are measured; none of them runs a head."""
 _CUDA = "torch's CUDA allocator, weights not included"
 
 
 class Cuts:
-    """``timer`` runs this side's part of a cut. ``deadline``: of `time.monotonic`. ``around``: done before every
-    measurement. ``refused``: cuts that could not run though the plan allows them, and why.
+    """The cuts of one side. ``timer`` runs this side's part of a cut. ``deadline``: of `time.monotonic`. ``around``:
+    run before every measurement. ``refused``: cuts that the plan allows but that failed to run, and why.
     """
 
     def __init__(
@@ -230,9 +233,9 @@ class Cuts:
         self._codecs = tuple(name for name in dict.fromkeys(options.codecs) if name != options.codec)
 
     def measure(self, first: WholeTimes, forwards: WholeForwards, step: Callable[[int, str], None]) -> None:
-        """As many rounds as asked for or as there is time for, one at least: a whole forward, and every cut once.
+        """Measure rounds of a whole forward and every cut, as many as requested or as time allows, at least one.
 
-        ``first``: what the whole model takes, about; it decides how many cuts there is time for.
+        ``first``: approximate times of the whole model, which decide how many cuts fit.
         """
         learnt = {number for number, _ in self.allowed if self._name(number) in self._options.books}
         chosen = pick(self.allowed, self._room(first), learnt) if self.allowed else []
@@ -262,7 +265,7 @@ class Cuts:
                 break
 
     def profiles(self, whole: WholeTimes, power: Power, inspected: Inspection | None) -> tuple[CutProfile, ...]:
-        """Every cut that could be made, measured or estimated."""
+        """Return every possible cut, measured or estimated."""
         allowed = [(number, nbytes) for number, nbytes in self.allowed if number not in self.refused]
         known = {
             number: _known(number, nbytes, self._runs[number]) for number, nbytes in allowed if number in self._runs
@@ -301,7 +304,7 @@ class Cuts:
 
     @property
     def refused_layers(self) -> dict[int, str]:
-        """Why a cut after a layer is refused, by layer id."""
+        """Return why a cut after a layer is refused, by layer id."""
         layers = {number: self._places[number] for number in self.refused if number >= 0}
         return {one.layer_id: self.refused[number] for number, one in layers.items() if not one.is_block}
 
@@ -309,15 +312,15 @@ class Cuts:
         return self._places[number].name if number >= 0 else "input"
 
     def _cut(self, number: int) -> int | str:
-        """As `WrappedModel.head` takes it: a layer may be called "input"."""
+        """Return the cut as `WrappedModel.head` takes it: a layer may be called "input"."""
         return self._name(number) if number < 0 or self._places[number].is_block else self._places[number].layer_id
 
     def _layer_id(self, number: int) -> int:
-        """The id of the last layer before a cut."""
+        """Return the id of the last layer before a cut."""
         return self._places[number].layer_id if number >= 0 else INPUT_CUT
 
     def _others(self, number: int, nbytes: int) -> dict[str, CodecProfile]:
-        """Measured at this cut; else drawn between those that were."""
+        """Return the other codecs, measured at this cut or else estimated from others."""
         found = {}
         for name in self._codecs:
             if name == Basis.name and self._name(number) not in self._options.books:
@@ -337,7 +340,9 @@ class Cuts:
         return found
 
     def _room(self, whole: WholeTimes) -> int:
-        """How many cuts can be measured `LEAST_ROUNDS` times, and once to warm up, in the time that is left."""
+        """Return the number of cuts that can be measured `LEAST_ROUNDS` times, and once for warm-up, in the
+        time left.
+        """
         left = self._deadline - time.monotonic()
         rounds = 1 + min(LEAST_ROUNDS, self._options.repetitions)
         heads = [whole.until(self._layer_id(number)) / 1e9 for number, _ in self.allowed]
@@ -349,14 +354,14 @@ class Cuts:
         return int(max(0.0, left - rounds * (total + self._options.pause)) / max(1e-9, rounds * each + once))
 
     def _begin(self) -> None:
-        """As a request finds this process."""
+        """Put the process into the state in which a request finds it."""
         if self._options.pause:  # sleeping for no time would still give the processor away
             time.sleep(self._options.pause)
         if self._around is not None:
             self._around.run()
 
     def _energy(self, power: Power, number: int, stages: Mapping[str, Quartiles], *, measured: bool) -> Reading:
-        """By repeating this side's part of the cut while there is time, else its share."""
+        """Measure energy by repeating this side's part of the cut while time allows, else return its share."""
         if measured and self._is_edge and time.monotonic() < self._deadline:
             return power.repeat(lambda: self._timer.run(self._cut(number)), "heads")
         return power.share(sum(stage.median for stage in stages.values()))
@@ -378,7 +383,7 @@ class Cuts:
 
 
 def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
-    """The middle half is that of the runs as a whole, so that the stages' middles add up to it."""
+    """Return the runs' stages over the middle half of whole runs, so that the stages add up to it."""
     middle = middle_half(sorted(runs, key=lambda run: sum(run.stages.values())))
     stages = {
         name: replace(
@@ -390,7 +395,7 @@ def _known(layer_id: int, nbytes: int, runs: Sequence[TimedRun]) -> Known:
 
 
 def _allowed(plan: Plan) -> list[tuple[int, int]]:
-    """(number among `Plan.cuts`, frontier bytes) of every cut that the plan allows, "input" (-1) first."""
+    """Return (number among `Plan.cuts`, frontier bytes) of every allowed cut, "input" (-1) first."""
     found = [(number, one.frontier_bytes) for number, one in enumerate(plan.cuts) if one.can_split]
     try:
         plan.cutting("input")
@@ -400,16 +405,16 @@ def _allowed(plan: Plan) -> list[tuple[int, int]]:
 
 
 Progress = Callable[[int, int, str], None]
-"""(done, total, what comes next). What it raises ends the profiling."""
+"""(done, total, the next step). An exception from it ends the profiling."""
 
 WARM_SHARE = 0.2
-"""Most of the budget that goes to warming up."""
+"""Maximum share of the budget for warm-up."""
 TRIED_SHARE = 0.1
-"""And to try one thread."""
+"""Maximum share of the budget to try one thread."""
 
 
 def identity(wrapped: WrappedModel, model_id: str, plan_digest: str) -> ModelIdentity:
-    """Whose profile it is; hashes the weights."""
+    """Identify the model of a profile; hashes the weights."""
     return ModelIdentity(model_id, wrapped.weights_hash(), wrapped.structure_digest(), plan_digest, wrapped.depth)
 
 
@@ -424,9 +429,9 @@ def profile_edge(
     prepare: Callable[[Path], object] | None = None,
     on_progress: Progress | None = None,
 ) -> Profile:
-    """The edge's side. ``prepare`` reads and preprocesses one of ``files``.
+    """Profile the edge's side. ``prepare`` reads and preprocesses one of ``files``.
 
-    Cuts are measured as a client runs them: with layer metrics where ``options`` say so, whatever the setting of
+    Cuts are measured as a client runs them: with layer metrics if ``options`` say so, whatever the setting of
     ``wrapped`` is. Raises CutRefused for a model whose forwards do not follow its plan, and what the model raises.
     """
     make = _Profiler("edge", wrapped, model_id, args, kwargs, options or ProfileOptions(), on_progress)
@@ -449,8 +454,9 @@ def profile_cloud(
     prepare: Callable[[Path], object] | None = None,
     on_progress: Progress | None = None,
 ) -> Profile:
-    """The cloud's side; every tail runs on a frontier that this process made by itself. Call it on one thread; other
-    threads' requests disturb the measurement, not the result.
+    """Profile the cloud's side; every tail runs on a frontier made in this process.
+
+    Call it on one thread; other threads' requests add noise, but do not change the kind of result.
     """
     make = _Profiler("cloud", wrapped, model_id, args, kwargs, options or ProfileOptions(), on_progress)
     return make.profile(files, prepare)
@@ -542,7 +548,7 @@ class _Profiler:
         self.on_progress(done, self.options.warmup + self.options.repetitions + 2, what)
 
     def _warm(self, forwards: WholeForwards) -> WholeTimes:
-        """Whole forwards that count for nothing but a first idea of the times; one at least."""
+        """Run whole forwards for warm-up, at least one, and return first times."""
         until = time.monotonic() + WARM_SHARE * self.options.seconds
         for number in range(max(1, self.options.warmup)):
             self._step(number, "warming up")
@@ -552,7 +558,7 @@ class _Profiler:
         return forwards.take()
 
     def _inspect(self, plan: Plan) -> Inspection | None:
-        """None where the model cannot be looked into: its own modes or scripts refuse."""
+        """Inspect the model; None if it cannot be inspected, as with its own dispatch modes or scripts."""
         try:
             found = inspect(self.wrapped.model, self.wrapped.modules, *self.inputs.place(*self.inputs.fresh()))
         except Exception:  # the whole model has just run without the ledger: what fails is the looking
@@ -560,13 +566,13 @@ class _Profiler:
         return found if len(found.layers) == len(plan.layers) else None
 
     def _answer(self) -> tuple[bytes, bytes]:
-        """Header and payload of the whole model's."""
+        """Return header and payload of the whole model's answer."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
         parcel = Parcel.of_value(self.wrapped.forward(*args, **kwargs))
         return parcel.header, b"".join(parcel.buffers)
 
     def _file(self, path: Path, nbytes: int, prepare: Callable[[Path], object], around: Around | None) -> FileInput:
-        """``around`` has prepared one already, before every measurement."""
+        """Measure a file. ``around`` has prepared one already, before every measurement."""
         spent = around.prepare_ns[:] if around and around.path is path else []
         for number in range(0 if spent else 1 + self.options.repetitions):
             started = time.perf_counter_ns()

@@ -1,8 +1,8 @@
-"""The head or the tail of one cut, run once and timed, as a request runs it on that side; repeated by `profiler`.
+"""Run the head or the tail of one cut once, timed as a request runs it on that side; `profiler` repeats it.
 
-One more forward is looked into instead of timed (`inspect`): the memory its tensors hold, and its multiplications, by
-layer. A dispatch mode sees every tensor that operations return, and keeps a ledger of the storages that are alive.
-Exact for tensors; what a kernel uses for itself while it runs is not seen.
+One more forward is inspected instead of timed (`inspect`): the memory of its tensors, and its multiplications, by
+layer. A dispatch mode sees every tensor that operations return, and keeps a ledger of live storages. It is exact for
+tensors; a kernel's temporary memory is not seen.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NOTE = "bytes of tensors alive in one forward: inputs included, weights not, ker
 
 @dataclass
 class Inspected:
-    """A layer call. Bytes of storages alive when it ended (``allocated``), at most while it ran (``peak``), and at most
-    since the forward began (``peak_so_far``).
+    """A layer call. Bytes of live storages at its end (``allocated``), their maximum in the call (``peak``), and since
+    the forward began (``peak_so_far``).
     """
 
     module_type: str
@@ -53,14 +53,14 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Inspection:
-    """``peak``: of the whole forward."""
+    """Inspection of a forward; ``peak``: of the whole forward."""
 
     layers: tuple[Inspected, ...]
     peak: int
 
 
 class Ledger(TorchDispatchMode):
-    """Storages alive, but for those in ``known``; and multiply-accumulates of the operations that torch can count."""
+    """Live storages except those in ``known``; and multiply-accumulates of the operations that torch can count."""
 
     def __init__(self, known: list[torch.Tensor], inputs: list[torch.Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -71,13 +71,13 @@ class Ledger(TorchDispatchMode):
         self.peak = self.peak_so_far = self.held()
 
     def held(self) -> int:
-        """Bytes alive now."""
+        """Return the live bytes."""
         for key in [key for key, (storage, _) in self.alive.items() if storage.expired()]:
             del self.alive[key]
         return sum(nbytes for _, nbytes in self.alive.values())
 
     def add(self, tensors: list[torch.Tensor]) -> None:
-        """Enter what is not yet entered."""
+        """Add tensors that are not in the ledger yet."""
         for tensor in tensors:
             if not _plain(tensor):
                 continue
@@ -86,7 +86,7 @@ class Ledger(TorchDispatchMode):
                 self.alive[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
 
     def begin(self) -> None:
-        """A module is called: its own peak starts here."""
+        """Begin a module's call: its own peak starts here."""
         self.peak = self.held()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -106,7 +106,7 @@ class Ledger(TorchDispatchMode):
 
 
 class Inspector:
-    """Stands where a session stands (`attach.Runner`), numbers layers by the same rule, and reads the ledger."""
+    """Runs in place of a session (`attach.Runner`), numbers layers by the same rule, and reads the ledger."""
 
     is_bare = False
 
@@ -154,7 +154,7 @@ class Inspector:
 def inspect(
     model: nn.Module, modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Inspection:
-    """Run the whole model once. Raises what the model raises."""
+    """Run the whole model once and inspect it. Raises what the model raises."""
     ledger = Ledger([*model.parameters(), *model.buffers()], list(tensors_in((args, kwargs))))
     inspector = Inspector(modules, ledger)
     token = running.set(inspector)
@@ -173,13 +173,13 @@ def inspect(
 
 
 def weights_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and buffers, each storage once."""
+    """Return the bytes of parameters and buffers, each storage once."""
     tensors = [tensor for tensor in (*model.parameters(), *model.buffers()) if _plain(tensor)]
     return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def _plain(tensor: torch.Tensor) -> bool:
-    """Whether it has one storage; sparse and nested tensors and some subclasses have none to count."""
+    """Return whether it has one storage; sparse and nested tensors and some subclasses do not."""
     if tensor.layout != torch.strided or tensor.is_nested:
         return False
     try:
@@ -196,7 +196,9 @@ def _plain(tensor: torch.Tensor) -> bool:
 
 
 class Around:
-    """``answer``: header and payload of one. ``prepare`` reads and preprocesses ``path``; None: inputs are tensors."""
+    """Work before a measurement. ``answer``: header and payload of one. ``prepare`` reads and preprocesses ``path``;
+    None: inputs are tensors.
+    """
 
     def __init__(
         self, answer: tuple[bytes, bytes], path: Path | None, prepare: Callable[[Path], object] | None
@@ -208,7 +210,7 @@ class Around:
         self.prepare_ns: list[int] = []
 
     def run(self) -> None:
-        """Raises what reading the input raises."""
+        """Run it. Raises what reading the input raises."""
         started = time.perf_counter_ns()
         Parcel.to_value(*self._answer)
         finished = time.perf_counter_ns()
@@ -219,12 +221,12 @@ class Around:
 
 
 KEEP_BYTES = 512 << 20
-"""Frontiers that the cloud's side keeps between repetitions; beyond, the head runs again, outside the timing."""
+"""Maximum bytes of frontiers that the cloud's side keeps between repetitions; beyond it, heads run again, untimed."""
 
 
 @dataclass(frozen=True)
 class TimedRun:
-    """A head or a tail, once. Nanoseconds by stage, of processor time in all threads, and the request's bytes."""
+    """One run of a head or a tail: nanoseconds by stage, processor time of all threads, and the request's bytes."""
 
     stages: Mapping[str, int]
     cpu_ns: int
@@ -240,7 +242,7 @@ class TimedCodec(NamedTuple):
 
 
 class Inputs:
-    """A model's inputs, fresh for every run: a model may write into them."""
+    """A model's inputs, copied for every run, as a model may write to them."""
 
     def __init__(self, wrapped: WrappedModel, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.device = wrapped.device
@@ -248,30 +250,30 @@ class Inputs:
         self._call = (to_device(args, host), to_device(dict(kwargs), host))
 
     def fresh(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Copies where a client has them: on the CPU."""
+        """Return copies on the CPU, where a client has them."""
         return copied(*self._call)
 
     def place(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Moved to the model's device; this belongs to a request's time."""
+        """Move inputs to the model's device, which is part of a request's time."""
         if self.device.type == "cpu":
             return args, kwargs
         return to_device(args, self.device), to_device(kwargs, self.device)
 
 
 def wait_for(device: torch.device) -> None:
-    """Until the device has done all that was queued."""
+    """Wait until the device has finished all queued work."""
     devices.synchronize(device)
 
 
 def collect(wrapped: WrappedModel) -> None:
-    """As both sides do with every request, where metrics are on; the cloud counts it as encoding."""
+    """Collect metrics, if enabled, as both sides do in every request; the cloud counts it as encoding."""
     if wrapped.metrics_enabled:
         wrapped.get_layer_metrics()
         wrapped.get_forward_metrics()
 
 
 def knows(crossing: Crossing, codec: str) -> bool:
-    """Whether a codec has what it needs to know of the cut, and of no frame before."""
+    """Return whether a codec can encode the cut, without any earlier frame."""
     own = CODECS.get(codec)
     if isinstance(own, Learned):
         return own.file.cut == crossing.name
@@ -279,7 +281,7 @@ def knows(crossing: Crossing, codec: str) -> bool:
 
 
 class HeadTimer:
-    """``head``: input to frontier. ``encode``: frontier to header and payload."""
+    """Times heads. ``head``: input to frontier. ``encode``: frontier to header and payload."""
 
     def __init__(
         self,
@@ -288,7 +290,7 @@ class HeadTimer:
         codec: str,
         books: Mapping[str, tuple[Book | None, ...]] | None = None,
     ) -> None:
-        """``books``: by the name of a cut, what the codec "basis" sends its pieces by."""
+        """``books``: by cut, the books of the codec "basis" for its pieces."""
         self.wrapped = wrapped
         self.inputs = inputs
         self.codec = codec
@@ -296,7 +298,7 @@ class HeadTimer:
         self._with_books: dict[str, Crossing] = {}
 
     def run(self, cut: int | str, codecs: Sequence[str] = ()) -> TimedRun:
-        """``codecs``: the same frontier is also encoded with these, as far as they have what they need to know."""
+        """Run a head. ``codecs``: also encode its frontier with these, if they can encode it."""
         args, kwargs = self.inputs.fresh()
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
         args, kwargs = self.inputs.place(args, kwargs)
@@ -316,12 +318,12 @@ class HeadTimer:
         )
 
     def frontier(self, cut: int | str) -> EarlyOutput:
-        """The frontier of the same inputs, with the books of its cut."""
+        """Return the frontier of the same inputs, with the books of its cut."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
         return self._with_own(self.wrapped.head(cut, *args, **kwargs))
 
     def _with_own(self, early: EarlyOutput) -> EarlyOutput:
-        """As it is where there are no books, or other pieces cross than when these were learnt."""
+        """Add the cut's books, unless there are none, or other pieces cross than they were calibrated for."""
         crossing = early.crossing
         books = self._books.get(crossing.name)
         if books is None or len(books) != len(crossing.grains):
@@ -332,7 +334,7 @@ class HeadTimer:
         return replace(early, crossing=known)
 
     def packed(self, early: EarlyOutput, codec: str | None = None) -> Parcel:
-        """As the client packs it: the description's bytes are asked for with every request."""
+        """Pack as the client does, which serialises the description with every request."""
         early.crossing.to_bytes()
         return early.pack(codec=codec or self.codec)
 
@@ -342,7 +344,7 @@ class HeadTimer:
         return TimedCodec(time.perf_counter_ns() - started, len(parcel.header) + parcel.nbytes)
 
     def memory_peak(self, cut: int | str) -> int:
-        """The most bytes of tensors alive at a time: inputs included, weights not."""
+        """Return the maximum bytes of live tensors, including inputs, without weights."""
         args, kwargs = self.inputs.place(*self.inputs.fresh())
         if devices.counts_memory(self.inputs.device):
             own = sum(tensor.numel() * tensor.itemsize for tensor in tensors_in((args, kwargs)))
@@ -357,9 +359,9 @@ class HeadTimer:
 
 
 class TailTimer:
-    """``decode``, ``inject``, ``compute``, ``encode``: the frontier's bytes to the answer's, as the server does it.
+    """Times tails: ``decode``, ``inject``, ``compute``, ``encode``, from the frontier's bytes to the answer's.
 
-    A server always runs with metrics; ``metrics``: they are collected for the client, too.
+    A server always runs with metrics; ``metrics``: they are also collected for the client.
     """
 
     def __init__(self, wrapped: WrappedModel, inputs: Inputs, codec: str, *, metrics: bool = False) -> None:
@@ -372,7 +374,7 @@ class TailTimer:
         self._bytes = 0
 
     def run(self, cut: int | str, codecs: Sequence[str] = ()) -> TimedRun:
-        """``codecs``: the same frontier is also decoded from these."""
+        """Run a tail. ``codecs``: also decode the frontier from these."""
         crossing, header, data = self._request(cut)
         payload = _writable(data)
         cpu, started = time.process_time_ns(), time.perf_counter_ns()
@@ -418,7 +420,7 @@ class TailTimer:
         return TimedCodec(time.perf_counter_ns() - started, len(coded[0]) + len(coded[1]))
 
     def _request(self, cut: int | str) -> tuple[Crossing, bytes, bytes]:
-        """What a client would send: the cut's description read from bytes, as from a stranger."""
+        """Return a client's request: the cut's description is read from bytes, as if untrusted."""
         kept = self._kept.get(cut)
         if kept is not None:
             return kept
@@ -433,7 +435,7 @@ class TailTimer:
 
 
 def _writable(data: bytes) -> memoryview:
-    """As it lies when it was received."""
+    """Return the data in writable memory, as received data is."""
     return memoryview(torch.frombuffer(bytearray(data), dtype=torch.uint8).numpy()) if data else memoryview(b"")  # type: ignore[arg-type]
 
 
@@ -447,8 +449,8 @@ LEAST_PERIODS = 5
 
 
 class Power:
-    """The energy meters of this machine, for a model on ``device``. Without one, nothing is repeated, and every reading
-    says why there is none.
+    """This machine's energy meters, for a model on ``device``. Without meters nothing is repeated, and every reading
+    says why there are none.
     """
 
     def __init__(self, device: torch.device, source: Sampler = sampler) -> None:
@@ -456,7 +458,7 @@ class Power:
         self._sampler = source
         self._watts: float | None = None
         self.missing = self._search()
-        """Why there are no readings; None where there are."""
+        """Why there are no readings; None if there are."""
 
     def _search(self) -> Reading | None:
         until = time.monotonic() + SEARCH_S
@@ -473,7 +475,7 @@ class Power:
         return self._sampler.window(start_ns, self._gpu).energy
 
     def idle(self) -> Reading:
-        """Watts while nothing of ours runs, over `IDLE_S`."""
+        """Return watts at idle, over `IDLE_S`."""
         if self.missing is not None:
             return self.missing
         started = time.perf_counter_ns()
@@ -485,7 +487,7 @@ class Power:
         return Reading(grown.value / (ended - started) * 1e9, grown.status, grown.note)
 
     def repeat(self, run: Callable[[], object], what: str) -> Reading:
-        """Joules of one ``run``, of as many as the sensors need. The first call says what `share` goes by."""
+        """Return joules of one ``run``, over as many as the sensors need. The first call sets the power for `share`."""
         if self.missing is not None:
             return self.missing
         track = self._track(time.perf_counter_ns())
@@ -502,7 +504,7 @@ class Power:
         return Reading(grown.value / count, grown.status, f"{grown.note}; over {count} {what}")
 
     def share(self, ns: float) -> Reading:
-        """Joules of work of ``ns`` nanoseconds at the mean power of what was repeated first."""
+        """Return joules of ``ns`` nanoseconds of work at the mean power of the first repeated run."""
         if self.missing is not None:
             return self.missing
         if self._watts is None:
@@ -510,7 +512,7 @@ class Power:
         return Reading.estimated(self._watts * ns / 1e9, f"its time at {self._watts:.3g} W mean power")
 
     def _grown(self, start: int, stop: int) -> Reading:
-        """Joules between two times, read when a sample after ``stop`` has come, or ought to have."""
+        """Return joules between two times, read once a sample after ``stop`` has arrived, or is overdue."""
         until = time.monotonic() + SEARCH_S
         while True:
             track = self._track(start)
@@ -522,7 +524,9 @@ class Power:
 
 
 def mean_reading(readings: Sequence[Reading]) -> Reading:
-    """The mean of several readings of one thing; measured if all of them are, unavailable if none has a value."""
+    """Return the mean of readings of the same quantity; measured if all of them are, unavailable if none has a
+    value.
+    """
     values = [reading.value for reading in readings if reading.value is not None]
     if not values:
         return readings[-1]
@@ -548,8 +552,8 @@ class WholeLayer:
 
 @dataclass(frozen=True)
 class WholeTimes:
-    """Whole forwards, from placing the inputs to the output. ``outside``: total less the layers, of each forward; on
-    the edge, where a forward with metrics collects them before it answers, that is part of it.
+    """Times of whole forwards, from placing the inputs to the output. ``outside``: total less the layers, of each
+    forward; on the edge it includes collecting metrics, which a forward with metrics does before it returns.
     """
 
     total: Quartiles
@@ -558,15 +562,15 @@ class WholeTimes:
     layers: tuple[WholeLayer, ...]
 
     def until(self, layer_id: int) -> float:
-        """The sum of the medians of the layers up to one, in nanoseconds; 0 for the cut "input"."""
+        """Return the sum of the median times of the layers up to one, in nanoseconds; 0 for the cut "input"."""
         return sum(layer.inference.median for layer in self.layers[: layer_id + 1])
 
 
 class WholeForwards:
-    """Runs them one by one, with metrics or bare. ``names``: of the layers that the plan knows; forwards with others
-    are left out.
+    """Runs whole forwards one by one, with or without metrics. ``names``: the plan's layers; forwards with others are
+    dropped.
 
-    ``collects``: collecting the metrics counts, where the model's own setting has them on.
+    ``collects``: collecting metrics counts, if the model's own setting enables them.
     """
 
     def __init__(self, wrapped: WrappedModel, inputs: Inputs, names: Sequence[str], *, collects: bool = False) -> None:
@@ -578,7 +582,7 @@ class WholeForwards:
         self._bare: list[int] = []
 
     def run_bare(self) -> None:
-        """One forward as a request runs it. Raises what the model raises."""
+        """Run one forward as a request does. Raises what the model raises."""
         args, kwargs = self._inputs.fresh()
         started = time.perf_counter_ns()
         args, kwargs = self._inputs.place(args, kwargs)
@@ -589,7 +593,7 @@ class WholeForwards:
         self._bare.append(time.perf_counter_ns() - started)
 
     def run(self) -> None:
-        """One forward, with layer metrics whatever the model's own setting is. Raises what the model raises."""
+        """Run one forward with layer metrics, whatever the model's own setting is. Raises what the model raises."""
         wrapped = self._wrapped
         before = wrapped.metrics_enabled
         wrapped.metrics_enabled = True
@@ -609,7 +613,7 @@ class WholeForwards:
             self._forwards.append((total, layers))
 
     def take(self) -> WholeTimes:
-        """What the forwards since the last call come to.
+        """Return the times of the forwards since the last call.
 
         Raises CutRefused for a model that never took the planned path.
         """
@@ -629,8 +633,8 @@ class WholeForwards:
 
 
 def _of(values: Sequence[float]) -> Quartiles:
-    """Quartiles of forwards in the order of their totals. The middle half is that of the forwards: the layers' middles
-    and the outside's add up to the whole's.
+    """Return quartiles of forwards in the order of their totals. The middle half is that of the forwards, so the
+    middles of the layers and of the outside add up to the whole's.
     """
     return replace(Quartiles.of(values), middle=fmean(middle_half(values)))
 
