@@ -1,11 +1,11 @@
-"""Look inside a model while it runs, on either side of a cut, without changing a bit of its answer.
+"""Observe a model while it runs, on either side of a cut, without changing a bit of its answer.
 
-base        `Observer`: looks at modules, and cannot change or break them
-watching    how a forward is shown to observers
+base        `Observer`: looks at modules without changing or breaking them
+watching    how observers see a forward
 named       observers by the names that commands and requests use
 kinds       the observers: activation, attention, gradients, memory, non-finite values, tokens, a function of your own
 transforms  a hook that may change a module's output; not an observer
-thumbnails  ... small enough to travel; tokens as text
+thumbnails  attention pictures small enough to travel; tokens as text
 
 from shared_hooks.observers import ActivationStats
 

@@ -1,11 +1,11 @@
-"""`Observer`: looks at modules while a model runs, and cannot change or break it.
+"""Define `Observer`: looks at modules while a model runs, without changing or breaking it.
 
     with ActivationStats("layer1.*", every_n=10).attach(model_or_wrapped) as stats:
         model_or_wrapped(x)
     stats.records
 
-An observer never changes a value. If it raises, that is reported once and counted, and the forward continues. What it
-keeps is bounded by number and by bytes; the oldest goes first. Its cost is measured. Leaving the block removes exactly
+An observer never changes a value. An exception is reported once and counted, and the forward continues. Its records are
+bounded by number and bytes, and the oldest are dropped first. Its cost is measured. Leaving the block removes exactly
 what was attached.
 """
 
@@ -39,12 +39,12 @@ Targets: TypeAlias = "Target | Iterable[Target]"
 
 
 def resolve(model: nn.Module, targets: Targets) -> dict[nn.Module, str]:
-    """The matching modules of ``model`` with their names, in definition order.
+    """Return the modules of ``model`` that match, with their names, in definition order.
 
     A target is a module's name (``"(model)"`` or ``""`` is the model itself), a glob (``*`` crosses dots), a regular
     expression (``re.compile(...)`` or ``"re:..."``, searched in the name), a type, the name of a type as
-    ``"type:Conv2d"``, a group as ``"group:vision"`` (see `modules.tables`), or a module. Raises UnknownLayer for one
-    that matches nothing, with names that are near.
+    ``"type:Conv2d"``, a group as ``"group:vision"`` (see `modules.tables`), or a module. Raises UnknownLayer for a
+    target without a match, with similar names.
     """
     # a scripted or compiled module runs out of sight: nothing inside it
     infos = walk(model, None)
@@ -116,7 +116,7 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def leaves(model: nn.Module) -> dict[nn.Module, str]:
-    """What observers look at by default: modules without children, and attention as a whole."""
+    """Return the default targets: modules without children, and attention modules as a whole."""
     found: dict[nn.Module, str] = {}
     inside: set[nn.Module] = set()
     for module, info in walk(model, None).items():
@@ -133,10 +133,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Record:
-    """Common to all records.
+    """Base of all records.
 
-    ``name``: the module's path, with ``#n`` from its second call in one forward on. ``step``: the number of the
-    forward since the observer was attached, from 0; during generation, the step.
+    ``name``: the module's path, with ``#n`` from its second call in one forward on. ``step``: the number of the forward
+    since the observer was attached, from 0; during generation, the step.
     """
 
     name: str
@@ -144,17 +144,17 @@ class Record:
 
 
 class Observer:
-    """Base of all observers: a subclass gives `observe`.
+    """Base of all observers: a subclass implements `observe`.
 
-    ``targets``: see `resolve`; None is `default_targets`. ``every_n``: looks at every n-th forward of the
-    model, the first included. ``max_records``, ``max_bytes``: what is kept at most. Several forwards, threads and
-    models may be observed at once.
+    ``targets``: see `resolve`; None: `default_targets`. ``every_n``: observe every n-th forward of the model, including
+    the first. ``max_records``, ``max_bytes``: bounds of the records. Several forwards, threads and models may be
+    observed at once.
     """
 
     surrounds: ClassVar[bool] = False
-    """Whether `around` is to be asked."""
+    """Whether to call `around`."""
     changes: ClassVar[bool] = False
-    """Only transforms change what they see."""
+    """Only transforms change values."""
 
     def __init__(
         self,
@@ -171,15 +171,15 @@ class Observer:
         self.max_records = max_records
         self.max_bytes = max_bytes
         self.dropped = 0
-        """Records that had to make room."""
+        """Number of records dropped."""
         self.failures = 0
         self.last_failure = ""
         self.notes: tuple[str, ...] = ()
-        """What had to be done otherwise than asked, or cannot be seen."""
+        """Deviations from what was requested, and what cannot be observed."""
         self.cost_ns = 0
-        """Time spent in this observer, all of it."""
+        """Total time spent in this observer."""
         self.calls = 0
-        """Module calls looked at."""
+        """Number of observed module calls."""
         self._kept: deque[tuple[Any, int]] = deque()
         self._bytes = 0
         self._lock = threading.Lock()
@@ -187,55 +187,55 @@ class Observer:
     # -- what a subclass gives ----------------------------------------------------------------------------------
 
     def default_targets(self, model: nn.Module) -> dict[nn.Module, str]:
-        """Module -> name, where no targets are given; here the leaves."""
+        """Return module -> name if no targets are given; here the leaves."""
         return leaves(model)
 
     def around(
         self, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
     ) -> AbstractContextManager[Any] | None:
-        """Entered around the module's forward, if `surrounds`. ``add`` takes what `observe` may return, for what is
-        seen inside a module that a cut leaves before its end.
+        """Return a context for the module's forward, if `surrounds`. ``add`` takes what `observe` may return, for
+        values seen inside a module that a cut leaves before its end.
         """
         return None
 
     def observe(self, call: ObservedCall, name: str, step: int) -> Any:
-        """The module has run: a record, a `Deferred` that makes one, a list of these, or None.
+        """Observe a finished call; return a record, a `Deferred` that makes one, a list of these, or None.
 
-        Under ``no_grad``; ``call`` holds the live values, which must not be changed.
+        Runs under ``no_grad``; ``call`` holds the live values, which must not be changed.
         """
         raise NotImplementedError
 
     def forward_done(self, records: list[Any], step: int) -> None:
-        """A forward is over and its records are kept. An error of Isthmus' tree raised here ends the request."""
+        """Called after a forward whose records are kept. Raising an error of Isthmus ends the request."""
 
     def detached(self, root: nn.Module) -> None:
-        """An attachment has ended."""
+        """Called when an attachment has ended."""
 
     # -- using it -----------------------------------------------------------------------------------------------
 
     @property
     def records(self) -> list[Any]:
-        """What was kept, oldest first."""
+        """The records kept, oldest first."""
         with self._lock:
             return [record for record, _ in self._kept]
 
     @property
     def cost_per_call_ns(self) -> float:
-        """Mean over the module calls looked at."""
+        """Mean cost of an observed module call."""
         return self.cost_ns / self.calls if self.calls else 0.0
 
     def clear(self) -> None:
-        """Forget the records."""
+        """Delete the records."""
         with self._lock:
             self._kept.clear()
             self._bytes = 0
 
     def attach(self, model: nn.Module | WrappedModel, *, this_thread: bool = False) -> Attachment:
-        """Observe from now on until the block is left, or `Attachment.detach`.
+        """Observe until the block is left, or `Attachment.detach` is called.
 
-        Of a `WrappedModel`: its heads, tails and whole forwards, and its model running by itself. Of a module: all its
-        runs. ``this_thread``: only forwards of the calling thread. Raises UnknownLayer for a target that matches
-        nothing.
+        For a `WrappedModel`: its heads, tails and whole forwards, and its model running by itself. For a module: all
+        its runs. ``this_thread``: only forwards of the calling thread. Raises UnknownLayer for a target without a
+        match.
         """
         wrapped = model if isinstance(model, WrappedModel) else None
         root = model if wrapped is None else wrapped.model
@@ -264,7 +264,7 @@ class Observer:
             )
 
     def keep(self, records: list[Any]) -> None:
-        """Add records; the oldest make room."""
+        """Add records, dropping the oldest beyond the bounds."""
         sized = [(record, size_of(record)) for record in records[-self.max_records :]]
         with self._lock:
             self.dropped += len(records) - len(sized)
@@ -276,7 +276,7 @@ class Observer:
                 self.dropped += 1
 
     def spent(self, since_ns: int, calls: int = 0) -> None:
-        """Account for time since ``since_ns``."""
+        """Add the time since ``since_ns`` to the cost."""
         spent_ns = time.perf_counter_ns() - since_ns
         with self._lock:
             self.cost_ns += spent_ns
@@ -284,7 +284,7 @@ class Observer:
 
 
 class Attachment:
-    """An observer on a model; ends with the block or by `detach`."""
+    """An observer attached to a model; ends with the block or by `detach`."""
 
     def __init__(
         self, observer: Observer, root: nn.Module, modules: Mapping[nn.Module, str], owner: object, thread: int | None
@@ -300,16 +300,16 @@ class Attachment:
 
     @property
     def is_attached(self) -> bool:
-        """Until `detach`."""
+        """Whether it is attached."""
         return self._shims is not None
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The modules looked at."""
+        """The names of the observed modules."""
         return tuple(self.modules.values())
 
     def begin(self, whole: bool) -> ObserverLook | None:
-        """See `watching.Watcher`."""
+        """Begin a forward; see `watching.Watcher`."""
         if self.thread is not None and self.thread != threading.get_ident():
             return None
         with self._lock:
@@ -319,13 +319,13 @@ class Attachment:
         return None if step % self.observer.every_n else ObserverLook(self, step)
 
     def forget(self, step: int) -> None:
-        """The forward of this step did not count: the next one is this step."""
+        """Discard this step's forward: the next one gets its number."""
         with self._lock:
             if self._next == step + 1:
                 self._next = step
 
     def detach(self) -> None:
-        """Take away what was attached; a second call does nothing."""
+        """Detach. A second call has no effect."""
         shims, self._shims = self._shims, None
         if shims is not None:
             watching.unregister(self, shims)
@@ -371,7 +371,7 @@ class ObserverLook:
             self.observer.spent(started, 1)
 
     def add(self, found: Any) -> None:
-        """Keep what `Observer.observe` gives until the forward is over."""
+        """Collect what `Observer.observe` returns until the forward is over."""
         if isinstance(found, list):
             self.results += found
         elif found is not None:

@@ -1,9 +1,9 @@
-"""Observers by the names that commands and requests use, for one forward, with what they found as plain data.
+"""Attach observers by name for one forward, and return their records as plain data.
 
-There are those of `kinds.OBSERVERS`, entry points of the group "isthmus.observers" and, as "module:Class", any class
-that makes an `Observer` when it is called without arguments. What comes back is bounded, since it travels with the
-answer: at most `MAX_RECORDS` records of each and `MAX_BYTES` of JSON in all; what is left out is counted, and
-pictures go first.
+Names are those of `kinds.OBSERVERS`, entry points of the group "isthmus.observers" and, as "module:Class", any class
+that makes an `Observer` without arguments. Results are bounded, since they travel with the answer: at most
+`MAX_RECORDS` records of each observer and `MAX_BYTES` of JSON in all; omitted records are counted, and pictures are
+omitted first.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from shared_hooks.observers.thumbnails import Texts, is_thumbnail
 from shared_hooks.wrapped import WrappedModel
 
 GROUP = "isthmus.observers"
-"""The group of entry points: name -> what makes an `Observer` when it is called."""
+"""The group of entry points: name -> factory of an `Observer`."""
 MAX_RECORDS = 2000
 MAX_BYTES = 512 * 2**10
 MAX_IDS = 64
-"""Most ids of one record, to be shown as text."""
+"""Maximum ids per record to be shown as text."""
 
 Observations = dict[str, dict[str, Any]]
-"""Name -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; of attention pictures_left_out."""
+"""Name -> records (dictionaries), notes, left_out, failures, last_failure, cost_ns; for attention pictures_left_out."""
 
 
 def check(names: Iterable[str], folder: Path | None = None) -> tuple[str, ...]:
-    """The names, each once; one word is a list of one. A "module:Class" is imported, from ``folder`` (None: the current
-    one) where it is not installed. Raises SpecError for one that there is not, or that cannot be made.
+    """Return the names without repetition; a single string is a list of one. A "module:Class" is imported, from
+    ``folder`` (None: the current one) if not installed. Raises SpecError for an unknown one, or one that cannot be
+    made.
     """
     found = (names,) if isinstance(names, str) else tuple(dict.fromkeys(names))
     for name in found:
@@ -78,9 +79,9 @@ def _made(name: str, factory: Callable[[], object]) -> Observer:
 
 @contextmanager
 def observing(wrapped: WrappedModel, names: Iterable[str]) -> Iterator[Callable[[], Observations]]:
-    """Observe this thread's forwards in the block; what is yielded gives what was found so far.
+    """Observe this thread's forwards in the block. Yields a function that returns the results so far.
 
-    One that has nothing to look at in this model says so in its notes.
+    An observer without anything to observe in this model says so in its notes.
     """
     made = {name: _factory(name, Path.cwd())() for name in names}
     with ExitStack() as stack:
@@ -105,13 +106,13 @@ def _found(observer: Observer) -> dict[str, Any]:
 
 
 def _record(record: Any) -> dict[str, Any]:
-    """Always a dictionary with a name, whatever somebody's own observer keeps."""
+    """Return the record as a dictionary with a name, whatever a user's observer records."""
     found = plain(record)
     return {"name": "", **found} if isinstance(found, dict) else {"name": "", "value": found}
 
 
 def plain(value: Any) -> Any:
-    """A record as JSON-able data; numbers that JSON does not have as text: "nan", "inf", "-inf"."""
+    """Convert a record to JSON data; non-finite numbers become text: "nan", "inf", "-inf"."""
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     if value is None or isinstance(value, (bool, int, str)):
@@ -132,8 +133,8 @@ def plain(value: Any) -> Any:
 
 
 def to_bytes(found: Observations, most: int = MAX_BYTES) -> bytes:
-    """JSON of at most ``most`` bytes: the last pictures are left out until it fits; then, if it must be, the later half
-    of the longest list of records.
+    """Encode as JSON of at most ``most`` bytes: the last pictures are dropped until it fits; then, if needed, the later
+    half of the longest list of records.
     """
     found = {name: dict(one) for name, one in found.items()}
     data = json.dumps(found).encode()
@@ -152,7 +153,7 @@ def to_bytes(found: Observations, most: int = MAX_BYTES) -> bytes:
 
 
 def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
-    """The last ones, ``excess`` bytes of them if there are as many, and the count of them."""
+    """Drop the last pictures, at least ``excess`` bytes of them if possible, and count them."""
     records = found["records"] = [dict(record) for record in found["records"]]
     gone = 0
     excess += len('"pictures_left_out": , ') + len(str(len(records)))
@@ -168,7 +169,7 @@ def _leave_pictures_out(found: dict[str, Any], excess: int) -> None:
 
 
 def tell_tokens(found: Observations, texts: Texts) -> None:
-    """Put the text of their ids into the records of `tokens`, and into the notes why there is none."""
+    """Add the ids' text to the records of `tokens`, or a note why there is none."""
     tokens = found.get("tokens", {"records": []})
     for record in tokens["records"]:
         ids = record.get("ids")
@@ -181,7 +182,7 @@ def tell_tokens(found: Observations, texts: Texts) -> None:
 
 
 def from_bytes(data: bytes, names: Collection[str] = tuple(OBSERVERS)) -> Observations:
-    """What `to_bytes` made, of the observers ``names``. Raises BadFrame."""
+    """Read `to_bytes`, of the observers ``names``. Raises BadFrame."""
     if not data:
         return {}
     try:

@@ -1,7 +1,7 @@
-"""Attention as a small greyscale picture that may travel: PNG of at most `SIDE` by `SIDE`, as base64.
+"""Encode attention as a small greyscale picture that can travel: PNG of at most `SIDE` by `SIDE`, as base64.
 
-What comes from elsewhere is checked by its structure alone (`is_thumbnail`): nothing is decompressed until somebody
-wants to see it, and then no more than its header says.
+Received ones are checked by their structure alone (`is_thumbnail`): nothing is decompressed until it is displayed, and
+then no more than its header announces.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from shared_hooks.errors import BadFrame
 
 
 REMEMBERED: Final = 1 << 16
-"""Ids whose text is kept."""
+"""Number of ids whose text is cached."""
 LONGEST: Final = 200
-"""Characters of one token's text."""
+"""Maximum characters of one token's text."""
 
 
 class Texts:
-    """``tokenizer``: has ``decode([id])``, or ``convert_ids_to_tokens([id])``. Threads are served one at a time."""
+    """``tokenizer``: has ``decode([id])``, or ``convert_ids_to_tokens([id])``. It is used by one thread at a time."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -42,7 +42,7 @@ class Texts:
         self._text = lru_cache(REMEMBERED)(self._decoded)
 
     def of(self, ids: Sequence[int]) -> tuple[tuple[str, ...], str]:
-        """The text of each id; or none at all, and why."""
+        """Return the text of each id; or none at all, and why."""
         number = -1
         try:
             with self._lock:
@@ -66,28 +66,30 @@ class Texts:
 
 SIDE = 64
 TOKENS = (0, 1, 2, 5)
-"""That stand before the places of a picture: none, a class token, one of distillation as well, four registers."""
+"""Numbers of tokens before the patches of an image: none, a class token, a distillation token as well, four
+registers.
+"""
 MAX_TEXT = 8192
-"""Characters of base64: a picture of this size that does not compress takes 5.7 thousand."""
+"""Maximum characters of base64: an incompressible picture of this size takes 5.7 thousand."""
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def shrunk(weights: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, queries, keys) -> the mean over heads of the first item, in at most `SIDE` rows and columns.
+    """Reduce (batch, heads, queries, keys) to the first item's mean over heads, with at most `SIDE` rows and columns.
 
-    Each cell is the mean of those it stands for. Stays on the device.
+    Each cell is the mean of those it covers. Stays on the device.
     """
     grid = weights[0].mean(0)
     return F.adaptive_avg_pool2d(grid[None], (min(SIDE, grid.shape[0]), min(SIDE, grid.shape[1])))[0]
 
 
 def over_places(weights: torch.Tensor) -> torch.Tensor:
-    """(batch, heads, queries, keys) -> what all queries give to each place of a picture, in rows and columns.
+    """Reduce (batch, heads, queries, keys) to the attention of all queries to each image patch, in rows and columns.
 
-    For keys that are the places of one square picture, behind up to `TOKENS` others (a class token, registers); empty
-    for all other keys, and where the batch holds more than one (windows of a picture are no picture).
+    For keys that are the patches of one square image, after up to `TOKENS` others (a class token, registers); empty for
+    all other keys, and for batches of more than one (windows of an image are no image).
     """
     keys = weights.shape[-1]
     for before in TOKENS:
@@ -98,9 +100,9 @@ def over_places(weights: torch.Tensor) -> torch.Tensor:
 
 
 def encoded(grid: np.ndarray[Any, Any]) -> str:
-    """Weights, queries downwards and keys to the right, as base64 of a PNG.
+    """Encode weights, queries downwards and keys to the right, as base64 of a PNG.
 
-    White is the greatest of them; a brightness is the square root of a share of it, so that small weights can be seen.
+    White is the largest weight; brightness is the square root of the share of it, so that small weights are visible.
     """
     grid = np.nan_to_num(grid.astype(np.float64), posinf=0.0, neginf=0.0).clip(0.0)
     pixels = (np.sqrt(grid / max(grid.max(initial=0.0), 1e-12)) * 255).round().astype(np.uint8)
@@ -112,7 +114,7 @@ def encoded(grid: np.ndarray[Any, Any]) -> str:
 
 
 def is_thumbnail(text: Any) -> bool:
-    """Whether this is what `encoded` makes: base64 of one whole greyscale PNG that is small. Decompresses nothing."""
+    """Return whether this is base64 of one complete, small greyscale PNG, as `encoded` makes. Decompresses nothing."""
     if not isinstance(text, str) or len(text) > MAX_TEXT or not _BASE64.fullmatch(text):
         return False
     try:
@@ -122,7 +124,9 @@ def is_thumbnail(text: Any) -> bool:
 
 
 def decoded(text: str) -> np.ndarray[Any, Any]:
-    """(queries, keys), as shares of the greatest weight. Raises BadFrame for what is no thumbnail, or is damaged."""
+    """Decode to (queries, keys), as shares of the largest weight. Raises BadFrame for an invalid or damaged
+    thumbnail.
+    """
     if not is_thumbnail(text):
         raise BadFrame("a heat map that is no small greyscale PNG")
     from PIL import Image
@@ -135,7 +139,7 @@ def decoded(text: str) -> np.ndarray[Any, Any]:
 
 
 def _is_small_png(data: bytes) -> bool:
-    """IHDR, IDAT once or more, IEND, nothing else; each with its checksum."""
+    """Return whether the data is IHDR, IDAT once or more, IEND and nothing else, each with its checksum."""
     if not data.startswith(_SIGNATURE):
         return False
     kinds: list[bytes] = []

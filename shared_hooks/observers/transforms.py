@@ -1,7 +1,7 @@
-"""`Transform`: a hook that may change what a module gives. Not an observer's business, hence a name of its own.
+"""Define `Transform`, a hook that may change a module's output, unlike an observer.
 
-With a transform attached, a cut is no longer exact: head and tail give what the model with this transform gives, if the
-transform is attached on the side where the module runs. `active` tells of a model whether that is so.
+With a transform attached, a cut is no longer exact: head and tail return what the model with this transform returns, if
+the transform is attached on the side where the module runs. `active` reports whether a model has any.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from shared_hooks.wrapped import WrappedModel
 _attached: list[Attachment] = []
 _lock = threading.Lock()  # held where that is changed
 _begun: ContextVar[dict[str, None] | None] = ContextVar("isthmus_transforms", default=None)
-"""Names of the modules of transforms that took part in the forwards of a `during`."""
+"""Names of the modules of transforms in the forwards of a `during`."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,11 @@ class Changed(Record):
 
 
 class Transform(Observer):
-    """Puts ``function(module, inputs, output, name)`` in place of the output, unless it is None.
+    """Replaces the output by ``function(module, inputs, output, name)``, unless that is None.
 
     The function gets the live values, in the model's thread and gradient mode. A tensor must be replaced by one of the
-    same shape and dtype. One that raises is counted as any failing observer, and the output stays. Steps, sampling and
-    records are an observer's; a record says what was changed.
+    same shape and dtype. An exception is counted as for any observer, and the output is kept. Steps, sampling and
+    records are as for observers; a record says what was changed.
     """
 
     changes = True
@@ -89,7 +89,9 @@ def _forms(value: Any) -> list[tuple[str, tuple[int, ...], str]]:
 
 
 def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
-    """Names of the modules whose output attached transforms may change now, in this thread; none: cuts are exact."""
+    """Return the names of modules whose output attached transforms may change now, in this thread; if empty, cuts are
+    exact.
+    """
     if not _attached:  # asked for with every request
         return ()
     owner = model.modules if isinstance(model, WrappedModel) else None
@@ -104,9 +106,9 @@ def active(model: nn.Module | WrappedModel) -> tuple[str, ...]:
 
 
 class during:  # used as a function
-    """Around forwards of this thread: what is entered gives `active` of them.
+    """Context around forwards of this thread, which returns `active` for them.
 
-    That is also of transforms which a hook within a forward attaches and takes away again.
+    It includes transforms that a hook attaches and removes within a forward.
     """
 
     def __init__(self, model: nn.Module | WrappedModel) -> None:

@@ -1,11 +1,11 @@
-"""How a forward is shown to observers, in a session or outside one.
+"""Show forwards to observers, in a session or outside one.
 
-The shim that stands in a module's ``forward`` (`attach`) hands its calls to the `ModuleObservers` that is left on it.
-An `ObservedForward` is one forward that is looked at; a `Look` is one observer's part of it. Nothing is left in
-PyTorch's own hook lists: the planner takes modules with hooks for foreign, and kernels may be chosen by them.
+The shim in a module's ``forward`` (`attach`) passes its calls to the `ModuleObservers` stored on it. An
+`ObservedForward` is one forward under observation; a `Look` is one observer's part of it. Nothing is added to PyTorch's
+own hook lists: the planner treats modules with hooks as foreign, and kernels may be chosen by them.
 
 In a head, layers up to the cut are shown; in a tail, what ends after the cut. A module around the cut ends in the tail,
-so every call is shown on exactly one side. Planning is shown to nobody.
+so every call is shown on exactly one side. Planning runs are not shown.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from shared_hooks.tensors import is_namedtuple
 
 @dataclass(frozen=True, eq=False)
 class Deferred:
-    """``values``: a flat tensor; ``make`` turns its copy on the CPU into a record, or into None: nothing to tell."""
+    """``values``: a flat tensor; ``make`` turns its copy on the CPU into a record, or None."""
 
     values: torch.Tensor
     make: Callable[[torch.Tensor], Any]
 
 
 def read(waiting: Iterable[Deferred]) -> Callable[[Deferred], torch.Tensor]:
-    """Copies all values to the CPU, one transfer for each device and dtype, and gives the look-up.
+    """Copy all values to the CPU, in one transfer per device and dtype, and return the look-up.
 
-    The same tensor in several places is moved once.
+    A tensor used several times is copied once.
     """
     moved: dict[int, torch.Tensor] = {}
     rows: dict[Any, dict[int, torch.Tensor]] = {}
@@ -62,12 +62,12 @@ def read(waiting: Iterable[Deferred]) -> Callable[[Deferred], torch.Tensor]:
 
 
 def is_real(value: Any) -> bool:
-    """A tensor that is on this side of the cut."""
+    """Return whether the value is a tensor on this side of the cut."""
     return isinstance(value, torch.Tensor) and type(value) not in (Placeholder, RemoteTensor)
 
 
 def parts(value: Any, place: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """(place, tensor) of every tensor on this side; ``""`` for a value that is one tensor, else as "0.hidden"."""
+    """Yield (path, tensor) of every tensor on this side; ``""`` for a single tensor, else as "0.hidden"."""
     if is_real(value):
         yield place, value
         return
@@ -92,7 +92,9 @@ def _items(value: Any, seen: set[int]) -> list[tuple[Any, Any]]:
 
 
 def copy_of(value: Any) -> Any:
-    """A copy that may be changed and kept: tensors cloned, placeholders None, unknown holders a dictionary of parts."""
+    """Return a copy that may be changed and kept: cloned tensors, None for placeholders, a dictionary for unknown
+    holders.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().clone() if is_real(value) else None
     return _copy_of_holder(value)
@@ -117,7 +119,7 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 
 
 def size_of(value: Any, depth: int = 0) -> int:
-    """Bytes a kept value holds, about: exact for tensors and arrays, what Python says of the rest."""
+    """Return the approximate bytes of a kept value: exact for tensors and arrays, Python's size for the rest."""
     if type(value) in _PLAIN:
         return 32
     if isinstance(value, torch.Tensor):
@@ -145,11 +147,11 @@ def size_of(value: Any, depth: int = 0) -> int:
 
 
 class ObservedCall:
-    """One call of one module. ``args``, ``kwargs`` and ``output`` are the live values, not to be changed.
+    """One call of one module. ``args``, ``kwargs`` and ``output`` are the live values and must not be changed.
 
-    ``is_real()``: whether what runs now runs on this side of the cut, and is no replay. ``began``: whether the call did
-    so when it began; if not, its arguments may be placeholders. ``grad``: whether the model runs with gradients.
-    ``memo``: what one observer computed and another may use, by key.
+    ``is_real()``: whether the running code is on this side of the cut, and not a replay. ``began``: whether it was so
+    when the call began; if not, its arguments may be placeholders. ``grad``: whether the model runs with gradients.
+    ``memo``: results that observers share, by key.
     """
 
     __slots__ = ("args", "began", "grad", "is_real", "kwargs", "memo", "module", "number", "output")
@@ -169,41 +171,41 @@ class ObservedCall:
 
 
 class Look(Protocol):
-    """One observer in one forward. Nothing here raises, but for what an observer raises on purpose."""
+    """One observer in one forward. Its methods raise only what an observer raises on purpose."""
 
     changes: bool
-    """Whether `after` may put another output into the call."""
+    """Whether `after` may replace the call's output."""
     surrounds: bool
 
     def before(self, call: ObservedCall, name: str) -> AbstractContextManager[Any] | None:
-        """The module is about to run; what is returned is entered around it. Only called if `surrounds`."""
+        """Called before the module runs, if `surrounds`; returns a context to enter around it."""
 
     def after(self, call: ObservedCall, name: str) -> None:
-        """The module has run."""
+        """Called after the module has run."""
 
     def deferred(self) -> list[Deferred]:
-        """What waits to be read from the device."""
+        """Return what is to be read from the device."""
 
     def end(self, read: Callable[[Deferred], torch.Tensor]) -> None:
-        """The forward is over, however it ended."""
+        """Called at the end of the forward, however it ended."""
 
     def forget(self) -> None:
-        """It did not count: a head left the path of its plan, and another plan is tried."""
+        """Discard the forward: a head left the path of its plan, and another plan is tried."""
 
 
 class Watcher(Protocol):
-    """One attachment: which modules under ``root``, by which names, and for whose sessions (None: for all)."""
+    """One attachment: modules under ``root`` with their names, and the sessions it covers (None: all)."""
 
     root: nn.Module
     modules: Mapping[nn.Module, str]
     owner: object
 
     def begin(self, whole: bool) -> Look | None:
-        """A forward begins, of the root (``whole``) or of a part of it alone; None: not this one."""
+        """Begin a forward of the root (``whole``) or of a part of it alone; return None to skip it."""
 
 
 class ObservedForward:
-    """One forward that is looked at; ``session`` is what runs it, None outside Isthmus."""
+    """One observed forward; ``session`` runs it, None outside Isthmus."""
 
     def __init__(self, session: Session | Shown | None) -> None:
         self.session = session
@@ -211,7 +213,7 @@ class ObservedForward:
         self.all: list[Look] = []
         self.counts: dict[nn.Module, int] = {}
         self.idle = False
-        """Everybody was asked and nobody looks at this forward: the modules inside need not ask again."""
+        """Whether no observer watches this forward, so that inner modules need not check again."""
 
     def looks_at(self, module: nn.Module, here: tuple[Watcher, ...]) -> list[tuple[Look, str]]:
         found = []
@@ -232,7 +234,7 @@ class ObservedForward:
         return found
 
     def show(self, looks: list[tuple[Look, str]], module: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
-        """Run the module, and show it if what it gives is real on this side."""
+        """Run the module, and show the call if its result is real on this side."""
         call = ObservedCall(module, args, kwargs, self._is_real)
         if any(look.surrounds for look, _ in looks):
             with ExitStack() as around:
@@ -275,7 +277,7 @@ class ObservedForward:
         return number
 
     def forget(self) -> None:
-        """As if it had not been."""
+        """Discard the forward."""
         for look in self.all:
             look.forget()
 
@@ -297,7 +299,7 @@ _current: ContextVar[ObservedForward | None] = ContextVar("isthmus_observed", de
 
 
 class ModuleObservers:
-    """What a shim knows of observers: those that look at its module, or have it as their root."""
+    """A shim's observers: those of its module, and those whose root it is."""
 
     def __init__(self) -> None:
         self.watchers: tuple[Watcher, ...] = ()
@@ -346,12 +348,12 @@ class ModuleObservers:
 
 
 def _is_shown(session: Runner) -> TypeGuard[Session | Shown]:
-    """A session, or a step of a generation; planning is neither."""
+    """Return whether it is a session or a step of a generation, rather than planning."""
     return isinstance(session, Session) or getattr(session, "is_shown", False)
 
 
 def _touched(watcher: Watcher) -> list[nn.Module]:
-    """The root, the modules looked at, and what lies between: so that a part that is called alone is one forward."""
+    """Return the root, the observed modules, and those between them, so that a part called alone is one forward."""
     paths = dict(watcher.root.named_modules(remove_duplicate=False))
     found: dict[nn.Module, None] = {watcher.root: None}
     for path, module in paths.items():
@@ -362,7 +364,7 @@ def _touched(watcher: Watcher) -> list[nn.Module]:
 
 
 def register(watcher: Watcher) -> list[Shim]:
-    """From now on ``watcher`` is shown the forwards of its modules; returns what `unregister` wants."""
+    """Show ``watcher`` the forwards of its modules from now on; return the argument for `unregister`."""
     shims = []
     with attach.lock:
         attach.watchers.add(watcher)
@@ -379,7 +381,7 @@ def register(watcher: Watcher) -> list[Shim]:
 
 
 def unregister(watcher: Watcher, shims: list[Shim]) -> None:
-    """Take away what `register` put there; the last one takes the shim along."""
+    """Undo `register`; the last one also removes the shim."""
     with attach.lock:
         attach.watchers.discard(watcher)
         for shim in shims:
@@ -402,7 +404,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 class Pass:
-    """One call of a module and its way back. It is reported only if the call was looked at."""
+    """One call of a module and its backward pass, reported only if the call was observed."""
 
     __slots__ = ("name", "one_input", "one_output", "step", "tell")
 
@@ -417,9 +419,9 @@ class Pass:
 
 
 class BackwardHooks:
-    """On ``modules`` until `remove`. ``tell`` is called with what came back through a call that was looked at.
+    """Backward hooks on ``modules`` until `remove`. ``tell`` gets the gradients of observed calls.
 
-    For models that run in one thread at a time. Raises InputMismatch for a module that takes no such hook.
+    For models that run in one thread at a time. Raises InputMismatch for a module that does not support such hooks.
     """
 
     def __init__(self, modules: Iterable[nn.Module], tell: Callable[[Pass, Gradients, Gradients], None]) -> None:
@@ -439,7 +441,9 @@ class BackwardHooks:
             raise InputMismatch(f"{type(module).__name__} does not accept a full backward hook: {error}") from error
 
     def looked_at(self, module: nn.Module, name: str, step: int, one_input: bool, one_output: bool) -> bool:
-        """The call of ``module`` that runs is called so. False: no hook is on its way, as of a direct ``forward``."""
+        """Return whether a hook covers the running call of ``module``, which gets this name; not so for a direct
+        ``forward``.
+        """
         found = self._begun.pop(module, None)
         if found is None:
             return False
@@ -448,7 +452,7 @@ class BackwardHooks:
         return True
 
     def remove(self) -> None:
-        """Nothing stays on the modules, and what is on its way back is reported to nobody."""
+        """Remove all hooks; pending backward passes are not reported."""
         self._on = False
         for handle in (*self._handles, *(handle for _, handle in self._next.values())):
             handle.remove()

@@ -41,21 +41,21 @@ DTYPE_NAMES = {value: str(value).removeprefix("torch.") for value in DTYPES.valu
 
 
 class UnknownHolder(InputMismatch):
-    """A value of a type that Isthmus cannot take apart and rebuild."""
+    """A value of a type that Isthmus cannot flatten and rebuild."""
 
 
 def class_name(cls: type) -> str:
-    """How a class is named on the wire."""
+    """Return a class's name on the wire."""
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``torch.float32`` -> ``"float32"``."""
+    """Return ``"float32"`` for ``torch.float32``."""
     return DTYPE_NAMES[dtype]
 
 
 def dtype_named(name: Any) -> torch.dtype:
-    """``"float32"`` -> ``torch.float32``; `BadFrame` for anything else."""
+    """Return ``torch.float32`` for ``"float32"``. Raises `BadFrame` for anything else."""
     if not isinstance(name, str) or name not in DTYPES:
         raise BadFrame(f"unknown dtype {name!r:.40}")
     return DTYPES[name]
@@ -72,12 +72,12 @@ PLAIN = frozenset(
 
 
 def is_namedtuple(value: Any) -> bool:
-    """Named tuples and torch's own structure sequences (``torch.return_types``)."""
+    """Return whether it is a named tuple or one of torch's own structure sequences (``torch.return_types``)."""
     return isinstance(value, tuple) and (hasattr(value, "_fields") or type(value).__module__ == "torch.return_types")
 
 
 def _is_keyword_map(value: Any) -> bool:
-    """Dictionary subclasses whose entries are also attributes, built from keywords: ModelOutput."""
+    """Return whether it is a dictionary whose entries are also attributes, built from keywords: ModelOutput."""
     return isinstance(value, dict) and dataclasses.is_dataclass(value)
 
 
@@ -126,10 +126,10 @@ def _literal_from(kind: Any, data: Any) -> Any:
 
 
 def flatten(value: Any, *, plain: bool = False) -> tuple[Structure, list[torch.Tensor]]:
-    """Take a nested value apart into its structure and its tensors, depth first.
+    """Flatten a nested value to its structure and its tensors, depth first.
 
     With ``plain`` only built-in containers and ``torch.return_types`` are accepted, so that rebuilding needs no class.
-    The same tensor object in two places keeps one number. Raises `UnknownHolder` naming the offending type.
+    A tensor object in two places keeps one number. Raises `UnknownHolder` naming the offending type.
     """
     # no closures here: one that calls itself is a cycle, and would keep the tensors until the collector runs
     tensors: list[torch.Tensor] = []
@@ -141,7 +141,7 @@ _OWN_ATTRIBUTES = frozenset({"_is_buffer", "persistent"})
 
 
 def flatten_inputs(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Structure, list[torch.Tensor]]:
-    """`flatten` for the inputs of a model. Raises `UnknownHolder` for a tensor that is more than its elements.
+    """Flatten a model's inputs. Raises `UnknownHolder` for a tensor that is more than its elements.
 
     The class and the attributes of a tensor would not reach the other side.
     """
@@ -198,7 +198,7 @@ def _down(value: Any, depth: int, plain: bool, tensors: list[torch.Tensor], numb
 
 
 def _instead(kind: type) -> str:
-    """What to do about a class of values that cannot be sent."""
+    """Return a hint for a class of values that cannot be sent."""
     if kind.__name__.endswith("Cache"):  # DynamicCache and such, of transformers
         return (
             "it is a cache of keys and values, and use_cache = false under [call_kwargs] of the spec (in Python "
@@ -208,7 +208,7 @@ def _instead(kind: type) -> str:
 
 
 def leaves_of(value: Any) -> list[torch.Tensor]:
-    """The tensors of a module's result, in the order of `flatten`; through unknown holders where it must be."""
+    """Return the tensors of a module's result, in the order of `flatten`; also those in unknown holders."""
     if isinstance(value, torch.Tensor):
         return [value]
     try:
@@ -230,7 +230,7 @@ def _key(key: Any) -> Structure:
 
 
 def form_of(structure: Any) -> Any:
-    """A structure with every literal replaced by the name of its type: what two values of one kind have in common."""
+    """Return a structure with every literal replaced by its type's name, equal for values of one kind."""
     if isinstance(structure, list):
         if len(structure) == 2 and structure[0] == "v":
             return ["v", type(structure[1]).__name__]
@@ -242,16 +242,17 @@ ClassFinder = Callable[[str], "type | None"]
 
 
 def no_class(name: str) -> type | None:
-    """The finder that knows torch's own structure sequences and nothing else."""
+    """Find only torch's own structure sequences."""
     module, _, qualname = name.partition(":")
     found = getattr(torch.return_types, qualname, None) if module == "torch.return_types" else None
     return found if isinstance(found, type) else None
 
 
 def classes_of(modules: set[str]) -> ClassFinder:
-    """Finds holder classes among *already imported* modules, and only those in ``modules``. Imports nothing.
+    """Return a finder of holder classes among *already imported* modules, and only those in ``modules``. Imports
+    nothing.
 
-    A class is found by the name it calls itself, not by a way that leads to it: what a module has imported is not its.
+    A class is found only under its own name, in the module that defines it.
     """
 
     def find(name: str) -> type | None:
@@ -272,7 +273,7 @@ def classes_of(modules: set[str]) -> ClassFinder:
 def unflatten(structure: Any, tensors: list[Any] | Mapping[int, Any], find: ClassFinder = no_class) -> Any:
     """Rebuild the value; classes the finder does not know become plain tuples and dictionaries.
 
-    `BadFrame` if malformed.
+    Raises `BadFrame` if malformed.
     """
     return _up(structure, 0, tensors, find)
 
@@ -321,13 +322,13 @@ def _up(node: Any, depth: int, tensors: list[Any] | Mapping[int, Any], find: Cla
 
 
 def _check_holder(kind: str, cls: type, fits: bool) -> None:
-    """A class is made only of what it was taken apart as: nobody's constructor runs on anything else."""
+    """Raise unless a class is rebuilt as what it was flattened as, so that no constructor runs on anything else."""
     if not fits:
         raise BadFrame(f"{class_name(cls)} is not taken apart as {kind!r}")
 
 
 def _flags(cls: Any, number: int) -> Any:
-    """Several flags at once. A class keeps every combination that it was ever asked for, so these must be few."""
+    """Return a combination of flags. A class keeps every combination ever requested, so these must be few."""
     known = [int(one.value) for one in cls.__members__.values()] if issubclass(cls, enum.Flag) else []
     if len(known) > MAX_FLAGS or number & ~functools.reduce(operator.or_, known, 0):
         raise BadFrame(f"{number} is no combination of {class_name(cls)}")
@@ -345,9 +346,10 @@ def _filled(cls: type, entries: dict[str, Any]) -> Any:
 
 
 def tensors_in(value: Any, _seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Every tensor reachable from a value, through containers and the attributes of unknown objects; each object once.
+    """Yield every tensor reachable from a value, through containers and the attributes of unknown objects; each object
+    once.
 
-    Only for reading: what a value holds decides what must be kept alive, whatever its type.
+    For reading only, to know what must be kept alive.
     """
     seen = set() if _seen is None else _seen
     if value is None or isinstance(value, (bool, int, float, str, bytes, type, torch.nn.Module)) or id(value) in seen:

@@ -1,10 +1,10 @@
-"""Views of a storage, and sets of storage elements.
+"""Describe views of a storage, and sets of storage elements.
 
-Liveness is kept per storage and per element: two tensors may be views of one storage, and the tail may read only a
-slice of what was computed. A live set is turned into *pieces*: disjoint views that cover it exactly, which is what is
-sent. All numbers here are in elements of the storage's own item size.
+Liveness is tracked per storage and per element: two tensors may be views of one storage, and the tail may read only a
+slice of what was computed. A live set is turned into *pieces*: disjoint views that cover it exactly, which are sent.
+All numbers here are in elements of the storage's own item size.
 
-A set costs what its description costs, not what it holds: boxes of a grid (`boxes`), and where views do not fit one
+A set's cost depends on its description, not on its size: boxes of a grid (`boxes`), and where views do not fit one
 grid, runs (`runs`).
 """
 
@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 Runs = NDArray[np.int64]
 
 MOST = 1 << 18
-"""More runs than that are not kept: a set of more is widened. At 16 bytes each, and some copies on the way."""
+"""Maximum number of runs, at 16 bytes each and some temporary copies: a set of more is widened."""
 
 
 def one(start: int, stop: int) -> Runs:
@@ -41,7 +41,7 @@ NONE: Runs = np.zeros((2, 0), dtype=np.int64)
 
 
 def of_view(shape: Sequence[int], stride: Sequence[int], offset: int) -> Runs | None:
-    """The runs that a view touches; None if there may be more than `MOST`."""
+    """Return the runs that a view touches; None if there may be more than `MOST`."""
     dims = sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1 and step > 0)
     length = 1
     while dims and dims[0][0] <= length:
@@ -61,7 +61,7 @@ def of_view(shape: Sequence[int], stride: Sequence[int], offset: int) -> Runs | 
 
 
 def union(*parts: Runs) -> Runs:
-    """What is in any of them."""
+    """Return the union of runs."""
     together = np.concatenate(parts, axis=1)
     return _closed(together[:, np.argsort(together[0], kind="stable")])
 
@@ -78,7 +78,7 @@ def _closed(runs: Runs) -> Runs:
 
 
 def difference(a: Runs, b: Runs) -> Runs:
-    """What is in the first and not in the second."""
+    """Return what is in the first and not in the second."""
     at = np.concatenate([a[0], a[1], b[0], b[1]])
     order = np.argsort(at, kind="stable")
     steps = np.zeros((2, at.size), dtype=np.int64)
@@ -110,8 +110,8 @@ LINE: Grid = (1,)
 
 
 def dims_of(shape: Sequence[int], stride: Sequence[int]) -> Dims | None:
-    """The elements that a view touches, each once: sorted, joined where there is no gap. None where it overlaps itself
-    otherwise than as a sliding window does.
+    """Return the elements that a view touches, each once: sorted, joined where there is no gap. None if it overlaps
+    itself in another way than a sliding window.
     """
     dims: Dims = []
     for step, size in sorted((step, size) for size, step in zip(shape, stride, strict=True) if size > 1 and step > 0):
@@ -128,7 +128,7 @@ def dims_of(shape: Sequence[int], stride: Sequence[int]) -> Dims | None:
 
 
 def grid_with(grid: Grid, dims: Dims) -> Grid | None:
-    """The grid, made finer so that the dimensions fit."""
+    """Return the grid, refined so that the dimensions fit; None if impossible."""
     strides = {step for _, step in dims}
     if strides.issubset(grid):
         return grid
@@ -137,7 +137,7 @@ def grid_with(grid: Grid, dims: Dims) -> Grid | None:
 
 
 def boxes_of(dims: Dims, offset: int, grid: Grid) -> list[Box] | None:
-    """The boxes that hold these elements. A range that runs over the end of its digit is carried to the next one."""
+    """Return the boxes that hold these elements. A range that exceeds its digit carries over to the next one."""
     sizes = {step: size for size, step in dims}
     # boxes begun at the inner digits: (ranges so far, inner first; start and count of what is carried)
     begun: list[tuple[Box, int, int]] = [((), offset, 1)]
@@ -169,7 +169,7 @@ def boxes_of(dims: Dims, offset: int, grid: Grid) -> list[Box] | None:
 
 
 def dims_in(box: Box, grid: Grid) -> tuple[Dims, int]:
-    """The dimensions and the offset of a box."""
+    """Return the dimensions and the offset of a box."""
     dims: Dims = []
     offset = 0
     for (start, stop), step in zip(box, grid, strict=True):
@@ -183,7 +183,7 @@ def dims_in(box: Box, grid: Grid) -> tuple[Dims, int]:
 
 
 def refined(boxes: Iterable[Box], grid: Grid, finer: Grid) -> list[Box] | None:
-    """The same boxes in a finer grid."""
+    """Return the same boxes in a finer grid."""
     if grid == finer:
         return list(boxes)
     found: list[Box] = []
@@ -196,12 +196,12 @@ def refined(boxes: Iterable[Box], grid: Grid, finer: Grid) -> list[Box] | None:
 
 
 def count(box: Box) -> int:
-    """The elements of a box."""
+    """Return the number of elements of a box."""
     return prod([stop - start for start, stop in box])
 
 
 def with_box(boxes: list[Box], box: Box) -> list[Box]:
-    """Disjoint boxes that hold another one, too."""
+    """Return disjoint boxes that also hold ``box``."""
     found = boxes
     parts = [box]
     for other in boxes:
@@ -216,7 +216,7 @@ def with_box(boxes: list[Box], box: Box) -> list[Box]:
 
 
 def without_box(boxes: list[Box], box: Box) -> list[Box]:
-    """Disjoint boxes that hold nothing of another one."""
+    """Return disjoint boxes without the elements of ``box``."""
     kept: list[Box] = []
     cut: list[Box] = []
     for other in boxes:
@@ -241,7 +241,7 @@ def _holds(a: Box, b: Box) -> bool:
 
 
 def _less(a: Box, b: Box) -> list[Box]:
-    """What of ``a`` is not in ``b``: outer digits are cut first, so that what is left stays in one piece."""
+    """Return what of ``a`` is not in ``b``: outer digits are cut first, so that the rest stays in one piece."""
     if not _meet(a, b):
         return [a]
     parts: list[Box] = []
@@ -255,7 +255,7 @@ def _less(a: Box, b: Box) -> list[Box]:
 
 
 def _merged(boxes: list[Box], box: Box) -> list[Box]:
-    """With one more, which is joined to those it continues."""
+    """Return the boxes with one more, joined to those it continues."""
     for number, other in enumerate(boxes):
         whole = _joined(other, box)
         if whole is not None:
@@ -295,7 +295,7 @@ class View(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor, base: int = 0) -> View:
-        """The view that ``tensor`` is, its offset counted from element ``base`` of the storage."""
+        """Return the view of ``tensor``, with its offset counted from element ``base`` of the storage."""
         made: View = _new_view(cls, (tuple(tensor.shape), tensor.stride(), tensor.storage_offset() - base))
         return made
 
@@ -311,7 +311,7 @@ class View(NamedTuple):
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
     def is_run(self) -> bool:
-        """Whether the view touches one gapless run of elements, each once, in whatever order."""
+        """Whether the view touches one gapless run of elements, each once, in any order."""
         return self.numel == self.end - self.offset and _no_overlap(self)
 
 
@@ -325,16 +325,16 @@ def _no_overlap(view: View) -> bool:
 
 
 def run(start: int, stop: int) -> View:
-    """The one-dimensional view of elements ``start`` up to ``stop``."""
+    """Return the one-dimensional view of elements ``start`` up to ``stop``."""
     return View((stop - start,), (1,), start)
 
 
 @dataclass(frozen=True, eq=False)
 class LiveSet:
-    """Which elements of one storage are still to be read: disjoint ``boxes`` of a ``grid``, or ``runs`` instead.
+    """The elements of one storage that are still to be read: disjoint ``boxes`` of a ``grid``, or ``runs`` instead.
 
-    Immutable: every change gives a new set. Exact, except for sets of very many runs, which are widened (`MOST`):
-    too much may be in a set, never too little.
+    Immutable: every change returns a new set. Exact, except for sets of very many runs, which are widened (`MOST`): a
+    set may then hold too much, never too little.
     """
 
     elements: int
@@ -359,11 +359,11 @@ class LiveSet:
 
     @property
     def weight(self) -> int:
-        """How many numbers the set is made of, about."""
+        """Approximate number of integers in the set's description."""
         return 2 * len(self.boxes) * len(self.grid) if self.runs is None else int(self.runs.size)
 
     def add(self, view: View) -> LiveSet:
-        """With the elements of ``view``."""
+        """Return the set with the elements of ``view``."""
         if view.numel == 0 or self.is_full:
             return self
         if view.end > self.elements:  # the storage was resized after it was first seen
@@ -381,7 +381,7 @@ class LiveSet:
         return self._of_boxes(mine, grid)
 
     def remove(self, view: View) -> LiveSet:
-        """Without the elements of ``view``: they are overwritten before anybody reads them."""
+        """Return the set without the elements of ``view``, which are overwritten before they are read."""
         if view.numel == 0 or view.end > self.elements or not self:
             return self
         dims = dims_of(view.shape, view.stride)
@@ -397,7 +397,7 @@ class LiveSet:
         return self._of_boxes(mine, grid)
 
     def join(self, other: LiveSet) -> LiveSet:
-        """The union of two sets of the same storage."""
+        """Return the union of two sets of the same storage."""
         if self.is_full or other.is_full:
             return LiveSet.full(self.elements)
         if other.runs is not None:
@@ -409,10 +409,10 @@ class LiveSet:
 
     @cached_property
     def pieces(self) -> tuple[View, ...]:
-        """Disjoint views that cover the set exactly.
+        """Return disjoint views that cover the set exactly.
 
-        One run where there are no gaps; else the boxes, which are the views as they were read where these are disjoint
-        and none continues another; else the runs. Only a set in more than ``MAX_RUNS`` runs is widened to the run that
+        One run if there are no gaps; else the boxes, which are the views as they were read if these are disjoint and
+        none continues another; else the runs. Only a set of more than ``MAX_RUNS`` runs is widened to the run that
         spans it.
         """
         if self.is_full:
@@ -432,11 +432,11 @@ class LiveSet:
 
     @cached_property
     def sent(self) -> int:
-        """Elements of all pieces."""
+        """Return the number of elements of all pieces."""
         return sum(piece.numel for piece in self.pieces)
 
     def _fitted(self, dims: Dims | None, offset: int) -> tuple[Grid, list[Box], list[Box]] | None:
-        """A grid for the set and a view, and the boxes of both in it; None if there is none."""
+        """Return a grid for the set and a view, and the boxes of both in it; None if there is none."""
         if self.runs is not None or dims is None:
             return None
         grid = grid_with(self.grid, dims)

@@ -1,10 +1,10 @@
-"""The observers, one a file, and those of them that have a name.
+"""Define the observers, and those that have a name.
 
 activation  statistics, gradients, and a function of your own
 attention   attention weights
 memory      memory, non-finite values, tokens
 
-To add an observer, write a file with an `Observer` of it. For commands and requests to have it by a name, put it into
+To add an observer, write a file with an `Observer`. To make it available by name to commands and requests, add it to
 `OBSERVERS`: command lines, servers and tables take it from there.
 """
 
@@ -53,4 +53,6 @@ OBSERVERS: dict[str, Callable[[int], Observer]] = {
     "debug": lambda most: NonFiniteGuard(max_records=most, action=lambda records: None),
     "tokens": lambda most: TopTokens(max_records=most),
 }
-"""Name -> one that keeps so many records at most. It sees one forward; its records travel: numbers, short lists."""
+"""Name -> factory of an observer that keeps at most so many records. It sees one forward, and its records (numbers,
+short lists) travel.
+"""

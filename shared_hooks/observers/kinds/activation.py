@@ -1,4 +1,4 @@
-"""`ActivationStats`: what comes out of each module, in numbers, computed on the device and read once per forward."""
+"""Compute statistics of each module's output, on the device, read once per forward."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from shared_hooks.wrapped import WrappedModel
 
 @dataclass(frozen=True)
 class Activation(Record):
-    """One tensor that came out of a module.
+    """Statistics of one tensor of a module's output.
 
-    ``part``: its place in a nested output, ``""`` if the output is one tensor. ``mean``, ``std`` (unbiased; 0 for one
-    element), ``min``, ``max`` are NaN where a NaN is among the elements, and for no elements; of complex values they
-    describe the magnitudes. ``sparsity``: share of elements that are 0. ``nonfinite``: number of NaN and Inf.
-    ``histogram``: counts of the finite elements in equal bins from ``low`` to ``high``, their least and greatest.
+    ``part``: its path in a nested output, ``""`` if the output is one tensor. ``mean``, ``std`` (unbiased; 0 for one
+    element), ``min``, ``max`` are NaN if an element is NaN, and for no elements; for complex values they describe the
+    magnitudes. ``sparsity``: share of elements that are 0. ``nonfinite``: number of NaN and Inf. ``histogram``: counts
+    of the finite elements in equal bins from their minimum ``low`` to their maximum ``high``.
     """
 
     part: str
@@ -50,7 +50,7 @@ class Activation(Record):
 
 
 class ActivationStats(Observer):
-    """One `Activation` for each tensor of each output. ``bins``: of the histogram; 0 for none."""
+    """Records one `Activation` for each tensor of each output. ``bins``: of the histogram; 0 for none."""
 
     def __init__(self, targets: Any = None, every_n: int = 1, max_records: int = 1000, bins: int = 10, **more: Any):
         super().__init__(targets, every_n, max_records, **more)
@@ -73,7 +73,7 @@ class ActivationStats(Observer):
 
 
 class Maker:
-    """Makes the record, without holding the tensor. ``kind`` makes an `Activation` of its fields."""
+    """Makes the record without keeping the tensor. ``kind`` makes an `Activation` of its fields."""
 
     __slots__ = ("device", "dtype", "kind", "name", "numel", "part", "shape", "step")
 
@@ -105,9 +105,9 @@ class Maker:
 
 
 def statistics(tensor: torch.Tensor, bins: int) -> torch.Tensor:
-    """``tensor`` -> [mean, std, min, max, zeros, non-finite, low, high, *counts], flat, float64, on its device.
+    """Return [mean, std, min, max, zeros, non-finite, low, high, *counts] of ``tensor``, flat, float64, on its device.
 
-    Half precision is accumulated in float32, whole numbers in float64 (float32 where a device has no other).
+    Half precision is accumulated in float32, integers in float64 (float32 on devices without it).
     """
     wide = torch.float32 if tensor.device.type == "mps" else torch.float64
     x = tensor.detach()
@@ -132,15 +132,15 @@ def statistics(tensor: torch.Tensor, bins: int) -> torch.Tensor:
 
 
 MOST_EDGES = 32
-"""Up to here comparing everything with each edge is faster than finding the bin of each."""
+"""Maximum number of edges for which comparing with each edge is faster than computing the bin of each element."""
 
 
 TINY = 1e-15
-"""A deviation whose squares may be too small for 32 bits."""
+"""A deviation whose squares may underflow in 32 bits."""
 
 
 def _finite_on_cpu(x: torch.Tensor, bins: int) -> torch.Tensor | None:
-    """The same for finite elements on the CPU, where looking at a number waits for nothing; a sixth of the time."""
+    """Return the same for finite elements on the CPU, where reading a number is free, in a sixth of the time."""
     least, most = (one.item() for one in x.aminmax())
     if not math.isfinite(most - least):
         return None
@@ -160,9 +160,9 @@ def _finite_on_cpu(x: torch.Tensor, bins: int) -> torch.Tensor | None:
 
 
 def histogram(x: torch.Tensor, low: torch.Tensor, high: torch.Tensor, bins: int) -> torch.Tensor:
-    """Counts of a flat tensor in ``bins`` equal bins from ``low`` to ``high``, the last one closed; without its NaN.
+    """Return counts of a flat tensor in ``bins`` equal bins from ``low`` to ``high``, the last one closed; without NaN.
 
-    Waits for no device.
+    Does not synchronise with the device.
     """
     width = torch.where(high > low, high - low, 1)
     place = ((x - low) / width * bins).clamp(0, bins - 1)
@@ -179,20 +179,21 @@ Function = Callable[[nn.Module, tuple[Any, ...], Any, str], Any]
 
 @dataclass(frozen=True)
 class Seen(Record):
-    """``value``: what the function returned."""
+    """Record of a `Custom` observer. ``value``: what the function returned."""
 
     value: Any
 
 
 class Custom(Observer):
-    """One `Seen` for each call for which ``function(module, inputs, output, name)`` returns something.
+    """Records one `Seen` for each call for which ``function(module, inputs, output, name)`` returns a value.
 
-    ``inputs``: the positional arguments, and after them the dictionary of keyword arguments if there are any; as they
-    are after the call, as in PyTorch's hooks. Tensors are copies (``copy=False``: the live ones, not to be written to);
-    what is on the other side of a cut is None. Random numbers that the function draws are not missed by the model.
+    ``inputs``: the positional arguments, followed by the dictionary of keyword arguments if there are any; as they are
+    after the call, as in PyTorch's hooks. Tensors are copies (``copy=False``: the live ones, which must not be written
+    to); values on the other side of a cut are None. Random numbers drawn by the function do not change those of the
+    model.
 
-    The function runs in a thread of its own. One that takes longer than ``timeout`` seconds is given up, and the
-    observer is switched off. ``timeout=None``: in the model's thread, for as long as it takes.
+    The function runs in a thread of its own. If it takes longer than ``timeout`` seconds, it is abandoned and the
+    observer is disabled. ``timeout=None``: in the model's thread, without a limit.
     """
 
     def __init__(
@@ -241,14 +242,14 @@ class Blocked(Exception):
 
 
 class Worker:
-    """A thread that runs one function at a time, for as long as one is willing to wait."""
+    """A thread that runs one function at a time, with a timeout."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] | None = None
 
     def run(self, function: Callable[[], Any], timeout: float | None, device: torch.device) -> Any:
-        """What the function returns or raises; `Blocked` after ``timeout`` seconds."""
+        """Return what the function returns, or raise what it raises; raises `Blocked` after ``timeout`` seconds."""
         if timeout is None:
             return function()
         done = threading.Event()
@@ -280,7 +281,7 @@ class Worker:
         return value
 
     def end(self) -> None:
-        """No more jobs; the thread ends after those it has. A later `run` starts another."""
+        """End the thread after the jobs it has. A later `run` starts another."""
         with self._lock:
             jobs, self._jobs = self._jobs, None
         if jobs is not None:
@@ -306,25 +307,23 @@ Side = Literal["input", "output"]
 
 @dataclass(frozen=True)
 class Gradient(Activation):
-    """The gradient of the loss by one tensor that went into a module or came out of it (``of``); ``step`` is the
-    forward's.
-    """
+    """Statistics of the loss gradient by a tensor of a module's input or output (``of``); ``step`` is the forward's."""
 
     of: Side = "output"
 
     @property
     def norm(self) -> float:
-        """Euclidean, from mean and deviation."""
+        """Euclidean norm, from mean and deviation."""
         count = math.prod(self.shape)
         return math.sqrt(max(0.0, (count - 1) * self.std**2 + count * self.mean**2)) if count else 0.0
 
 
 class GradientStats(Observer):
-    """One `Gradient` for each tensor of each output through which a gradient comes back.
+    """Records one `Gradient` for each output tensor that receives a gradient.
 
-    ``full``: by full backward hooks, for each positional input, too; of modules that give a tensor or a tuple of them,
-    where none of these is changed in place. Numbers stay on the device until `records` is asked for; at most
-    ``max_records`` wait there.
+    ``full``: with full backward hooks, for each positional input, too; for modules that return a tensor or a tuple of
+    them, none of which is changed in place. Numbers stay on the device until `records` is read; at most ``max_records``
+    of them.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
-"""`AttentionCapture`: who attends to whom, for ``nn.MultiheadAttention``, ``transformers`` models and functional code.
+"""Capture attention weights of ``nn.MultiheadAttention``, ``transformers`` models and functional code.
 
-Eager attention shows its weights: they are the result of a softmax inside the module. Fast kernels hide them, so they
-are computed again, eagerly, from what the kernel was given, *beside* it: the output stays the kernel's, bit for bit.
-`AttentionCapture.notes` says where that was done. Other kernels than PyTorch's own (flash attention and the like of
-``transformers``) are out of sight: there the model is asked for eager attention until the observer is detached.
+Eager attention exposes its weights as the result of a softmax inside the module. Fast kernels do not, so they are
+recomputed eagerly from the kernel's arguments, *beside* it: the output stays the kernel's, bit for bit.
+`AttentionCapture.notes` lists where. Other kernels than PyTorch's own (such as flash attention in ``transformers``)
+cannot be observed: there the model is switched to eager attention until the observer is detached.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ MAX_WEIGHTS = 1 << 22
 @short
 @dataclass(frozen=True, eq=False)
 class Attention(Record):
-    """One attention inside a module: ``part`` counts them if there are several in one call.
+    """One attention inside a module: ``part`` numbers them if a call has several.
 
-    ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number a
+    ``shape``: (batch, heads, queries, keys). ``entropy`` in nats, mean over queries, and ``maximum``: one number per
     head. ``positions``: the most attended keys with their mean weight over batch, heads and queries. ``weights``:
-    float32 of ``shape`` on the CPU, or None if they were not to be kept. ``source``: how they were obtained.
-    ``picture``: a small heat map (`thumbnails`), empty if it was not wanted; ``picture_max``: its white.
-    ``over``, ``over_max``: the same of what the places of a picture get, where the keys are such (`over_places`).
+    float32 of ``shape`` on the CPU, or None if not kept. ``source``: how they were obtained. ``picture``: a small heat
+    map (`thumbnails`), empty if not requested; ``picture_max``: the weight that white stands for. ``over``,
+    ``over_max``: the same for the total attention to image patches, if the keys are such (`over_places`).
     """
 
     part: int
@@ -64,11 +64,11 @@ class Attention(Record):
 
 
 class AttentionCapture(Observer):
-    """One `Attention` for each attention in each call of a module.
+    """Records one `Attention` for each attention in each call of a module.
 
-    ``top``: how many of the most attended positions. ``keep_weights``: also the weights themselves, of at most 4
-    million elements a call. ``picture``: also a small heat map, of the mean over heads and the first item of the batch.
-    Looks at all attention modules by default.
+    ``top``: number of most attended positions. ``keep_weights``: keep the weights, of at most 4 million elements per
+    call. ``picture``: keep a small heat map, of the mean over heads and the first item of the batch. Observes all
+    attention modules by default.
     """
 
     surrounds = True
@@ -132,7 +132,7 @@ class AttentionCapture(Observer):
         return None
 
     def summary(self, weights: torch.Tensor, name: str, step: int, part: int, source: str) -> Deferred:
-        """``weights``: (..., queries, keys); what is in front of the heads is the batch."""
+        """Summarise ``weights``: (..., queries, keys); dimensions before the heads are the batch."""
         weights = weights.detach().float()
         while weights.dim() < 4:
             weights = weights.unsqueeze(0)
@@ -174,7 +174,7 @@ class AttentionCapture(Observer):
         return found
 
     def note(self, why: str, name: str) -> None:
-        """Tell once, with the first ``name`` it is so of, that a kernel's weights had to be computed again."""
+        """Note once, with the first ``name``, that a kernel's weights had to be recomputed."""
         if not any(note.startswith(why) for note in self.notes):
             self.notes = (*self.notes, f"{why} (first: {name}): {RECOMPUTED}; the output stays the kernel's")
 
@@ -211,7 +211,7 @@ SOFTMAX = "softmax in the module"
 
 
 class _Inside(TorchFunctionMode):
-    """Sees the softmaxes and the fast kernel that one call of a module uses."""
+    """Intercepts the softmaxes and the fast kernel of one call of a module."""
 
     def __init__(
         self, observer: AttentionCapture, call: ObservedCall, name: str, step: int, add: Callable[[Any], None]
@@ -262,9 +262,9 @@ def weights_of(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> torch.Tensor:
-    """What ``F.scaled_dot_product_attention`` multiplies ``value`` with, before dropout: (..., queries, keys).
+    """Return the weights of ``F.scaled_dot_product_attention`` before dropout: (..., queries, keys).
 
-    A row that may look at nothing is all zeros.
+    A fully masked row is all zeros.
     """
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
@@ -316,7 +316,7 @@ def _of_encoder_layer(layer: nn.TransformerEncoderLayer, args: tuple[Any, ...], 
 
 
 def attention_modules(model: nn.Module) -> dict[nn.Module, str]:
-    """Modules that attend, by type: ``nn.MultiheadAttention`` and the innermost whose type is called attention."""
+    """Return attention modules by type: ``nn.MultiheadAttention``, and the innermost whose type is called attention."""
     found: dict[nn.Module, str] = {}
     for module, info in walk(model, None).items():
         inner = (type(child).__name__.lower() for child in list(module.modules())[1:])
@@ -335,10 +335,10 @@ LEAST_SIDE: Final = 256
 
 
 def heat_map(record: Attention, head: int | None = None, row: int = 0) -> Image.Image:
-    """An RGB picture of one head, or of the mean over heads, for one row of the batch; scaled to its maximum.
+    """Draw an RGB picture of one head, or of the mean over heads, for one row of the batch; scaled to its maximum.
 
-    Small maps are enlarged by a whole factor, so that a weight stays a square. Raises InputMismatch if the weights
-    were not kept or there is no such head or row.
+    Small maps are enlarged by a whole factor, so that a weight is a square. Raises InputMismatch if the weights were
+    not kept or there is no such head or row.
     """
     if record.weights is None:
         raise InputMismatch(f"the attention weights of {record.name} were not kept")
@@ -350,7 +350,7 @@ def heat_map(record: Attention, head: int | None = None, row: int = 0) -> Image.
 
 
 def coloured(grid: np.ndarray[Any, Any]) -> Image.Image:
-    """An RGB picture of (queries, keys), scaled to its maximum and enlarged by a whole factor."""
+    """Draw an RGB picture of (queries, keys), scaled to its maximum and enlarged by a whole factor."""
     from PIL import Image
 
     grid = np.nan_to_num(grid.astype(np.float64))

@@ -1,4 +1,4 @@
-"""`MemoryUse`: what each module leaves in memory and needs while it runs, on the CPU and on CUDA."""
+"""Record each module's memory, non-finite outputs, and the most likely tokens."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ NOTHING = torch.empty(0)
 
 @dataclass(frozen=True)
 class Memory(Record):
-    """Bytes, for one call of a module. Readings are of the whole process on the CPU, of torch's allocator on CUDA.
+    """Bytes for one call of a module. Readings cover the whole process on the CPU, torch's allocator on CUDA.
 
-    ``allocated``: held when it was done. ``growth``: that less what was held before. ``peak``: the most while it ran.
-    ``output_bytes``: of the tensors it gave. ``own_bytes``: of its parameters and buffers, its children's too.
+    ``allocated``: held at its end. ``growth``: the difference to its start. ``peak``: the maximum during the call.
+    ``output_bytes``: of the output tensors. ``own_bytes``: of its parameters and buffers, including its children's.
     """
 
     device: str
@@ -49,7 +49,7 @@ class Memory(Record):
 
 
 class MemoryUse(Observer):
-    """One `Memory` for each call. On the CPU the peak comes from samples in the background, if there are any."""
+    """Records one `Memory` for each call. On the CPU the peak comes from background samples, if there are any."""
 
     surrounds = True
 
@@ -83,7 +83,7 @@ class MemoryUse(Observer):
         return Deferred(NOTHING, make)  # at the end of the forward, when there are samples from after it
 
     def top(self, count: int = 10, by: Order = "growth") -> list[Memory]:
-        """The top consumers: of each module its greatest record, the greatest first."""
+        """Return the top consumers: each module's largest record, largest first."""
         if by not in ORDERS:
             raise InputMismatch(f"by is one of {', '.join(ORDERS)}, not {by!r}")
         most: dict[str, Memory] = {}
@@ -111,7 +111,7 @@ def _device(call: ObservedCall) -> torch.device:
 
 
 def _memory_of(tensor: torch.Tensor) -> int:
-    """The same for tensors that share memory; sparse ones have no storage to tell by."""
+    """Return a key that tensors sharing memory have in common; sparse ones have no storage."""
     return id(tensor) if tensor.layout is not torch.strided else tensor.untyped_storage()._cdata
 
 
@@ -155,7 +155,7 @@ log = logging.getLogger(__name__)
 
 
 class NonFiniteFound(IsthmusError):
-    """NaN or Inf came out of a module; ``records`` are the `NonFinite` of that forward, the first first."""
+    """A module's output contains NaN or Inf; ``records`` are the `NonFinite` of that forward, in order."""
 
     status = "OUT_OF_RANGE"
 
@@ -166,7 +166,7 @@ class NonFiniteFound(IsthmusError):
 
 @dataclass(frozen=True)
 class NonFinite(Record):
-    """One tensor with NaN or Inf in it. ``where``: the index of the first; ``part``: its place in a nested output."""
+    """One tensor with NaN or Inf. ``where``: the index of the first; ``part``: its path in a nested output."""
 
     part: str
     shape: tuple[int, ...]
@@ -180,11 +180,11 @@ class NonFinite(Record):
 
 
 class NonFiniteGuard(Observer):
-    """One `NonFinite` for each tensor with NaN or Inf that comes out of a module; in the order of calls.
+    """Records one `NonFinite` for each output tensor with NaN or Inf, in the order of calls.
 
-    ``action``: ``"report"`` logs the first of a forward, ``"raise"`` raises `NonFiniteFound` at the end of that
-    forward, a callable is given the forward's records; if it raises an error of Isthmus' tree, so does the forward.
-    The device is read once per forward.
+    ``action``: ``"report"`` logs the first of a forward; ``"raise"`` raises `NonFiniteFound` at the end of that
+    forward; a callable gets the forward's records, and if it raises an error of Isthmus, so does the forward. The
+    device is read once per forward.
     """
 
     def __init__(
@@ -200,11 +200,11 @@ class NonFiniteGuard(Observer):
             raise InputMismatch(f'action is "report", "raise" or a function, not {action!r}')
         self.action = action
         self.total = 0
-        """Non-finite elements seen so far."""
+        """Non-finite elements so far."""
 
     @property
     def first(self) -> NonFinite | None:
-        """Where they first appeared, of what is kept."""
+        """The first occurrence among the records kept."""
         return next(iter(self.records), None)
 
     def observe(self, call: ObservedCall, name: str, step: int) -> list[Deferred]:
@@ -252,7 +252,7 @@ class _Maker:
 
 
 def count(tensor: torch.Tensor) -> torch.Tensor:
-    """[NaN, Inf, flat index of the first], int64, on the tensor's device. A complex element counts once."""
+    """Return [NaN, Inf, flat index of the first], int64, on the tensor's device. A complex element counts once."""
     x = tensor.detach()
     if x.dtype.itemsize == 1:
         x = x.float()  # nothing adds up numbers of eight bits
@@ -270,10 +270,10 @@ def count(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Tokens(Record):
-    """The k likeliest tokens after the last position of one row of a batch, the likeliest first.
+    """The k most likely next tokens for one row of a batch, most likely first.
 
-    ``text``: each decoded by itself; empty without a tokenizer, or where it has none for one of them.
-    ``probabilities``: softmax of the logits as the model gives them, before temperature and the like.
+    ``text``: each decoded by itself; empty without a tokenizer, or if it cannot decode one of them. ``probabilities``:
+    softmax of the model's logits, before temperature and other processing.
     """
 
     row: int
@@ -284,10 +284,11 @@ class Tokens(Record):
 
 
 class TopTokens(Observer):
-    """One `Tokens` for each step and row. ``tokenizer``: has ``decode([id])`` or ``convert_ids_to_tokens([id])``.
+    """Records one `Tokens` for each step and row. ``tokenizer``: has ``decode([id])`` or
+    ``convert_ids_to_tokens([id])``.
 
-    Looks at the model's own output (``.logits``, ``["logits"]``, or a tensor of shape (..., vocabulary)) unless
-    ``targets`` names a module that gives logits. In a split model the logits are on the tail's side.
+    Reads the model's own output (``.logits``, ``["logits"]``, or a tensor of shape (..., vocabulary)) unless
+    ``targets`` names a module that returns logits. In a split model the logits are on the tail's side.
     """
 
     def __init__(
@@ -340,7 +341,7 @@ class TopTokens(Observer):
 
 
 def logits_in(output: Any) -> torch.Tensor | None:
-    """The logits in a model's output; None if there are none."""
+    """Return the logits in a model's output; None if there are none."""
     found = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     if found is None:
         found = output[0] if isinstance(output, (tuple, list)) and output else output
