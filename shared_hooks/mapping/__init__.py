@@ -1,9 +1,9 @@
-"""The hierarchy map: what a model is made of, which parts ran, and where each node of its ONNX file comes from.
+"""Map a model: its modules, which of them ran, and the origin of each node of its ONNX file.
 
-map_file     the module tree joined with what ran, as JSON and GraphML
-onnx_export  ... as a graph whose nodes know where they come from
-onnx_halves  head and tail as graphs of their own, read again
-tape         what a run did, torch function by torch function, as a module that does it again
+map_file     the module tree with what ran, as JSON and GraphML
+onnx_export  the model as an ONNX graph whose nodes have origins
+onnx_halves  head and tail as separate graphs, and their validation
+tape         the torch functions of a run, as a module that repeats them
 onnx_heads   heads as graphs, each from its tape
 """
 

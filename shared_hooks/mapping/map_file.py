@@ -1,4 +1,4 @@
-"""The hierarchy map as JSON and as GraphML. docs/tables.md describes both."""
+"""Make the hierarchy map, and write it as JSON and GraphML. docs/tables.md describes both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shared_hooks.recording import ModuleCall, Op
 
 
 def is_holder(module: nn.Module) -> bool:
-    """Whether the module only holds others: it has no forward."""
+    """Return whether the module is only a container: it has no forward."""
     own = vars(module).get("forward")
     if isinstance(own, Shim):
         own = own.forward
@@ -35,12 +35,12 @@ def is_holder(module: nn.Module) -> bool:
 
 
 def parent_of(path: str) -> str | None:
-    """The path one level up; None for the model itself."""
+    """Return the parent's path; None for the model itself."""
     return None if path == ROOT else path.rpartition(".")[0] or ROOT
 
 
 def tags_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, str]:
-    """The tag of every module of `tables.walk`, by path; no two are the same."""
+    """Return the unique tag of every module of `tables.walk`, by path."""
     holders = {info.path for module, info in modules.items() if is_holder(module)} - {ROOT}
     types = {info.path: info.module_type for info in modules.values()}
     families: dict[str, list[str]] = defaultdict(list)
@@ -55,7 +55,7 @@ def tags_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, str]:
 
 
 def _stands_in(path: str, holders: set[str]) -> str:
-    """The nearest module above that is no holder."""
+    """Return the nearest parent that is no container."""
     above = parent_of(path) or ROOT
     while above in holders:
         above = parent_of(above) or ROOT
@@ -78,7 +78,7 @@ def _labels(parent: str, children: list[str] | tuple[()], types: Mapping[str, st
 
 
 def _quoted(key: str) -> str:
-    """Names of modules may hold a slash, which would look like another level."""
+    """Quote a module's name: a slash in it would look like another level."""
     return key.replace("%", "%25").replace("/", "%2F")
 
 
@@ -106,8 +106,8 @@ class ModuleEntry:
 
 @dataclass(frozen=True)
 class CallEntry:
-    """One call of a module. ``order`` counts calls and operations of the forward as they began; ``parent`` is the call
-    that made it; ``layer_id`` is its number where it is a layer, a call that calls no other module.
+    """One call of a module. ``order`` numbers calls and operations of the forward by their start; ``parent`` is the
+    calling call; ``layer_id`` is its number if it is a layer, a call that calls no other module.
     """
 
     order: int
@@ -120,7 +120,7 @@ class CallEntry:
 
 @dataclass(frozen=True)
 class OperationEntry:
-    """One functional operation, made by the code of a module between the modules it calls: ``x + residual``."""
+    """One functional operation in a module's code, outside of its submodules: ``x + residual``."""
 
     order: int
     name: str
@@ -150,11 +150,11 @@ class HierarchyMap:
 
     @cached_property
     def tags(self) -> frozenset[str]:
-        """Every tag that a node may bear: of modules and of calls."""
+        """All tags that nodes may have: of modules and of calls."""
         return frozenset({entry.tag for entry in self.modules} | {entry.tag for entry in self.calls})
 
     def chain(self, call: str) -> list[CallEntry]:
-        """The calls that were running during a call, the model's own first, this one last."""
+        """Return the stack of calls during a call, the model's own first, this one last."""
         found: list[CallEntry] = []
         entry = self.by_call.get(call)
         while entry is not None:
@@ -164,7 +164,7 @@ class HierarchyMap:
 
 
 def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
-    """The map of a model and one plan of it; of the modules down to the plan's depth."""
+    """Return the map of a model and one of its plans, with modules down to the plan's depth."""
     modules = tables.walk(model, plan.depth)
     tags = tags_of(modules)
     further: dict[str, list[str]] = {}
@@ -218,7 +218,7 @@ def map_of(model: nn.Module, plan: Plan, model_id: str = "") -> HierarchyMap:
 def _list_steps(
     call: ModuleCall, caller: ModuleCall | None, steps: list[tuple[ModuleCall | Op, ModuleCall | None]]
 ) -> None:
-    """Calls, and the operations between them that do something; what a layer does inside is the layer."""
+    """Append calls, and the effective operations between them; operations in a layer are part of it."""
     for item in call.items:
         if isinstance(item, ModuleCall):
             steps.append((item, caller))
@@ -232,10 +232,10 @@ def _list_steps(
 
 @dataclass(frozen=True)
 class Coverage:
-    """``both``: modules that ran. ``unused``, ``holders``: only static; modules that never ran (unused, or only their
-    parameters are read), and those that cannot run. ``functional``: only dynamic; operations between modules, how many
-    of each name. ``repeated``: modules that ran several times. ``from_elsewhere``: calls made while the module that
-    holds the called one was not running, which is where tags and the order of calls part.
+    """Coverage of modules. ``both``: modules that ran. ``unused``, ``holders``: static only; modules that never ran
+    (unused, or only their parameters are read), and containers. ``functional``: dynamic only; operations between
+    modules, by name and count. ``repeated``: modules that ran several times. ``from_elsewhere``: calls made while the
+    module's parent was not running, where tags and the order of calls differ.
     """
 
     modules: int
@@ -247,7 +247,7 @@ class Coverage:
     from_elsewhere: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON data."""
         return {
             "modules": self.modules,
             "both": len(self.both),
@@ -260,7 +260,7 @@ class Coverage:
 
 
 def coverage_of(known: HierarchyMap) -> Coverage:
-    """The report on a map."""
+    """Return the report on a map."""
     silent = [entry for entry in known.modules if not entry.calls]
     functional = Counter(entry.name for entry in known.operations)
     return Coverage(
@@ -275,7 +275,7 @@ def coverage_of(known: HierarchyMap) -> Coverage:
 
 
 def _holder_runs(known: HierarchyMap, call: str) -> bool:
-    """Whether the nearest module above that can be called is among the calls that are running."""
+    """Return whether the nearest callable parent is running during the call."""
     entry = known.by_call[call]
     above = known.by_path[entry.path].parent
     while above is not None and not known.by_path[above].calls and known.by_path[above].holder:
@@ -288,7 +288,7 @@ VERSION: Final = 1
 
 
 def to_json(known: HierarchyMap) -> dict[str, Any]:
-    """JSON-able: modules, calls, operations and the coverage report."""
+    """Return JSON data: modules, calls, operations and the coverage report."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -302,8 +302,8 @@ def to_json(known: HierarchyMap) -> dict[str, Any]:
 
 
 def write_graphml(known: HierarchyMap, path: str) -> None:
-    """Modules, calls and operations as nodes (``kind``); edges ``holds`` (module to module), ``runs`` (module to its
-    call), ``makes`` (call to call or operation) and ``then`` (what began next). Raises SpecError.
+    """Write modules, calls and operations as nodes (``kind``), with the edges ``holds`` (module to module), ``runs``
+    (module to its call), ``makes`` (call to call or operation) and ``then`` (what started next). Raises SpecError.
     """
     import networkx  # torch brings it
 

@@ -1,8 +1,8 @@
-"""A model as an ONNX graph whose nodes know where they come from.
+"""Export a model as an ONNX graph whose nodes have origins.
 
-torch's exporter runs the model's Python once. Our shims stand in that run as in any other, and label what is traced
-with the running call and with the number of layers that are done; torch's own labels forget which call of a module it
-was. The graph is not fused: each node belongs to one call, and runtimes fuse by themselves when they load a file.
+torch's exporter runs the model's Python once. Our shims take part in that run as in any other, and label what is traced
+with the running call and with the number of finished layers; torch's own labels do not distinguish a module's calls.
+The graph is not fused: each node belongs to one call, and runtimes fuse it when they load a file.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ NEEDED: Final = ("onnx", "onnx_ir", "onnxscript", "onnxruntime")
 
 
 class ExportFailed(SpecError):
-    """The model cannot be written as ONNX, or not in this way; the message says why."""
+    """The model cannot be exported to ONNX, or not in this way; the message gives the reason."""
 
 
 def check(*names: str) -> None:
-    """SpecError, before any work is done, naming what is missing and how to get it."""
+    """Raise SpecError before any work if a package is missing, with how to install it."""
     missing = [name for name in names or NEEDED if find_spec(name) is None]
     if missing:
         raise SpecError(f'{" and ".join(missing)} missing: pip install "isthmus[onnx]"')
@@ -60,14 +60,14 @@ def check(*names: str) -> None:
 
 
 class FlatModel(nn.Module):
-    """Calls the model on the nested value that its tensors stand for, and gives its output's tensors, depth first.
+    """Calls the model on the nested value of its tensors, and returns its output's tensors, depth first.
 
-    ``names`` are those of the inputs: the argument's, then keys and places (``past.0``). ``output_names``: the
+    ``names`` are those of the inputs: the argument's, then keys and indices (``past.0``). ``output_names``: the
     output's, once it has been called.
     """
 
     PREFIX: Final = "model."
-    """Before the names that the model's parameters have here."""
+    """Prefix of the model's parameter names here."""
 
     def __init__(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class FlatModel(nn.Module):
 
 
 def outputs_of(value: Any) -> tuple[Structure, list[torch.Tensor]]:
-    """The tensors of a model's output, depth first, through holders that nobody could rebuild, too."""
+    """Return the tensors of a model's output, depth first, including those in holders that cannot be rebuilt."""
     try:
         return flatten(value)
     except UnknownHolder:
@@ -124,7 +124,7 @@ def _input_names(model: nn.Module, structure: Structure, count: int) -> list[str
 
 
 def _names(structure: Structure, prefix: str, count: int, alone: str) -> list[str]:
-    """The name of every tensor of a structure; ``alone`` where there is nothing to name it by."""
+    """Return the name of every tensor of a structure; ``alone`` if it has no path."""
     found: dict[int, str] = {}
 
     def down(node: Structure, path: str) -> None:
@@ -159,12 +159,12 @@ def _unique(names: list[str]) -> list[str]:
 
 KEY: Final = "isthmus"
 SMALL: Final = 1 << 16
-"""Elements of a constant that may be made of others while exporting; larger ones stay operations."""
+"""Maximum elements of a constant folded from others in the export; larger ones stay operations."""
 
 
 @dataclass(frozen=True)
 class Label:
-    """The call that was running when an operation was traced, the layers that were done by then, the operation."""
+    """The call that was running when an operation was traced, the number of layers finished by then, the operation."""
 
     call: str
     done: int
@@ -173,7 +173,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Exported:
-    """``labels``: by node, of those that have one. ``tensors``: the inputs, by name."""
+    """An exported graph. ``labels``: by node, of those that have one. ``tensors``: the inputs, by name."""
 
     model: onnx_ir.Model
     labels: Mapping[onnx_ir.Node, Label]
@@ -182,7 +182,7 @@ class Exported:
 
 
 def export(model: nn.Module, plan: Plan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exported:
-    """The graph of a model on these inputs, of their shapes. Raises `ExportFailed`, and SpecError without the extra."""
+    """Export a model for inputs of these shapes. Raises `ExportFailed`, and SpecError without the extra."""
     check()
     modules = tables.walk(model, plan.depth)
     flat = FlatModel(model, *copied(args, dict(kwargs))).eval()
@@ -225,8 +225,9 @@ def converted(
     outputs: Sequence[str],
     free: Free | None = None,
 ) -> onnx_ir.Model:
-    """The graph of a module that takes tensors and gives tensors, with these names. ``free``: of inputs, by their
-    number, axes whose size may be any. Raises `ExportFailed`.
+    """Export a module from tensors to tensors, with these names. ``free``: by input, axes of any size.
+
+    Raises `ExportFailed`.
     """
     check()
     free = free or {}
@@ -261,7 +262,7 @@ def _onnx_of(program: torch.export.ExportedProgram, inputs: Sequence[str], outpu
 
 
 class _Labeller(Session):
-    """The session of the exporter's run: every operation that is traced gets a label."""
+    """The exporter's session, which labels every traced operation."""
 
     banks = True
 
@@ -299,7 +300,7 @@ class _Labeller(Session):
 
 
 def _forget_others_notes(program: torch.export.ExportedProgram) -> None:
-    """Torch's own notes travel with our labels, and the exporter's later steps trip over them."""
+    """Remove torch's own notes, which travel with our labels and break later steps of the exporter."""
     for node in program.graph.nodes:
         notes = node.meta.pop("custom", None) or {}
         if KEY in notes:
@@ -307,7 +308,7 @@ def _forget_others_notes(program: torch.export.ExportedProgram) -> None:
 
 
 def _labels(made: Any) -> dict[onnx_ir.Node, Label]:
-    """The labels of ONNX nodes, by way of the traced operation that each was made of."""
+    """Return the labels of ONNX nodes, through the traced operations that they were made of."""
     traced = {node.name: node for node in made.exported_program.graph.nodes}
     found = {}
     for node in made.model.graph.all_nodes():
@@ -320,7 +321,7 @@ def _labels(made: Any) -> dict[onnx_ir.Node, Label]:
 
 
 def _tidy(model: onnx_ir.Model) -> None:
-    """Constants made of constants are computed, nodes nobody reads are dropped; nothing is fused."""
+    """Fold constants and drop unused nodes, without fusing any."""
     import onnx_ir.passes.common as passes
     from onnxscript.optimizer import fold_constants
 
@@ -344,7 +345,7 @@ def _tidy(model: onnx_ir.Model) -> None:
 
 
 def _first_words(error: BaseException) -> str:
-    """The innermost reason: the exporter wraps it in pages of advice."""
+    """Return the innermost reason: the exporter wraps it in pages of advice."""
     while error.__cause__ is not None:
         error = error.__cause__
     text = " ".join(str(error).split())
@@ -362,7 +363,7 @@ def _running(session: Session) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of libraries that are not installed, of its own calls, and prints graphs when it fails."""
+    """Silence the exporter, which warns of missing libraries and its own calls, and prints graphs when it fails."""
     noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
     levels = [logger.level for logger in noisy]
     try:
@@ -390,12 +391,12 @@ RULES: Final = ("scope", "parent", "operation", "root")
 TAG, CALL, RULE, DONE = "isthmus.tag", "isthmus.call", "isthmus.rule", "isthmus.layers_done"
 """Keys of a node's ``metadata_props``."""
 LARGE: Final = 1 << 30
-"""Bytes of weights above which they lie beside the file: it may hold 2 GiB."""
+"""Bytes of weights from which they are stored beside the file, which is limited to 2 GiB."""
 
 
 @dataclass(frozen=True)
 class NodeTag:
-    """Where a node comes from, and by which rule. ``done``: how many layers were done before it ran."""
+    """A node's origin, and the rule that found it. ``done``: number of layers finished before it ran."""
 
     call: str
     tag: str
@@ -407,7 +408,7 @@ class NodeTag:
 def tag_nodes(
     model: onnx_ir.Model, labels: Mapping[onnx_ir.Node, Label], known: HierarchyMap
 ) -> dict[onnx_ir.Node, NodeTag]:
-    """A tag for every node of the graph and its subgraphs; written into the nodes' metadata, too."""
+    """Tag every node of the graph and its subgraphs, in the nodes' metadata, too."""
     nodes = list(model.graph.all_nodes())
     calls: dict[onnx_ir.Node, str] = {}
     rules: dict[onnx_ir.Node, str] = {}
@@ -450,7 +451,7 @@ def _known_above(call: str, known: HierarchyMap) -> str | None:
 
 
 def _common(calls: Iterable[str], known: HierarchyMap) -> str:
-    """The innermost call that was running in all of them."""
+    """Return the innermost call that contains all of the calls."""
     chains = [[entry.name for entry in known.chain(call)] for call in set(calls)]
     shared = ""
     for names in zip(*chains, strict=False):
@@ -470,14 +471,14 @@ def _makers(node: onnx_ir.Node) -> list[onnx_ir.Node]:
 
 
 def sidecar_path(path: str | Path) -> Path:
-    """``digits.onnx`` -> ``digits.onnx.json``."""
+    """Return ``digits.onnx.json`` for ``digits.onnx``."""
     return Path(f"{path}.json")
 
 
 def sidecar(
     model: onnx_ir.Model, tags: Mapping[onnx_ir.Node, NodeTag], known: HierarchyMap, **more: Any
 ) -> dict[str, Any]:
-    """The sidecar of one ONNX file: its nodes in order, how many tags came by which rule, and calls without a node."""
+    """Return the sidecar of one ONNX file: its nodes in order, the number of tags by rule, and calls without a node."""
     rules = Counter(tag.rule for tag in tags.values())
     seen = {entry.name for tag in tags.values() for entry in known.chain(tag.call)}
     return {
@@ -505,7 +506,7 @@ def sidecar(
 
 
 def write(model: onnx_ir.Model, side: Mapping[str, Any], path: str | Path) -> None:
-    """The ONNX file (many weights beside it, in FILE.data) and its sidecar. Raises SpecError."""
+    """Write the ONNX file (large weights beside it, in FILE.data) and its sidecar. Raises SpecError."""
     import onnx_ir
 
     weights = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value)

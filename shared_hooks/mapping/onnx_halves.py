@@ -1,10 +1,10 @@
-"""Head and tail of a cut as ONNX graphs of their own: the whole graph, taken apart where the cut is.
+"""Split a model's ONNX graph at a cut into one graph each for head and tail.
 
-Nodes are in the order in which they ran and know how many layers were done by then, so the cut after layer k separates
-the nodes with at most k layers done from the rest. A block's end separates them, too, from those with one layer more
-that ran in the block's call: what its own code does behind its last layer. What the head makes of the inputs and the
-tail reads, or is part of the output, crosses under its name in the whole graph; inputs that the tail reads late are
-inputs of the tail, too. What does not depend on the inputs is in both and does not cross.
+Nodes are in the order in which they ran and record how many layers were finished by then, so the cut after layer k
+separates the nodes with at most k finished layers from the rest. A block's end also includes nodes with one layer more
+that ran in the block's call: its own code after its last layer. Values that the head computes from the inputs and the
+tail reads, or that are outputs, cross under their names in the whole graph; inputs that the tail reads late are inputs
+of the tail, too. What does not depend on the inputs is in both and does not cross.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CUT: Final = "isthmus.cut"
 
 @dataclass(frozen=True)
 class CrossingTensor:
-    """One tensor that the head gives and the tail takes, by the name that it has in both files."""
+    """One tensor that the head returns and the tail takes, with its name in both files."""
 
     name: str
     dtype: str
@@ -48,7 +48,7 @@ class CrossingTensor:
 
 @dataclass(frozen=True)
 class Halves:
-    """``late``: inputs of the model that the tail takes, too."""
+    """The two graphs. ``late``: inputs of the model that the tail takes, too."""
 
     head: onnx_ir.Model
     tail: onnx_ir.Model
@@ -56,7 +56,7 @@ class Halves:
     late: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """For the sidecars."""
+        """Return JSON data for the sidecars."""
         return {
             "crossing": [{**vars(one), "shape": list(one.shape)} for one in self.crossing],
             "crossing_bytes": sum(one.nbytes for one in self.crossing),
@@ -97,7 +97,7 @@ def halve(model: onnx_ir.Model, at: LayerInfo, known: HierarchyMap, facts: Mappi
 
 
 def _head(graph: onnx_ir.Graph, at: LayerInfo, known: HierarchyMap) -> set[onnx_ir.Node]:
-    """The nodes before a cut. Behind a block's last layer: those of its call, and what they read."""
+    """Return the nodes before a cut. After a block's last layer: those of its call, and what they read."""
     nodes = list(graph)
     head = {node for node in nodes if int(node.metadata_props[DONE]) <= at.layer_id}
     if not at.is_block:
@@ -111,7 +111,7 @@ def _head(graph: onnx_ir.Graph, at: LayerInfo, known: HierarchyMap) -> set[onnx_
 
 
 def tags_of_half(half: onnx_ir.Model, whole: Mapping[onnx_ir.Node, NodeTag]) -> dict[onnx_ir.Node, NodeTag]:
-    """The tags of a half's nodes: what they bear, and the operation that the node of the same name has in the whole."""
+    """Return the tags of a half's nodes: their own, and the operation of the node of the same name in the whole."""
     operations = {node.name: tag.operation for node, tag in whole.items()}
     found = {}
     for node in half.graph.all_nodes():
@@ -126,7 +126,7 @@ def _refused(name: str, reason: str) -> CutRefused:
 
 
 def _reads(node: onnx_ir.Node, graph: onnx_ir.Graph) -> set[onnx_ir.Value]:
-    """What a node reads, with what its subgraphs take from this graph."""
+    """Return what a node reads, including what its subgraphs take from this graph."""
     found = {value for value in node.inputs if value is not None}
     for attribute in node.attributes.values():
         if attribute.type.name in ("GRAPH", "GRAPHS"):
@@ -149,7 +149,9 @@ def _described(value: onnx_ir.Value, cut: str) -> CrossingTensor:
 
 
 def _let_pass(graph: onnx_ir.Graph, made: list[onnx_ir.Value], layer_id: int) -> None:
-    """Parts of the output that the head makes cross under another name: the tail gives them their own."""
+    """Rename outputs that the head computes where they cross, so that the tail can return them under their own
+    names.
+    """
     import onnx_ir
 
     outputs = list(graph.outputs)
@@ -191,24 +193,24 @@ TOLERANCES: Final[Mapping[torch.dtype, float]] = {
     torch.float16: 1e-2,
     torch.bfloat16: 8e-2,
 }
-"""Largest difference allowed, in units of the largest magnitude of the expected tensor, and of 1 where that is less."""
+"""Largest difference allowed, in units of the expected tensor's largest magnitude, or of 1 if that is less."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at, in words, and what was found."""
+    """One check, in words, and its result."""
 
     what: str
     ok: bool
     found: str
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON data."""
         return {"what": self.what, "ok": self.ok, "found": self.found}
 
 
 def expected(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    """The tensors of the model's own output, in torch, in the order of the graph's outputs."""
+    """Return the tensors of the model's own output in torch, in the order of the graph's outputs."""
     buffers = Buffers(model)
     args, named = copied(args, dict(kwargs))
     try:
@@ -218,7 +220,9 @@ def expected(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
-    """Well formed, every node tagged, tags in the map, the sidecar in agreement. Nothing is raised."""
+    """Check that a file is well formed, that every node has a tag of the map, and that the sidecar agrees. Raises
+    nothing.
+    """
     import onnx
 
     try:
@@ -246,7 +250,7 @@ def check_file(path: str | Path, known: HierarchyMap) -> list[Check]:
 
 
 def check_run(path: str | Path, tensors: Mapping[str, torch.Tensor], wanted: Sequence[torch.Tensor]) -> Check:
-    """The file in onnxruntime, on the CPU, against torch."""
+    """Compare the file in onnxruntime, on the CPU, with torch."""
     try:
         return _compared("runs, as torch", list(run(path, tensors).values()), wanted)
     except Exception as error:
@@ -260,7 +264,7 @@ def check_chain(
     tensors: Mapping[str, torch.Tensor],
     wanted: Sequence[torch.Tensor],
 ) -> list[Check]:
-    """Head, then tail, in onnxruntime, against the whole file there and against torch."""
+    """Compare head then tail, in onnxruntime, with the whole file there and with torch."""
     try:
         given = run(tail, {**tensors, **run(head, tensors)})
         there = run(whole, tensors)
@@ -275,12 +279,12 @@ def check_chain(
 
 
 def run(path: str | Path, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """One ONNX file in onnxruntime, on the CPU; of ``tensors`` those that it takes. Outputs by name."""
+    """Run an ONNX file in onnxruntime, on the CPU, with those of ``tensors`` that it takes. Returns outputs by name."""
     return run_in(opened(path), tensors)
 
 
 def opened(path: str | Path) -> Any:
-    """A session of onnxruntime, on the CPU."""
+    """Open a session of onnxruntime, on the CPU."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -290,7 +294,7 @@ def opened(path: str | Path) -> Any:
 
 
 def run_in(session: Any, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The same in a session."""
+    """Run a session, with those of ``tensors`` that it takes. Returns outputs by name."""
     feeds = {one.name: tensors[one.name].detach().cpu().contiguous().numpy() for one in session.get_inputs()}
     names = [one.name for one in session.get_outputs()]
     return {name: torch.from_numpy(array) for name, array in zip(names, session.run(names, feeds), strict=True)}
@@ -335,7 +339,7 @@ def _check_sidecar(path: str | Path, nodes: Sequence[onnx.NodeProto], props: Seq
 
 
 def _nodes(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """Every node, those of subgraphs after the one that holds them."""
+    """Return every node, those of subgraphs after the one that contains them."""
     found: list[onnx.NodeProto] = []
     for node in graph.node:
         found.append(node)

@@ -1,11 +1,11 @@
-"""What a run did, torch function by torch function, as a module that does it again.
+"""Record a run, torch function by torch function, as a module that repeats it.
 
-A model's Python chooses by data, asks whether it is being traced, and hands numbers about; of a run that has happened
-all of this is settled. So a head is exported from its tape, not from the model's code: `Tape` listens to one run of
-the real model, and `Replay` runs the same functions on other inputs, or on an exporter's tensors without data.
+A model's Python branches on data, asks whether it is being traced, and passes numbers around; in a run that has
+happened all of this is settled. So a head is exported from its tape, not from the model's code: `Tape` records one run
+of the real model, and `Replay` runs the same functions on other inputs, or on an exporter's tensors without data.
 
-What the run's Python read from data is part of the tape, and whoever replays it must compare: for other values the
-model might have done something else (`read_again`, `chosen_again`).
+What the run's Python read from data is part of the tape, and a replay must compare it: for other values the model might
+have run differently (`read_again`, `chosen_again`).
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class Ref(NamedTuple):
 
 @dataclass(frozen=True)
 class Varying:
-    """A whole number of a tape that moves with a size of its inputs."""
+    """An integer of a tape that depends on a size of its inputs."""
 
     terms: Terms
 
     def at(self, size: Any) -> Any:
-        """``size``: of `shared_hooks.planning.value_at`."""
+        """Return its value. ``size``: of `shared_hooks.planning.value_at`."""
         found, shared = value_at(self.terms, size)
         return found if shared == 1 else found // shared
 
@@ -49,8 +49,8 @@ class Varying:
 class Step:
     """One function that ran; tensors of its arguments as `Ref`, of its result as numbers with their ``shapes``.
 
-    ``value``: what it read from data, where it gives a Python value; ``reads`` says whether. ``below``: a kernel that
-    no torch function stands for.
+    ``value``: the Python value that it read from data, if any; ``reads`` says whether. ``below``: a kernel that belongs
+    to no torch function.
     """
 
     name: str
@@ -64,29 +64,29 @@ class Step:
     value: Any
     below: bool
     autocast: torch.dtype | None
-    """What it ran in on the CPU, where it did."""
+    """The autocast of the CPU that it ran in, if any."""
     chooses: bool = False
-    """Whether the shape of what a kernel of it gave depends on what that read, as far as its name tells."""
+    """Whether the shape of a kernel's result depends on data that it read, as far as its name shows."""
     pure: bool = True
-    """Whether no kernel of it wrote to what it was given, or drew random numbers."""
+    """Whether none of its kernels wrote to its arguments or drew random numbers."""
     fixed: bool = False
-    """Whether it is taken to give the same shapes whatever it reads: an exporter's tensors without data must agree."""
+    """Whether its shapes count as independent of data: an exporter's tensors without data must agree."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that it gave has no elements."""
+        """Whether all of its results have no elements."""
         shapes = self.shapes if self.pure and not self.fixed else ()
         return bool(shapes) and all(0 in one and all(isinstance(size, int) for size in one) for one in shapes)
 
     @property
     def moves(self) -> bool:
-        """Whether a size of the inputs is among its arguments."""
+        """Whether an argument depends on a size of the inputs."""
         found: list[Varying] = []
         _mapped((self.args, self.kwargs), Varying, found.append)
         return bool(found)
 
     def is_like(self, other: Step) -> bool:
-        """Whether both are the same step of two runs."""
+        """Return whether both are the same step of two runs."""
         return (
             self.func == other.func
             and (self.results, self.shapes, self.reads, self.autocast)
@@ -95,7 +95,7 @@ class Step:
         )
 
     def given(self) -> tuple[int, ...]:
-        """The numbers of the tensors that it was given."""
+        """The numbers of its argument tensors."""
         found: list[int] = []
         _mapped((self.args, self.kwargs), Ref, lambda ref: found.append(ref.number))
         return tuple(found)
@@ -103,7 +103,7 @@ class Step:
 
 @dataclass
 class Tape:
-    """A run, listened to by ``with tape.listening(): ...`` on one thread. ``inputs``: its tensors.
+    """Records a run inside ``with tape.listening(): ...`` on one thread. ``inputs``: its tensors.
 
     ``constants``: tensors that no function made: weights and buffers of ``model`` by name, others as they are.
     """
@@ -112,12 +112,12 @@ class Tape:
     inputs: Sequence[torch.Tensor]
     steps: list[Step] = field(default_factory=list)
     around: list[Step] = field(default_factory=list)
-    """What ran beside the model's forward: of the head's own."""
+    """What ran around the model's forward, in the head's own code."""
     constants: dict[int, str | torch.Tensor] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
-    """Constants that the model did not hold before the run: it may have made them of its inputs, unseen."""
+    """Constants that the model did not hold before the run: it may have made them of its inputs, unobserved."""
     tensors: list[torch.Tensor] = field(default_factory=list)
-    """By their number: kept while listening, so that no id is given twice; `forget` lets go of them."""
+    """Tensors by number, kept while recording so that no id is reused; `forget` releases them."""
 
     def __post_init__(self) -> None:
         self._names = {id(one): name for name, one in (*self.model.named_parameters(), *self.model.named_buffers())}
@@ -127,16 +127,16 @@ class Tape:
             self._new(one)
 
     def listening(self) -> _Listening:
-        """Around the run."""
+        """Return the context to record in."""
         return _Listening(self)
 
     def forget(self) -> None:
-        """Let go of the run's tensors."""
+        """Release the run's tensors."""
         self.tensors.clear()
         self._numbers.clear()
 
     def of_weights(self) -> list[int]:
-        """Steps that hang on weights and buffers alone, which nothing wrote to. Before `forget`."""
+        """Return steps that depend only on weights and buffers, which nothing wrote to. Call it before `forget`."""
         storages = [one.untyped_storage()._cdata if one.layout is torch.strided else None for one in self.tensors]
         moved = {None, *(storages[number] for number in range(len(self.inputs)))}
         found = []
@@ -150,7 +150,7 @@ class Tape:
         return found
 
     def begins_like(self, other: Tape) -> bool:
-        """Whether the other tape begins with this one."""
+        """Return whether the other tape starts with this one."""
         if len(self.steps) > len(other.steps):
             return False
         return all(one.is_like(two) for one, two in zip(self.steps, other.steps, strict=False))
@@ -158,7 +158,7 @@ class Tape:
     def note(
         self, func: Any, name: str, args: Any, kwargs: Any, result: Any, *, below: bool, chooses: bool, pure: bool
     ) -> None:
-        """A function has run."""
+        """Record a function that has run."""
         kind = kind_of(name, bool(arguments_of(args, kwargs)), result)
         # a head looks at addresses, and where in them a tensor begins; for a model that does there is no graph
         if kind is Kind.FORM or is_escape(name) or name == "storage_offset":
@@ -203,7 +203,7 @@ class Tape:
 
 
 class _Listening:
-    """Torch functions, and kernels that none stands for."""
+    """Records torch functions, and kernels that belong to none."""
 
     def __init__(self, tape: Tape) -> None:
         self._kernels = _Kernels(tape)
@@ -221,7 +221,7 @@ class _Listening:
 class _Kernels(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Whether torch shields the method below from its compiler, which it imports for that: more than a second."""
+        """Return False: torch would import its compiler, for more than a second, to shield the method below from it."""
         return False
 
     def __init__(self, tape: Tape) -> None:
@@ -229,7 +229,7 @@ class _Kernels(TorchDispatchMode):
         self.tape = tape
         self.inside = False
         self.chosen, self.drew = False, False
-        """Whether a kernel has chosen by data, or drawn random numbers, since the last function began."""
+        """Whether a kernel's shape depended on data, or one drew random numbers, since the last function began."""
 
     def __torch_dispatch__(self, func: Any, kinds: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():
@@ -267,7 +267,7 @@ class _Functions(TorchFunctionMode):
 
 
 def _tensors_of(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """Tensors in what a module holds, in lists and dictionaries, too."""
+    """Yield the tensors in a module's values, including lists and dictionaries."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, (list, tuple, dict)):
@@ -276,7 +276,7 @@ def _tensors_of(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def _versions(args: Any, kwargs: Any) -> list[int | None]:
-    """How often each tensor was written to; None where torch does not count."""
+    """Return how often each tensor was written to; None where torch does not count."""
     return [None if one.is_inference() else one._version for one in arguments_of(args, kwargs)]
 
 
@@ -295,8 +295,8 @@ def _mapped(value: Any, kind: type | tuple[type, ...], change: Callable[[Any], A
 
 
 def of_any_size(tapes: Sequence[Tape], sizes: Sequence[Size]) -> Tape | None:
-    """One tape of several whose inputs differ in a size, by all but the last; None where they differ in more than whole
-    numbers, or the last does something else than they tell.
+    """Combine the tapes of inputs that differ in a size, all but the last, to one; None if they differ in more than
+    integers, or the last one contradicts them.
     """
     first = tapes[0]
     read = [[(at, step.value) for at, step in enumerate(tape.steps) if step.reads] for tape in tapes]
@@ -318,21 +318,21 @@ Make = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor that a replay gives: ``make`` of those of these numbers, as they are after ``at`` steps."""
+    """A tensor that a replay returns: ``make`` of the tensors with these numbers, as they are after ``at`` steps."""
 
     at: int
     numbers: tuple[int, ...]
     make: Make
     picks: tuple[Any, ...] | None = None
-    """Where it is made in this way of inputs of other sizes, too: an index, or two of which one is the same for all."""
+    """How it is selected for inputs of other sizes: an index, or two of which one is the same for all."""
 
 
 class Replay(nn.Module):
-    """Runs a tape's functions on other inputs and gives what is wanted; both as tensors are sent (`as_sent`).
+    """Runs a tape's functions on other inputs and returns what is wanted; both as tensors are sent (`as_sent`).
 
-    The model is a part of it, so its weights keep their names, behind "model.". ``sizes``: inputs and their axes that
-    numbers of the tape move with (`Varying`): of one size, or of a batch and a length. ``done``: steps
-    (`Tape.of_weights`) that are run now, once and for all.
+    The model is a submodule, so its weights keep their names, after "model.". ``sizes``: inputs and their axes that the
+    tape's numbers depend on (`Varying`): of one size, or of a batch and a length. ``done``: steps (`Tape.of_weights`)
+    that are run now, once.
     """
 
     def __init__(
@@ -351,7 +351,7 @@ class Replay(nn.Module):
         self._run_now(done)
 
     def _run_now(self, done: Sequence[int]) -> None:
-        """Make buffers of what these steps give, but for those that move with a size."""
+        """Turn these steps' results into buffers, except those that depend on a size."""
         tensors: dict[int, torch.Tensor] = dict(self._constants())
         with torch.no_grad():
             for at in sorted(done):
@@ -454,7 +454,7 @@ def _order(tensor: torch.Tensor, *args: Any, stable: bool = False, **kwargs: Any
 
 
 def _picked(tensor: torch.Tensor, index: Any) -> torch.Tensor:
-    """Several indices, each a tensor, are one into the axes that they are for, flattened."""
+    """Combine several tensor indices into one for their axes, flattened."""
     kinds = [one.dtype for one in index if isinstance(one, torch.Tensor)] if isinstance(index, tuple) else []
     if len(kinds) < 2 or len(kinds) != len(index) or torch.bool in kinds or torch.uint8 in kinds:
         return tensor[index]
@@ -476,7 +476,7 @@ _INSTEAD: Final[dict[str, Callable[..., Any]]] = {
     "argsort": _order,
     "__getitem__": _picked,
 }
-"""What is exported in place of functions, or of forms of them, that the exporter has no word for, or another answer."""
+"""Replacements for functions, or forms of them, that the exporter does not support, or exports with another result."""
 
 
 class _Instead(TorchFunctionMode):
@@ -514,7 +514,7 @@ _READERS: Final[dict[str, Callable[..., torch.Tensor]]] = {
 
 
 def read_again(tape: Tape, at: int, shape: Sequence[int], known: Sequence[int], truth: bool) -> Wanted:
-    """The value that step ``at`` reads, int64; ``known``: those that it read when it was taped. Raises CutRefused."""
+    """Return the value that step ``at`` reads, int64; ``known``: those read when it was recorded. Raises CutRefused."""
     step = tape.steps[at]
     if step.name not in _READERS:
         raise CutRefused(f"before the cut {step.name} reads a value from data, which no graph gives")
@@ -532,7 +532,7 @@ def read_again(tape: Tape, at: int, shape: Sequence[int], known: Sequence[int], 
 
 
 def chosen_again(tape: Tape, at: int) -> Wanted:
-    """How many elements step ``at`` gives, int64, whose shape depends on its data. Raises CutRefused."""
+    """Return how many elements step ``at`` returns, int64, if its shape depends on its data. Raises CutRefused."""
     step = tape.steps[at]
     tensors = step.given()
     masks = [number for number in tensors if tape.tensors[number].dtype in (torch.bool, torch.uint8)]
@@ -562,7 +562,7 @@ def _elements(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def compiled_again(tape: Tape, total: int) -> Wanted:
-    """The same of a module of which kernels alone were seen. Raises CutRefused where data have a say in them."""
+    """Return the same for a module of which only kernels were seen. Raises CutRefused if they depend on data."""
     for step in tape.steps:
         if step.below and (step.reads or step.chooses):
             raise CutRefused(f"a scripted or compiled module before the cut chooses by data ({step.name})")

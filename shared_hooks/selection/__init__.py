@@ -1,8 +1,8 @@
-"""Activation-based channel selection: which channels of a layer matter, and how to send or keep only those.
+"""Select channels by their activations: which channels of a layer matter, and how to send or keep only those.
 
-capture   a layer's channels over a data set, by a forward hook
-channels  which modules make, carry and read the same channels, and how they score
-prune     the chosen channels cut out: a smaller model; kept in a file
+capture   statistics of a layer's channels over a data set
+channels  which modules make, carry and read the same channels, and how channels are scored
+prune     removes channels: a smaller model; and its file
 """
 
 from shared_hooks.selection.capture import Captured, Sample, capture

@@ -1,4 +1,4 @@
-"""A layer's channels over a data set: a forward hook takes the numbers, and no activation is kept."""
+"""Capture statistics of a layer's channels over a data set with a forward hook, without keeping activations."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from shared_hooks.tensors import Buffers, copied
 
 
 IOU: Final = 0.5
-"""From this overlap on (intersection over union) a prediction has found the object."""
+"""Overlap (intersection over union) from which a prediction matches an object."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """One object: where it is, what it is, and for a prediction how sure that is."""
+    """One object's bounding box and label, and for a prediction its score."""
 
     left: float
     top: float
@@ -46,7 +46,7 @@ class Box:
 
 
 def iou(a: Box, b: Box) -> float:
-    """Intersection over union, 0 to 1."""
+    """Return intersection over union, 0 to 1."""
     width = min(a.right, b.right) - max(a.left, b.left)
     height = min(a.bottom, b.bottom) - max(a.top, b.top)
     shared = max(width, 0.0) * max(height, 0.0)
@@ -58,7 +58,7 @@ def _area(box: Box) -> float:
 
 
 def matched(predictions: Sequence[Box], truths: Sequence[Box], threshold: float = IOU) -> list[tuple[Box, Box]]:
-    """(prediction, truth) of each prediction that found an object of its label, surest first; each truth once."""
+    """Return (prediction, truth) of each prediction that matches an object of its label, by score; each truth once."""
     left = list(truths)
     found = []
     for prediction in sorted(predictions, key=lambda box: -box.score):
@@ -71,9 +71,10 @@ def matched(predictions: Sequence[Box], truths: Sequence[Box], threshold: float 
 
 
 def cells(box: Box, input_size: tuple[int, int], feature_size: tuple[int, int]) -> tuple[slice, slice]:
-    """(rows, columns) of the feature map that the box touches; sizes are (height, width), the stride their ratio.
+    """Return (rows, columns) of the feature map that the box touches; sizes are (height, width), the stride their
+    ratio.
 
-    Raises SpecError for a box that lies wholly outside the input.
+    Raises SpecError for a box outside of the input.
     """
     if box.right <= 0 or box.bottom <= 0 or box.left >= input_size[1] or box.top >= input_size[0]:
         raise SpecError(
@@ -90,7 +91,7 @@ def _range(first: float, last: float, stride: float, count: int) -> slice:
 
 
 def read_boxes(path: Path | str) -> Mapping[str, list[Box]]:
-    """The boxes of each input file, from JSON: {"file.png": [[left, top, right, bottom, label], ...]}.
+    """Read the boxes of each input file, from JSON: {"file.png": [[left, top, right, bottom, label], ...]}.
 
     Predictions have a sixth entry, the score. Raises SpecError.
     """
@@ -122,25 +123,25 @@ class Sample:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     labels: Sequence[str | None] = ()
     boxes: Sequence[Box] | None = None
-    """None looks everywhere; an empty list nowhere."""
+    """None: everywhere; an empty list: nowhere."""
     name: str = ""
     """For messages."""
 
 
 @dataclass(frozen=True)
 class Captured:
-    """What a layer's C channels did. Per-channel numbers are float64 of shape (C,), over every value looked at."""
+    """Statistics of a layer's C channels. Per-channel numbers are float64 of shape (C,), over all values captured."""
 
     layer: str
     dim: int
     fill: torch.Tensor
-    """The mean of every value, wherever one looked: what stands for a channel that is not sent."""
+    """The mean of all captured values, which replaces a channel that is not sent."""
     mean: torch.Tensor
     magnitude: torch.Tensor
     """The mean of the absolute values."""
     variance: torch.Tensor
     rows: torch.Tensor
-    """(places, C): each channel's mean over one place, that is one box, or one row of a batch as a whole."""
+    """(places, C): each channel's mean over one place: one box, or one whole row of a batch."""
     labels: tuple[str | None, ...]
     """The class of each place."""
 
@@ -150,11 +151,11 @@ class Captured:
 
 
 def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
-    """(module, channel dimension) at which ``layer``'s output can be taken, and masked.
+    """Return (module, channel dimension) at which ``layer``'s output can be captured and masked.
 
-    ``layer`` is a module's path, "relu#2" for its second call. A module that runs several times cannot be masked at
-    one of its calls; where the call is the last thing in a block that runs once, the block's output is the same tensor
-    and the block is taken. For the dimension see `_Layout`. Raises CutRefused, and SpecError for an unknown layer.
+    ``layer`` is a module's path, "relu#2" for its second call. A module that runs several times cannot be masked at one
+    of its calls; if the call is the last step of a block that runs once, the block's output is the same tensor, and the
+    block is used. For the dimension see `_Layout`. Raises CutRefused, and SpecError for an unknown layer.
     """
     calls: dict[str, list[tuple[Any, tuple[str, ...], int]]] = defaultdict(list)
     running: list[str] = []
@@ -196,12 +197,12 @@ def place_of(model: nn.Module, layer: str, sample: Sample) -> tuple[str, int]:
 
 
 class _Layout:
-    """Which dimension of an output holds the channels, 1 or the last one, known from the layers around it.
+    """Finds the channel dimension of an output, 1 or the last one, from the layers around it.
 
-    Convolutions, batch and group normalisations have them in dimension 1; linear layers, embeddings and layer
-    normalisations in the last one. For what other modules give, the next such layer tells that reads this very tensor.
-    Else it has as many channels as the last such layer before it gave; where both dimensions fit or neither does, they
-    are where that layer had them. Before any, dimension 1, and the last one of three.
+    Convolutions, batch and group normalisations use dimension 1; linear layers, embeddings and layer normalisations the
+    last one. For other modules' outputs, the next such layer that reads this very tensor decides. Otherwise the
+    dimension is the one whose size matches the channels of the last such layer before; if both or neither match, it is
+    that layer's. Before any such layer, dimension 1, and the last one of three.
     """
 
     _FIRST = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
@@ -212,12 +213,12 @@ class _Layout:
         self._dims: dict[int, int] = {}
 
     def reads(self, module: nn.Module, value: Any) -> None:
-        """``module`` is about to run."""
+        """Called before ``module`` runs."""
         if known := self._of(module):
             self._dims.setdefault(id(value), known)
 
     def gives(self, module: nn.Module, output: Any) -> None:
-        """``module`` has run; outputs are kept alive by the caller, so that an id means one tensor."""
+        """Called after ``module`` has run; the caller keeps outputs alive, so that an id means one tensor."""
         if not isinstance(output, torch.Tensor) or output.dim() < 2:
             return
         known = self._of(module)
@@ -226,7 +227,7 @@ class _Layout:
             self._dims[id(output)] = known
 
     def guess(self, output: Any) -> int:
-        """By the layers before."""
+        """Return a guess from the layers before."""
         if not isinstance(output, torch.Tensor) or output.dim() < 3:
             return 1
         if not self._dim:
@@ -235,7 +236,7 @@ class _Layout:
         return fits[0] if len(fits) == 1 else self._dim
 
     def dim(self, output: torch.Tensor, guess: int) -> int:
-        """When the model has run."""
+        """Return the dimension when the model has run."""
         return 1 if output.dim() == 2 else self._dims.get(id(output), guess)
 
     def _of(self, module: nn.Module) -> int:
@@ -243,9 +244,9 @@ class _Layout:
 
 
 def capture(model: nn.Module, layer: str, samples: Iterable[Sample]) -> Captured:
-    """The numbers of ``layer``'s channels over ``samples``; sums are float64 on the CPU. The model is left as it was.
+    """Return statistics of ``layer``'s channels over ``samples``; sums are float64 on the CPU. The model is unchanged.
 
-    Raises CutRefused or SpecError for a layer that cannot be taken, InputMismatch where nothing was looked at.
+    Raises CutRefused or SpecError for a layer that cannot be captured, InputMismatch if there were no values.
     """
     samples = list(samples)
     if not samples:
@@ -277,7 +278,7 @@ def capture(model: nn.Module, layer: str, samples: Iterable[Sample]) -> Captured
 
 
 def hooked(model: nn.Module, module: str, look: Callable[[torch.Tensor], None], sample: Sample) -> Any:
-    """Run the model once, showing ``look`` the output of ``module``; the model's output."""
+    """Run the model once, passing ``module``'s output to ``look``, and return the model's output."""
 
     def hook(_module: nn.Module, _args: Any, output: Any) -> None:
         if not isinstance(output, torch.Tensor):
@@ -292,7 +293,7 @@ def hooked(model: nn.Module, module: str, look: Callable[[torch.Tensor], None], 
 
 
 def run(model: nn.Module, sample: Sample) -> Any:
-    """The model's output, computed as Isthmus serves it; on copies, as a model may write into its inputs."""
+    """Return the model's output, computed as Isthmus serves it; on copies, as a model may write to its inputs."""
     args, kwargs = copied(sample.args, dict(sample.kwargs))
     with torch.no_grad(), fast_path_off(), same_buffers(model):
         return model(*args, **kwargs)
@@ -300,7 +301,7 @@ def run(model: nn.Module, sample: Sample) -> Any:
 
 @contextmanager
 def same_buffers(model: nn.Module) -> Iterator[None]:
-    """Puts back what a model in training mode writes into its buffers (batch statistics)."""
+    """Restore what a model in training mode writes to its buffers (batch statistics)."""
     buffers = Buffers(model) if any(module.training for module in model.modules()) else None
     try:
         yield
@@ -317,7 +318,7 @@ class _Moments:
         self.values = self.absolute = self.squares = torch.zeros(())
 
     def add(self, values: torch.Tensor) -> None:
-        """``values``: (C, any number)."""
+        """Add ``values``: (C, any number)."""
         self.count += values.shape[1]
         self.values = self.values + values.sum(1)
         self.absolute = self.absolute + values.abs().sum(1)

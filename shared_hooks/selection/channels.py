@@ -1,7 +1,7 @@
-"""Which modules of a model make, carry and read the same channels, found in its graph (torch.fx).
+"""Find which modules of a model make, carry and read the same channels, in its graph (torch.fx), and score channels.
 
-Values whose channels must stay in step are in one space: what a normalisation, an activation or a pooling takes and
-gives, and all terms of a residual sum. Pruning a channel means cutting it out of everything in its space.
+Values whose channels correspond are in one space: the inputs and outputs of normalisations, activations and poolings,
+and all terms of a residual sum. Pruning a channel removes it from everything in its space.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = npt.NDArray[np.float64]
 
 
 def needs_scikit() -> None:
-    """SpecError where scikit-learn and scipy, the extra "prune", are not installed."""
+    """Raise SpecError if scikit-learn and scipy, the extra "prune", are not installed."""
     try:
         import scipy
         import sklearn  # noqa: F401
@@ -42,9 +42,10 @@ def needs_scikit() -> None:
 
 
 def k_medoids(distances: Array, k: int) -> tuple[list[int], list[int]]:
-    """(medoids, cluster of each point) for a symmetric (n, n) matrix: greedy build, then swaps while one helps.
+    """Cluster by a symmetric (n, n) distance matrix: greedy build, then swaps while one helps.
 
-    Deterministic. Each swap lowers the sum of the distances to the nearest medoid, so it ends.
+    Returns (medoids, cluster of each point). Deterministic. Each swap lowers the sum of distances to the nearest
+    medoid, so it terminates.
     """
     n = len(distances)
     if not 1 <= k <= n:
@@ -75,7 +76,9 @@ def k_medoids(distances: Array, k: int) -> tuple[list[int], list[int]]:
 
 
 def by_silhouette(distances: Array, most: int) -> tuple[list[int], list[int]]:
-    """`k_medoids` with the k from 2 to ``most`` whose mean silhouette is highest; k = 1 for fewer than three points."""
+    """Run `k_medoids` with the k from 2 to ``most`` of the highest mean silhouette; k = 1 for fewer than three
+    points.
+    """
     needs_scikit()
     from sklearn.metrics import silhouette_score
 
@@ -119,7 +122,7 @@ _FLATTENING: Final = frozenset({torch.flatten, torch.reshape, "flatten", "view",
 
 @dataclass
 class Space:
-    """The modules of one space, each in the order in which it first runs, by its path."""
+    """The modules of one space by path, each group in the order in which they first run."""
 
     channels: int
     makers: list[str] = field(default_factory=list)
@@ -127,9 +130,9 @@ class Space:
     carriers: list[str] = field(default_factory=list)
     """Batch normalisations and depthwise convolutions."""
     readers: dict[str, int] = field(default_factory=dict)
-    """Convolutions and linear layers that take them, with the inputs per channel (more than 1 after flattening)."""
+    """Convolutions and linear layers that read them, with the inputs per channel (more than 1 after flattening)."""
     pinned: list[str] = field(default_factory=list)
-    """Why these channels cannot be cut out; empty where they can."""
+    """Why these channels cannot be cut; empty if they can."""
 
 
 class Graph:
@@ -145,11 +148,13 @@ class Graph:
             self._see(node)
 
     def space(self, layer: str) -> Space:
-        """The space of the output of ``layer`` ("path", "path#2" for its second call). Raises SpecError, CutRefused."""
+        """Return the space of the output of ``layer`` ("path", "path#2" for its second call). Raises SpecError,
+        CutRefused.
+        """
         return self._collect(layer, self._roles)
 
     def before(self, layer: str) -> Space:
-        """As `space`, of what has run when ``layer`` has."""
+        """Return the same space, limited to what has run by the end of ``layer``."""
         last = self._nodes.index(self._node(layer))
         ran = {str(node.target) for node in self._nodes[: last + 1] if node.op == "call_module"}
         return self._collect(layer, [role for role in self._roles if role[1] == "pinned" or role[2] in ran])
@@ -243,7 +248,9 @@ class Graph:
             self._pin(node, f"{path} ({type(module).__name__})")
 
     def _weighted(self, node: fx.Node, given: fx.Node, path: str, cells: int) -> None:
-        """A module that runs twice has one weight: its calls' inputs are one space, and so are its outputs."""
+        """Join the spaces of a module's calls, as it has one weight: those of their inputs, and those of their
+        outputs.
+        """
         self._join(f"in:{path}", given.name)
         self._join(f"out:{path}", node.name)
         self._roles += [(given.name, "reader", path, cells), (node.name, "maker", path, 1)]
@@ -262,7 +269,7 @@ class Graph:
 
 
 def trace(model: nn.Module, sample: Sample) -> Graph:
-    """The graph of ``model``, with the shapes of ``sample``. Raises CutRefused where torch.fx cannot follow it."""
+    """Trace ``model`` with the shapes of ``sample``. Raises CutRefused if torch.fx cannot follow it."""
     for name, module in model.named_modules():
         if module._forward_hooks or module._forward_pre_hooks:
             raise CutRefused(f"torch.fx cannot follow this model: it does not see the hook on {name or ROOT}")
@@ -280,7 +287,7 @@ def trace(model: nn.Module, sample: Sample) -> Graph:
 
 
 class _Shapes(fx.Interpreter):
-    """Runs the graph and leaves at each node the shape of its tensor; () for tensors in a holder."""
+    """Runs the graph and stores each node's tensor shape in it; () for tensors in a holder."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
@@ -304,14 +311,14 @@ def _called(node: fx.Node) -> str:
 
 
 def _in_step(node: fx.Node) -> bool:
-    """Whether all terms have the result's channels in the same dimension; numbers do not count."""
+    """Return whether all terms have the result's channels in the same dimension; numbers do not count."""
     shape = _shape(node)
     terms = [_shape(one) for one in node.all_input_nodes]
     return all(not term or (len(term) == len(shape) and term[1] == shape[1]) for term in terms)
 
 
 def _from_one(node: fx.Node, given: fx.Node) -> bool:
-    """Whether a flatten, view or reshape joins dimensions 1 to the last, and would do so with fewer channels."""
+    """Return whether a flatten, view or reshape joins dimensions 1 to the last, and would with fewer channels, too."""
     if node.target not in (torch.flatten, "flatten"):
         sizes: Any = node.args[1:]
         last = sizes[-1][-1] if sizes and isinstance(sizes[-1], (tuple, list)) else sizes[-1] if sizes else None
@@ -342,9 +349,9 @@ MOST_CLUSTERS: Final = 16
 
 
 def score(name: str, captured: Captured, model: nn.Module, sample: Sample, seed: int = 0) -> torch.Tensor:
-    """(C,) float64 by the scoring ``name`` (`SCORINGS`); ``sample`` is what the model is traced on where needed.
+    """Score channels by ``name`` (`SCORINGS`): (C,) float64. ``sample`` is used to trace the model if needed.
 
-    Raises SpecError for an unknown name, and InputMismatch or CutRefused where this scoring has nothing to go by.
+    Raises SpecError for an unknown name, and InputMismatch or CutRefused if this scoring does not apply.
     """
     if name not in SCORINGS:
         raise SpecError(f'no scoring "{name}"; there is {", ".join(SCORINGS)}.{near(name, SCORINGS)}')
@@ -352,7 +359,7 @@ def score(name: str, captured: Captured, model: nn.Module, sample: Sample, seed:
 
 
 def best(scores: torch.Tensor, count: int) -> list[int]:
-    """The ``count`` channels with the highest scores, in ascending order; of equals the first. Raises SpecError."""
+    """Return the ``count`` best channels, ascending; of equal ones the first. Raises SpecError."""
     if not 1 <= count <= scores.numel():
         raise SpecError(f"keep {count}: the layer has {scores.numel()} channels")
     order = sorted(range(scores.numel()), key=lambda channel: -float(scores[channel]))
@@ -360,20 +367,20 @@ def best(scores: torch.Tensor, count: int) -> list[int]:
 
 
 def magnitude(captured: Captured, _model: nn.Module, _sample: Sample, _seed: int) -> torch.Tensor:
-    """The mean absolute value."""
+    """Score by mean absolute value."""
     return captured.magnitude
 
 
 def variance(captured: Captured, _model: nn.Module, _sample: Sample, _seed: int) -> torch.Tensor:
-    """How far values stray from the mean that stands for a dropped channel: the squared error of dropping it."""
+    """Score by variance: the squared error of replacing a dropped channel by its mean."""
     return captured.variance
 
 
 def separability(captured: Captured, _model: nn.Module, _sample: Sample, _seed: int) -> torch.Tensor:
-    """The Jeffries-Matusita distance between two classes, mean over all pairs, 0 (alike) to 2 (apart).
+    """Score by the mean Jeffries-Matusita distance over all pairs of classes, 0 (alike) to 2 (apart).
 
-    Each class' places are taken as normally distributed: 2 (1 - exp(-B)), B the Bhattacharyya distance of the two
-    (Bruzzone et al. 1995). Needs two classes with two places each.
+    Each class's places are modelled as normally distributed: 2 (1 - exp(-B)), B their Bhattacharyya distance (Bruzzone
+    et al. 1995). Needs two classes with two places each.
     """
     classes = sorted({label for label in captured.labels if label is not None})
     known = {name: [index for index, label in enumerate(captured.labels) if label == name] for name in classes}
@@ -393,10 +400,11 @@ def separability(captured: Captured, _model: nn.Module, _sample: Sample, _seed: 
 
 
 def clusters(captured: Captured, _model: nn.Module, _sample: Sample, _seed: int) -> torch.Tensor:
-    """Channels that say the same form a cluster (k-medoids, k by silhouette); one of each goes before a second of any.
+    """Score by clusters of redundant channels (k-medoids, k by silhouette): one of each cluster ranks before a second
+    of any.
 
-    Alike is who rises and falls together over the places (1 - |correlation|). The medoid is its cluster's first, then
-    the others by variance; among firsts, and among seconds, the higher variance wins. A silent channel comes last.
+    The distance is 1 - |correlation| over the places. The medoid is its cluster's first, then the others by variance;
+    among firsts, and among seconds, the higher variance ranks first. A constant channel ranks last.
     """
     needs_scikit()
     from scipy.spatial.distance import pdist, squareform
@@ -422,21 +430,23 @@ def clusters(captured: Captured, _model: nn.Module, _sample: Sample, _seed: int)
 
 
 def weight(captured: Captured, model: nn.Module, sample: Sample, _seed: int) -> torch.Tensor:
-    """The L1 norm of each channel's filter (Li et al. 2017), summed over the layers that add up to the channel."""
+    """Score by the L1 norm of each channel's filter (Li et al. 2017), summed over the layers that add up to the
+    channel.
+    """
     found = _before(captured, model, sample, "makers", (*CONVOLUTIONS, nn.Linear))
     norms = [module.weight.detach().abs().flatten(1).sum(1) for module in found]  # type: ignore[operator]
     return _sum(norms, captured, "convolution or linear layer")
 
 
 def gamma(captured: Captured, model: nn.Module, sample: Sample, _seed: int) -> torch.Tensor:
-    """The absolute scale of the batch normalisation (Liu et al. 2017), summed as `weight` is."""
+    """Score by the absolute scale of the batch normalisation (Liu et al. 2017), summed as in `weight`."""
     found = _before(captured, model, sample, "carriers", NORMS)
     scales = [module.weight.detach().abs() for module in found if _scales(module)]  # type: ignore[operator]
     return _sum(scales, captured, "batch normalisation")
 
 
 def random(captured: Captured, _model: nn.Module, _sample: Sample, seed: int) -> torch.Tensor:
-    """The control: a permutation drawn from ``seed``."""
+    """Score at random, as a control: a permutation drawn from ``seed``."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randperm(captured.channels, generator=generator).to(torch.float64)
 
@@ -455,8 +465,8 @@ SCORINGS: Final[Mapping[str, Scoring]] = {
 def _before(
     captured: Captured, model: nn.Module, sample: Sample, role: str, kinds: tuple[type[nn.Module], ...]
 ) -> list[nn.Module]:
-    """The modules of the layer's space in a role that have run when it has. The layer itself, if it is of ``kinds``,
-    where the graph shows none: in tokens, and in models that torch.fx cannot follow.
+    """Return the modules of the layer's space in a role that have run by its end. Without a graph (tokens, or models
+    that torch.fx cannot follow) the layer itself, if it is of ``kinds``.
     """
     own = dict(model.named_modules()).get(captured.layer.partition("#")[0])
     mine = [own] if isinstance(own, kinds) else []

@@ -1,4 +1,4 @@
-"""Structural pruning: channels cut out of the layers that make, carry and read them; what is left is a plain model."""
+"""Remove channels from the layers that make, carry and read them, which leaves a smaller plain model."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ from shared_hooks.tensors import tensors_in
 
 @dataclass(frozen=True)
 class Mask:
-    """Which channels of a module's output stay. ``module`` is a path; ``dim`` the dimension of its channels."""
+    """The channels of a module's output to keep. ``module`` is a path; ``dim`` the dimension of its channels."""
 
     module: str
     dim: int
     keep: tuple[int, ...]
-    """Ascending."""
+    """Channels to keep, ascending."""
     fill: tuple[float, ...]
-    """For every channel, kept ones too."""
+    """Means of all channels, including kept ones."""
 
     def __post_init__(self) -> None:
         if not self.keep or list(self.keep) != sorted(set(self.keep)):
@@ -56,7 +56,7 @@ class Mask:
 
 
 class Select(nn.Module):
-    """(..., C, ...) to (..., kept, ...), a tensor of its own."""
+    """Selects channels: (..., C, ...) to (..., kept, ...), as a new tensor."""
 
     def __init__(self, keep: Sequence[int], channels: int, dim: int, device: torch.device | None = None) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class Select(nn.Module):
 
 
 class Restore(nn.Module):
-    """(..., kept, ...) to (..., C, ...): the kept channels in their places, the means in all others."""
+    """Restores channels: (..., kept, ...) to (..., C, ...), with the means in place of the dropped ones."""
 
     def __init__(self, keep: Sequence[int], fill: torch.Tensor, dim: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Restore(nn.Module):
 
 
 class Masked(nn.Module):
-    """A module with a mask behind it; other attributes are the module's own."""
+    """A module followed by a mask; other attributes are the module's own."""
 
     def __init__(self, inner: nn.Module, mask: Mask, device: torch.device | None = None) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ class Masked(nn.Module):
 
 
 def masked(model: nn.Module, mask: Mask) -> nn.Module:
-    """``model`` itself, with the mask put behind ``mask.module`` under each of its names. Raises SpecError."""
+    """Add the mask after ``mask.module``, under each of its names, and return ``model`` itself. Raises SpecError."""
     known = dict(model.named_modules(remove_duplicate=False))
     inner = known.get(mask.module)
     if inner is None or mask.module in ("", ROOT):
@@ -134,7 +134,7 @@ def masked(model: nn.Module, mask: Mask) -> nn.Module:
 
 
 def unmasked(model: nn.Module) -> nn.Module:
-    """``model`` itself, with every mask taken away."""
+    """Remove every mask, and return ``model`` itself."""
     for parent in list(model.modules()):
         for name, child in list(parent._modules.items()):
             if isinstance(child, Masked) and not isinstance(parent, Masked):
@@ -143,13 +143,13 @@ def unmasked(model: nn.Module) -> nn.Module:
 
 
 def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Sequence[Sample]) -> nn.Module:
-    """A copy of ``model`` without the channels of ``layer``'s output that are not in ``keep`` (ascending).
+    """Return a copy of ``model`` without the channels of ``layer``'s output that are not in ``keep`` (ascending).
 
     Everything in the channels' space is cut: the convolutions (or linear layers) that make them, all terms of a
-    residual sum, normalisations, and the layers that read them. What a dropped channel gave its readers on average over
-    ``calibration`` goes into their bias, so that it is missed less (exact but for padding at the border). Raises
-    CutRefused, which names what stands in the way, also where the smaller model turns out to give something else than
-    the whole one does without these channels, and SpecError for an unknown layer or channel.
+    residual sum, normalisations, and the layers that read them. A dropped channel's mean contribution over
+    ``calibration`` is added to its readers' bias, which lowers the error (exact except for padding at the border).
+    Raises CutRefused, which names the obstacle, also if the smaller model's result differs from the whole one's without
+    these channels, and SpecError for an unknown layer or channel.
     """
     if not calibration:
         raise SpecError("pruning needs a calibration input")
@@ -172,7 +172,9 @@ def pruned(model: nn.Module, layer: str, keep: Sequence[int], calibration: Seque
 
 
 def space_of(model: nn.Module, layer: str, sample: Sample) -> Space:
-    """What is cut with ``layer``'s channels. Raises CutRefused, which names what binds them, and SpecError."""
+    """Return what is cut along with ``layer``'s channels. Raises CutRefused, which names what binds them, and
+    SpecError.
+    """
     space = trace(model, sample).space(layer)
     if space.pinned:
         raise CutRefused(f"layer {layer}: its channels are bound to {', '.join(dict.fromkeys(space.pinned))}")
@@ -190,10 +192,10 @@ def _check(
     means: Mapping[str, torch.Tensor],
     sample: Sample,
 ) -> None:
-    """Raises CutRefused unless ``made`` gives what ``model`` gives when every reader gets zeros for the dropped
-    channels, and what their means would have given is added to its output.
+    """Raise CutRefused unless ``made`` returns what ``model`` returns when every reader gets zeros for the dropped
+    channels, and the contribution of their means is added to its output.
 
-    The graph does not show everything: code may use a layer's weights or the number of its channels for itself.
+    The graph does not show everything: code may use a layer's weights or the number of its channels directly.
     """
     handles = []
     for path, cells in space.readers.items():
@@ -226,7 +228,9 @@ def _check(
 
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Equal but for rounding, in units of the largest magnitude. Whole numbers may hang on the rounding: the shape."""
+    """Return whether two outputs are equal up to rounding, relative to the largest magnitude. Of integers, which may
+    depend on rounding, only the shape is compared.
+    """
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     allowed = 5e-2 if a.dtype.itemsize < 4 else 1e-3 if a.device.type == "cpu" else 1e-2  # GPUs may convolve in TF32
@@ -243,7 +247,7 @@ def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode in the block: dropout would differ."""
+    """Set evaluation mode in the block, as dropout would change results."""
     before = {module: module.training for module in model.modules()}
     model.eval()
     try:
@@ -254,7 +258,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def sizes_of(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """What the constructor of each layer that pruning may change says: {path: {"in_channels": 16, ...}}."""
+    """Return the constructor arguments of each layer that pruning may change: {path: {"in_channels": 16, ...}}."""
     found: dict[str, dict[str, Any]] = {}
     for path, module in model.named_modules():
         names = _SIZES.get(type(module))
@@ -265,7 +269,7 @@ def sizes_of(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def resized(model: nn.Module, sizes: Mapping[str, Mapping[str, Any]], state: Mapping[str, torch.Tensor]) -> nn.Module:
-    """``model`` itself with the modules in ``sizes`` (the changed ones of `sizes_of`) and the tensors of ``state``.
+    """Resize the modules in ``sizes`` (changed ones of `sizes_of`), load ``state``, and return ``model`` itself.
 
     Raises SpecError for what does not fit.
     """
@@ -304,7 +308,7 @@ _SIZES: dict[type, tuple[str, ...]] = {
 
 
 def _shape(module: Any, name: str) -> tuple[int, ...]:
-    """The shape of a tensor of a module whose sizes are set."""
+    """Return the shape of a tensor of a module whose sizes are set."""
     if isinstance(module, nn.Linear):
         return (module.out_features, module.in_features)[: 2 if name == "weight" else 1]
     if isinstance(module, CONVOLUTIONS):
@@ -338,7 +342,7 @@ def _cut_output(module: nn.Module, index: torch.Tensor) -> None:
 
 
 def _cut_carrier(module: nn.Module, index: torch.Tensor) -> None:
-    """A batch normalisation, or a depthwise convolution."""
+    """Cut a batch normalisation, or a depthwise convolution."""
     for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
         if tensor.dim() > 0:  # not the count of batches
             _replace(module, name, tensor.index_select(0, index.to(tensor.device)))
@@ -348,7 +352,7 @@ def _cut_carrier(module: nn.Module, index: torch.Tensor) -> None:
 
 
 def _cut_input(module: nn.Module, index: torch.Tensor, channels: int, cells: int, mean: torch.Tensor) -> None:
-    """``mean``: of each input feature, (channels,) or (channels * cells,)."""
+    """Cut the inputs of a layer. ``mean``: of each input feature, (channels,) or (channels * cells,)."""
     weight = _weight(module)
     given = _given(weight, _lost(index, channels, cells), mean)
     features = (index[:, None] * cells + torch.arange(cells)).flatten().to(weight.device)
@@ -360,26 +364,26 @@ def _cut_input(module: nn.Module, index: torch.Tensor, channels: int, cells: int
 
 
 def _lost(index: torch.Tensor, channels: int, cells: int) -> torch.Tensor:
-    """Whether each input feature goes."""
+    """Return whether each input feature is dropped."""
     dropped = torch.ones(channels, dtype=torch.bool)
     dropped[index] = False
     return dropped.repeat_interleave(cells)
 
 
 def _given(weight: torch.Tensor, lost: torch.Tensor, mean: torch.Tensor) -> torch.Tensor:
-    """What the lost features give each output, on average: (outputs,) float64 on the CPU."""
+    """Return the mean contribution of the dropped features to each output: (outputs,) float64 on the CPU."""
     whole = (weight.detach().double().flatten(2).sum(2) if weight.dim() > 2 else weight.detach().double()).cpu()
     return whole[:, lost] @ mean[lost]
 
 
 def _input_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
-    """The one tensor that a layer was called with, by place or by name."""
+    """Return the single tensor argument of a layer's call, positional or by name."""
     value: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
     return value
 
 
 def _means(model: nn.Module, space: Space, calibration: Iterable[Sample]) -> dict[str, torch.Tensor]:
-    """The mean of each input channel (of a linear layer: feature) of the readers, float64 on the CPU."""
+    """Return the mean of each input channel (for a linear layer: feature) of the readers, float64 on the CPU."""
     sums: dict[str, list[Any]] = defaultdict(lambda: [0, 0.0])
     handles = []
     for path in space.readers:
@@ -412,7 +416,7 @@ _KEY: Final = "isthmus"
 
 @dataclass(frozen=True)
 class Selection:
-    """A file that was read: `apply` makes a model of it."""
+    """A selection read from a file: `apply` applies it to a model."""
 
     path: Path
     about: Mapping[str, Any]
@@ -421,12 +425,12 @@ class Selection:
 
     @property
     def is_mask(self) -> bool:
-        """Else it is a pruned model, which brings its own weights."""
+        """Whether it is a mask; else it is a pruned model with its own weights."""
         return bool(self.about["kind"] == "mask")
 
     @property
     def mask(self) -> Mask:
-        """Raises SpecError where the tensors make none."""
+        """Return the mask. Raises SpecError if the tensors are invalid."""
         keep, fill = self.tensors.get("keep"), self.tensors.get("fill")
         if keep is None or fill is None or keep.dtype != torch.int64 or keep.dim() != 1 or fill.dim() != 1:
             raise SpecError(f"{self.path}: a mask has tensors keep (int64) and fill, of one dimension each")
@@ -439,7 +443,7 @@ class Selection:
             raise SpecError(f"{self.path}: {error}") from error
 
     def apply(self, model: nn.Module) -> nn.Module:
-        """``model`` itself, masked or made smaller. Raises SpecError for a model that it was not made for."""
+        """Mask or shrink ``model``, and return it. Raises SpecError for a model that it was not made for."""
         try:
             if structure_digest(model, None) != self.about["structure"]:
                 raise SpecError("it was made for a model of another structure")
@@ -457,7 +461,7 @@ class Selection:
 
 
 def read_selection(path: Path | str) -> Selection:
-    """A file of `write_mask` or `write_pruned`. Raises SpecError."""
+    """Read a file of `write_mask` or `write_pruned`. Raises SpecError."""
     path = Path(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -478,14 +482,14 @@ def read_selection(path: Path | str) -> Selection:
 
 
 def write_mask(path: Path | str, model: nn.Module, mask: Mask, layer: str = "") -> None:
-    """For ``model`` as it is without the mask. Raises SpecError."""
+    """Write a mask for ``model``, given without it. Raises SpecError."""
     tensors = {"keep": torch.tensor(mask.keep), "fill": torch.tensor(mask.fill, dtype=torch.float32)}
     about = {"kind": "mask", "layer": layer or mask.module, "module": mask.module, "dim": mask.dim}
     _write(path, model, about | {"channels": len(mask.fill), "kept": len(mask.keep)}, tensors)
 
 
 def write_pruned(path: Path | str, model: nn.Module, smaller: nn.Module, layer: str = "") -> None:
-    """``smaller`` is `pruned` of ``model``. Raises SpecError."""
+    """Write ``smaller``, which is `pruned` of ``model``. Raises SpecError."""
     before, after = sizes_of(model), sizes_of(smaller)
     sizes = {name: numbers for name, numbers in after.items() if numbers != before.get(name)}
     state = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in smaller.state_dict().items()}
