@@ -1,10 +1,10 @@
-"""An open load on a server: requests begin at their times, whatever has become of others. ``edge-client bench``.
+"""Put an open load on a server: requests start on schedule, whether others are finished or not. ``edge-client bench``.
 
-load       what is sent, when, by whom, and what became of it
-generator  sends what is due, and says how late it was itself
+load       what is sent, when and by which client, and the results
+generator  sends what is due, and measures its own lateness
 gang       generators in processes of their own
 light      `bench_heads`: clients without PyTorch
-run        the terms of a bench, its rates in turn, what it returns
+run        a bench's options, its rates in turn, its result
 results    the figures of all rates, the knee, two benches compared, the page
 
 Only lanes and gang load torch.

@@ -1,7 +1,7 @@
-"""Generators in processes of their own: ``python -m edge_client.benching.gang``, started by `Several`.
+"""Run generators in processes of their own: ``python -m edge_client.benching.gang``, started by `Several`.
 
-Such a process reads lines of JSON and answers with lines of JSON: the first describes the run (it answers when all
-clients are connected), every other is what to send; ``{"stop": true}`` ends what is under way.
+Such a process reads and writes lines of JSON: the first describes the run (it responds when all clients are connected),
+each further one what to send; ``{"stop": true}`` ends the current one.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from shared_hooks.models import InputItem
 
 @dataclass(frozen=True)
 class Load:
-    """``codecs``: one for each client. ``give_up``: seconds after which a request is lost. ``exact``: else the server
-    may compute requests as rows of a batch.
+    """A load. ``codecs``: one per client. ``give_up``: seconds after which a request is lost. ``exact``: False lets the
+    server compute requests as rows of a batch.
     """
 
     server: str
@@ -60,7 +60,7 @@ class Load:
     credentials: Credentials = field(default_factory=Credentials)
 
     def connection(self) -> ConnectionOptions:
-        """One client's connection."""
+        """Return the options of one client's connection."""
         return ConnectionOptions(patience=self.patience, max_in_flight=self.in_flight, credentials=self.credentials)
 
 
@@ -110,19 +110,21 @@ class LiveLane(WaitingLane):
 MAX_ANSWER: Final = 1 << 30
 BEGIN_SECONDS: Final = 60.0
 MOST_BYTES: Final = 2 << 30
-"""Most of all frontiers: they are in memory, in each process."""
+"""Maximum bytes of all frontiers, which each process keeps in memory."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """``hello``: the greeting, serialized; ``frontiers``: by codec, of each cut those of each input."""
+    """Recorded requests. ``hello``: the greeting, serialised; ``frontiers``: by codec, for each cut those of each
+    input.
+    """
 
     hello: bytes
     frontiers: Mapping[str, Sequence[Sequence[Outgoing]]]
 
 
 def record(load: Load) -> Recorded:
-    """Runs every head once for each codec. Raises as `EdgeModel.head`, SpecError for too many bytes."""
+    """Run every head once for each codec. Raises as `EdgeModel.head`, and SpecError for too many bytes."""
     total, hello = 0, b""
     frontiers: dict[str, list[list[Outgoing]]] = {}
     for codec in dict.fromkeys(load.codecs):
@@ -148,7 +150,7 @@ def record(load: Load) -> Recorded:
 
 
 class RecordedLane:
-    """One stream. Requests are given to the connection when they are due, which keeps its window."""
+    """A client with one stream. Requests are passed to the connection when they are due, and it keeps its window."""
 
     def __init__(self, load: Load, recorded: Recorded, client: int) -> None:
         self._load = load
@@ -185,7 +187,7 @@ class RecordedLane:
             exchange.settle(closed)
 
     def tick(self) -> None:
-        """All requests have the same time, so the first that was sent is the first to be given up."""
+        """Give up what took too long. All requests have the same timeout, so the first sent is the first to give up."""
         now = time.monotonic()
         while self._under and (self._under[0].settled or self._under[0].until <= now):
             exchange = self._under.popleft()
@@ -225,10 +227,10 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class Several:
-    """Processes; of ``clients`` each has every n-th."""
+    """Several processes, among which the ``clients`` are dealt out."""
 
     def __init__(self, load: Load, recorded: Recorded | None, files: Sequence[str], processes: int) -> None:
-        """Starts them, and waits until all are connected. Raises what the first raises that cannot."""
+        """Start the processes, and wait until all are connected. Raises the first failure."""
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
         self._count = processes
@@ -313,7 +315,7 @@ class Several:
 def instructions(
     load: Load, recorded: Recorded | None, files: list[str], folder: Path, mine: list[int]
 ) -> dict[str, Any]:
-    """A worker's instructions, JSON-able, for the clients ``mine``; payloads go to ``folder``."""
+    """Return a worker's instructions as JSON data, for the clients ``mine``; payloads go to ``folder``."""
     return {
         "server": load.server,
         "choice": None if recorded is not None else asdict(load.choice),
@@ -334,7 +336,7 @@ def _text(value: Any) -> Any:
 
 
 def _written(recorded: Recorded, folder: Path) -> dict[str, Any]:
-    """Each payload a file, written once."""
+    """Write each payload to a file, once."""
     frontiers: dict[str, Any] = {}
     for codec, cuts in recorded.frontiers.items():
         frontiers[codec] = []

@@ -1,4 +1,4 @@
-"""Sends what is due, and says how late it was itself: one process's share of the load."""
+"""Send what is due, and measure the generator's own lateness: one process's share of the load."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from edge_client.benching.load import ABANDONED, CONNECTION, Ended, Lane, Over, 
 from shared_hooks.errors import DeadlineExceeded
 
 TICK: Final = 0.05
-"""Seconds between two looks at what has taken too long."""
+"""Seconds between checks for timeouts."""
 GONE: Final = 20
-"""Errors of the connection in a row, none of them from before the last answer, after which nothing more is sent."""
+"""Consecutive connection errors, none from before the last answer, after which nothing more is sent."""
 LOST: Final = "the server was gone"
 AHEAD: Final = 0.2
-"""Seconds from an order to second 0, so that all processes have it before."""
+"""Seconds from an order to second 0, so that all processes get it in time."""
 GRACE: Final = 2.0
-"""Seconds after the time of the last request, for those that end themselves."""
+"""Seconds after the end of the last request, for those that end themselves."""
 
 
 @dataclass
 class Fired:
-    """``processor``: seconds that this process had of a processor while it sent, ``seconds`` long. ``why``: it ended
-    before its time, and why; None: it did not.
+    """Result of a generator. ``processor``: its processor seconds while sending, for ``seconds``. ``why``: the reason
+    why it ended early, or None.
     """
 
     ended: list[Ended] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Fired:
 
 
 class Generator:
-    """``lanes``: by the number of the client, as shots have it."""
+    """Sends shots. ``lanes``: by client number, as in shots."""
 
     def __init__(self, lanes: Sequence[Lane]) -> None:
         self.lanes = lanes
@@ -49,7 +49,7 @@ class Generator:
         self._run = 0
 
     def begin(self) -> None:
-        """Connects all; raises what the first raises that cannot."""
+        """Connect all clients. Raises the first failure."""
         for lane in self.lanes:
             lane.begin()
 
@@ -58,7 +58,9 @@ class Generator:
             lane.close()
 
     def fire(self, shots: Sequence[Shot], begin: float, give_up: float) -> Fired:
-        """``begin``: `time.monotonic` of second 0. Returns when all have ended; Ctrl-C and `stop` end it before."""
+        """Send the shots and return when all have ended; Ctrl-C and `stop` end it early. ``begin``: second 0
+        (`time.monotonic`).
+        """
         with self._lock:
             self._run += 1
             self._ended, self._in_a_row, run = [], 0, self._run
@@ -130,17 +132,17 @@ class Gang(Protocol):
     """Sends the load of one run."""
 
     def fire(self, shots: Sequence[Shot], give_up: float) -> list[Fired]:
-        """One for each process. Ends early, saying why, at Ctrl-C and where the server is gone."""
+        """Send the shots; one result per process. Ends early, with the reason, at Ctrl-C and if the server is lost."""
 
     def close(self) -> None:
-        """Disconnects all."""
+        """Disconnect all clients."""
 
 
 class Alone:
     """One generator, in this process."""
 
     def __init__(self, lanes: Iterable[Lane]) -> None:
-        """Makes and connects all clients. Raises what that raises."""
+        """Make and connect all clients. Raises what that raises."""
         made: list[Lane] = []
         self._generator = Generator(made)
         try:
@@ -161,9 +163,9 @@ Order = tuple[Shot, float, int, Over]
 
 
 class WaitingLane(ABC):
-    """A client asked by as many threads as it may have requests under way.
+    """A client with as many threads as it may have requests in flight.
 
-    What is due while all of them are busy waits here: its time continues from when it was to begin.
+    If all of them are busy, due requests wait here: their time counts from their scheduled start.
     """
 
     def __init__(self, in_flight: int, give_up: float) -> None:
@@ -174,11 +176,11 @@ class WaitingLane(ABC):
 
     @abstractmethod
     def ask(self, shot: Shot, left: float, ended: Ended) -> None:
-        """Ask within ``left`` seconds, and note in ``ended`` what came of it. What it raises is counted."""
+        """Make a request within ``left`` seconds, and store the result in ``ended``. Its exceptions are counted."""
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Ends what is under way."""
+        """Cancel what is in flight."""
 
     def begin(self) -> None:
         for _ in range(self._in_flight):

@@ -1,4 +1,4 @@
-"""`bench_heads`: an open load on a server by clients without PyTorch, whose heads are ONNX files."""
+"""Put an open load on a server with clients without PyTorch, whose heads are ONNX files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 def bench_heads(
     server: str, heads: str | Path | Heads, inputs: Iterable[Any] | None = None, *, options: LightBenchOptions
 ) -> Benched:
-    """What a server does under an open load of `LightClient`s (docs/bench.md): `edge_client.bench` without PyTorch.
+    """Measure a server under an open load of `LightClient`s (docs/bench.md): `edge_client.bench` without PyTorch.
 
         edge_client.bench_heads("cloud:50051", "heads/", ["a.png"], rate=[10, 20, 40], split="stem=0.7,stage2=0.3")
 
-    ``inputs``: files, arrays or tuples of them; none: zeros of the heads' form. ``split``: cuts by weight (none: the
-    only one, or all alike); ``codec``: of `LightClient`, by weight, in shares of clients; ``provider`` and ``threads``
-    are of each client's heads; the rest is as for `edge_client.bench`. Raises SpecError, UnknownLayer, InputMismatch,
-    and what a first request through each cut raises.
+    ``inputs``: files, arrays or tuples of them; None: zeros of the heads' form. ``split``: weighted cuts (None: the
+    only one, or all equally); ``codec``: of `LightClient`, weighted, in shares of clients; ``provider`` and ``threads``
+    of each client's heads; the rest is as for `edge_client.bench`. Raises SpecError, UnknownLayer, InputMismatch, and
+    what a first request at each cut raises.
     """
     known = heads if isinstance(heads, Heads) else Heads(heads)
     load = {each.name: getattr(options, each.name) for each in fields(LoadOptions)}

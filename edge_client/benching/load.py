@@ -1,4 +1,4 @@
-"""What is sent, when, by whom, and what became of it; quantiles of that. Loads no torch."""
+"""Define what is sent, when and by which client, and the results; quantiles of them. Loads no torch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ CONNECTION: Final = frozenset(
 )
 """Errors that the next request would have, too."""
 ABANDONED: Final = "abandoned"
-"""In place of an error: the run was ended while it was under way."""
+"""In place of an error: the run ended while the request was in flight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shot:
-    """``at``: seconds from the beginning at which it is to begin; places of its cut, its input and its client."""
+    """A scheduled request. ``at``: its start in seconds from the beginning; indices of its cut, input and client."""
 
     number: int
     at: float
@@ -40,8 +40,8 @@ class Shot:
 
 @dataclass(slots=True)
 class Ended:
-    """How a shot ended. ``late_ns``: after its time, when the generator sent it. ``took_ns``: from the time at which it
-    was to begin to the whole answer, or to the error. ``error``: a class's name; empty for an answer.
+    """The result of a shot. ``late_ns``: how late the generator sent it. ``took_ns``: from its scheduled start to the
+    whole answer, or to the error. ``error``: the exception's class name; empty for an answer.
     """
 
     number: int
@@ -57,11 +57,11 @@ class Ended:
 
     @property
     def refused(self) -> bool:
-        """Whether the server would not have it, rather than lost it: by name, or put off until it was too late."""
+        """Whether the server refused it rather than lost it: explicitly, or by deferring it for too long."""
         return self.error in REFUSALS or (self.error == "DeadlineExceeded" and self.put_offs > 0)
 
     def row(self) -> list[Any]:
-        """For JSON."""
+        """Return JSON data."""
         return list(astuple(self))
 
 
@@ -69,23 +69,23 @@ class Ended:
 
 
 Over = Callable[[Ended], None]
-"""Hears how a shot ended, in whatever thread that was."""
+"""Callback for a shot's end, in any thread."""
 
 
 class Lane(Protocol):
-    """One client: an identity and a stream of its own."""
+    """One client, with its own identity and stream."""
 
     def begin(self) -> None:
-        """Connects, and asks at each cut once, so that plans and recipes are made. Raises what that raises."""
+        """Connect, and make a request at each cut, so that plans and recipes exist. Raises what that raises."""
 
     def send(self, shot: Shot, intended: float, over: Over) -> None:
-        """Begins a request and does not wait. ``intended``: `time.monotonic` at which it was to begin."""
+        """Start a request without waiting. ``intended``: its scheduled start (`time.monotonic`)."""
 
     def tick(self) -> None:
-        """Gives up what has taken too long; called a few times a second."""
+        """Give up requests that took too long; called a few times per second."""
 
     def close(self) -> None:
-        """Ends what is under way."""
+        """Cancel what is in flight."""
 
 
 # When requests begin: by chance (Poisson), evenly, or as a file says. Nothing of it waits for an answer.
@@ -95,11 +95,13 @@ POISSON: Final = "poisson"
 CONSTANT: Final = "constant"
 KINDS: Final = (POISSON, CONSTANT)
 MOST: Final = 5_000_000
-"""Requests of one rate: beyond, what is kept of each would fill this machine's memory."""
+"""Maximum requests of one rate, to bound memory."""
 
 
 def arrivals(kind: str, rate: float, seconds: float, dice: np.random.Generator) -> np.ndarray:
-    """Seconds from the beginning, ascending, all below ``seconds``; ``rate`` a second on the mean. Raises SpecError."""
+    """Return arrival times in seconds, ascending, below ``seconds``; ``rate`` per second on average. Raises
+    SpecError.
+    """
     if rate * seconds > MOST:
         raise SpecError(
             f"{option('rate', rate)} for {seconds:g} s: {rate * seconds:.0f} requests; {MOST} at most can be kept"
@@ -113,9 +115,9 @@ def arrivals(kind: str, rate: float, seconds: float, dice: np.random.Generator) 
 
 
 def trace(kind: str) -> np.ndarray | None:
-    """The times in the file ``kind``, in seconds from its first; None for a kind that is no file.
+    """Return the times in the file ``kind``, in seconds from the first; None if it is no file.
 
-    A number a line, ascending; empty lines and those that begin with # are left out. Raises SpecError.
+    One number per line, ascending; empty lines and those starting with # are skipped. Raises SpecError.
     """
     if kind in KINDS:
         return None
@@ -145,12 +147,12 @@ def trace(kind: str) -> np.ndarray | None:
 
 
 def at_rate(times: np.ndarray, rate: float | None) -> np.ndarray:
-    """A trace stretched to ``rate`` a second on the mean; as it is for None."""
+    """Stretch a trace to ``rate`` per second on average; None: unchanged."""
     return times if rate is None else times * (mean_rate(times) / rate)
 
 
 def mean_rate(times: np.ndarray) -> float:
-    """Requests a second of a trace."""
+    """Return a trace's requests per second."""
     return float((len(times) - 1) / times[-1])
 
 
@@ -162,14 +164,16 @@ INPUT: Final = "input"
 
 @dataclass(frozen=True)
 class Weighted:
-    """A word, and its share of all: 0 to 1."""
+    """A word with its share of all, 0 to 1."""
 
     word: str
     share: float
 
 
 def weighted(what: str, text: str) -> tuple[Weighted, ...]:
-    """Weights of ``a=0.7,b=0.3``, or ``a,b`` for equal shares. ``what``: the option's name. Raises SpecError."""
+    """Parse the weights of ``a=0.7,b=0.3``, or ``a,b`` for equal shares. ``what``: the option's name. Raises
+    SpecError.
+    """
     found: dict[str, float] = {}
     for part in text.split(","):
         word, mark, weight = (one.strip() for one in part.partition("="))
@@ -187,7 +191,7 @@ def weighted(what: str, text: str) -> tuple[Weighted, ...]:
 
 
 def cuts_of(text: str) -> tuple[Weighted, ...]:
-    """Cuts by weight. Raises SpecError for a word that asks no server, or for no cut of its own."""
+    """Parse weighted cuts. Raises SpecError for one without a server or without a fixed cut."""
     found = weighted("split", text)
     for one in found:
         if one.word in (EDGE_ONLY, AUTO, CLOUD_FILE):
@@ -196,7 +200,7 @@ def cuts_of(text: str) -> tuple[Weighted, ...]:
 
 
 def codecs_of(text: str, clients: int, known: Iterable[str], learnt: Container[str] = ()) -> list[str]:
-    """The codec of each client: every one has one, as many clients as its share says, and one at least.
+    """Assign a codec to each client, in proportion to the shares; each codec has at least one client.
 
     Raises SpecError for a codec that is not ``known`` or needs a calibration, and for more codecs than clients.
     """
@@ -220,7 +224,9 @@ def codecs_of(text: str, clients: int, known: Iterable[str], learnt: Container[s
 def shots(
     times: np.ndarray, cuts: Sequence[Weighted], inputs: int, clients: int, dice: np.random.Generator
 ) -> list[Shot]:
-    """A request for each of ``times``. Clients by chance: of Poisson arrivals each gets such a stream of its own."""
+    """Return a request for each of ``times``. Clients are random, so that with Poisson arrivals each has a Poisson
+    stream.
+    """
     count = len(times)
     drawn = dice.choice(len(cuts), size=count, p=[one.share for one in cuts])
     whose, which = dice.integers(clients, size=count), dice.integers(inputs, size=count)
@@ -239,16 +245,16 @@ def shots(
 STRETCHES: Final = 20
 DRAWS: Final = 300
 FEWEST: Final = 100
-"""Requests below which nothing is said of an interval."""
+"""Minimum requests for an interval."""
 CONFIDENCE: Final = 0.95
 FEW_BEYOND: Final = 10
-"""Samples beyond a quantile below which it is hardly known."""
+"""Samples beyond a quantile below which it is uncertain."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """``value`` in its unit, infinite where it lies among requests without an answer; ``low`` to ``high``: with
-    `CONFIDENCE`, None where too little is known. ``spread``: standard deviation of the value's logarithm.
+    """An estimate. ``value`` in its unit, infinite if among requests without an answer; ``low`` to ``high``: with
+    `CONFIDENCE`, None with too little data. ``spread``: standard deviation of the value's logarithm.
     """
 
     value: float
@@ -257,18 +263,18 @@ class Estimate:
     spread: float | None = None
 
     def as_dict(self) -> dict[str, float | None]:
-        """For JSON, which has no infinity: None."""
+        """Return JSON data, with None for infinity."""
         known = {"value": self.value, "low": self.low, "high": self.high, "spread": self.spread}
         return {name: one if one is not None and math.isfinite(one) else None for name, one in known.items()}
 
 
 def quantile(values: np.ndarray, share: float) -> float:
-    """The smallest value that ``share`` of all do not exceed; NaN of nothing."""
+    """Return the smallest value that ``share`` of all do not exceed; NaN for no values."""
     return float(np.quantile(values, share, method="inverted_cdf")) if len(values) else math.nan
 
 
 def estimate(values: np.ndarray, figure: Callable[[np.ndarray], float], seed: int = 0) -> Estimate:
-    """``figure`` of ``values``, which are in the order in which the requests began."""
+    """Estimate ``figure`` of ``values``, which are in the order of the requests' starts."""
     value = figure(values) if len(values) else math.nan
     if len(values) < FEWEST:
         return Estimate(value)

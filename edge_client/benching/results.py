@@ -1,4 +1,4 @@
-"""The figures of all rates, as a file and as a page; the knee."""
+"""Compute the figures of all rates, and write them as a file and as a page; find the knee."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from shared_hooks.errors import SpecError
 QUANTILES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 CDF_POINTS: Final = 120
 LATE_SHARE, LATE_NS, BUSY = 0.1, 1_000_000, 0.9
-"""The generator is the bottleneck if its own lateness is more than that share of the median latency, and more than so
-much; or if it, or the machine, is as busy as that."""
+"""The generator is the bottleneck if its own lateness exceeds that share of the median latency, and that time; or if
+it, or the machine, is that busy.
+"""
 
 
 def step(
@@ -42,10 +43,11 @@ def step(
     machine: float,
     recorded: bool,
 ) -> dict[str, Any]:
-    """JSON-able. ``shots``: all of the rate, in order; those of the first ``warmup`` seconds are not counted.
-    ``ways``: the names of the cuts; ``machine``: the share of all processors that was busy, 0 to 1.
+    """Return one rate's figures as JSON data. ``shots``: all of the rate, in order; those of the first ``warmup``
+    seconds are not counted. ``ways``: the names of the cuts; ``machine``: the share of all processors that was busy, 0
+    to 1.
 
-    Latencies are of all counted requests; one without an answer is slower than any with one. Times in ns.
+    Latencies are of all counted requests; one without an answer counts as slower than any other. Times in ns.
     """
     every = {one.number: one for each in fired for one in each.ended}
     why = next((each.why for each in fired if each.why is not None), None)
@@ -84,13 +86,13 @@ def step(
 
 
 def _throughput(shots: Sequence[Shot], every: dict[int, Ended], warmup: float, seconds: float) -> float:
-    """Answers that came while it was measured, whenever they were asked for; a second."""
+    """Return answers per second received in the measured period, whenever they were requested."""
     came = [shot.at + one.took_ns / 1e9 for shot in shots if (one := every.get(shot.number)) and not one.error]
     return sum(warmup <= at < warmup + seconds for at in came) / seconds if seconds else 0.0
 
 
 def _goodput(took: np.ndarray, limit: float, seconds: float) -> dict[str, Any]:
-    """Requests answered in time, a second."""
+    """Return requests per second answered in time."""
     rate = len(took) / seconds if seconds else 0.0
     if not len(took):
         return {"value": 0.0, "low": None, "high": None, "spread": None}
@@ -113,7 +115,7 @@ def _latency(took: np.ndarray) -> dict[str, Any]:
 
 
 def _cdf(took: np.ndarray) -> list[list[float]]:
-    """[ns, share of all requests that were answered within], denser towards the end."""
+    """Return [ns, share of all requests answered within], denser towards the end."""
     known, count = np.sort(took[np.isfinite(took)]), len(took)
     if not len(known):
         return []
@@ -133,7 +135,7 @@ def _way(ends: Sequence[tuple[Shot, Ended]], at: int, name: str) -> dict[str, An
 
 
 def _server(ends: Sequence[tuple[Shot, Ended]]) -> dict[str, Any]:
-    """What the server said with its answers: requests waiting or running, workers, its wait, how many went together."""
+    """Return what the server reported with its answers: requests waiting or running, workers, its wait, batch sizes."""
     reported = [one for _, one in ends if one.pending >= 0]
     answered = [one.batch_size for _, one in ends if not one.error]
     return {
@@ -175,11 +177,11 @@ def _finite(value: float) -> float | None:
 
 FORMAT: Final = "isthmus bench 1"
 KEPT: Final = 0.95
-"""Share of the offered rate answered in time: below, a rate is beyond the knee."""
+"""Share of the offered rate answered in time, below which a rate is beyond the knee."""
 
 
 def knee(steps: Sequence[Mapping[str, Any]]) -> float | None:
-    """The highest rate offered of which `KEPT` was answered in time, as it was at every lower one; None: at none."""
+    """Return the highest rate of which `KEPT` was answered in time, as of all lower ones; None if there is none."""
     found = None
     for one in sorted(steps, key=lambda each: each["rate"]):
         if not one["requests"] or one["in_time"] < KEPT * one["requests"]:
@@ -189,7 +191,7 @@ def knee(steps: Sequence[Mapping[str, Any]]) -> float | None:
 
 
 def is_bench(path: str | Path) -> bool:
-    """Whether it is such a file, of whatever version."""
+    """Return whether it is such a file, of any version."""
     try:
         if not Path(path).is_file():
             return False
@@ -200,7 +202,7 @@ def is_bench(path: str | Path) -> bool:
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """The file's content. Raises SpecError for what is none, or of another version."""
+    """Read a file. Raises SpecError for anything else, or another version."""
     try:
         value = json.loads(Path(path).read_text(encoding="utf-8"))
         if value["format"] != FORMAT:
@@ -224,15 +226,15 @@ def read(path: str | Path) -> dict[str, Any]:
 
 IN_TIME: Final = "in time"
 FIGURES: Final = ("p50", "p90", "p99", IN_TIME)
-"""Not goodput, which is more where chance has let more arrive, but its share of what arrived."""
+"""Figures compared. Goodput depends on how many happened to arrive, so its share of the arrivals is used."""
 LOWER, HIGHER, SAME, FEW = "lower", "higher", "no difference seen", "too few to say"
 
 
 def compare(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A row for each figure of each rate that both have: rate, figure, a, b, ratio (B to A), low, high, verdict.
+    """Compare each figure of each rate that both have: rate, figure, a, b, ratio (B to A), low, high, verdict.
 
-    Intervals hold together with `CONFIDENCE` for all rows (Bonferroni), and know each run's own noise, not what lies
-    between two runs. Latencies in ns, None among requests without an answer; "in time" is a share, 0 to 1.
+    Intervals hold together with `CONFIDENCE` for all rows (Bonferroni), and cover each run's own noise, not differences
+    between runs. Latencies in ns, None among requests without an answer; "in time" is a share, 0 to 1.
     """
     steps = {one["rate"]: one for one in b["steps"]}
     pairs = [(one, steps[one["rate"]]) for one in a["steps"] if one["rate"] in steps]
@@ -264,7 +266,7 @@ def _figure(step: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What else is not the same in both, in words."""
+    """Return other differences, in words."""
     lines = []
     for key in dict.fromkeys([*a["settings"], *b["settings"]]):
         one, other = a["settings"].get(key), b["settings"].get(key)
@@ -302,7 +304,7 @@ CONTENTS: Final = (
 
 
 def render(known: Mapping[str, Any]) -> str:
-    """HTML, of what `Benched.as_dict` gives."""
+    """Render `Benched.as_dict` as HTML."""
     steps, how = known["steps"], known["settings"]
     model = printable(known["model"])
     busy = [one for one in steps if one["generator"]["bottleneck"]]

@@ -1,4 +1,4 @@
-"""The run of a bench: its terms, checked; its rates in turn; its figures. Loads no torch."""
+"""Run a bench: check its options, measure its rates in turn, return its figures. Loads no torch."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from shared_hooks.errors import ServerUnavailable, SpecError
 # What a bench returns: the figures of each rate.
 
 SPARE: Final = ("beyond", "p90 ms", "answers/s", "put off")
-"""Columns that give way where a terminal is narrow, in turn."""
+"""Columns dropped in turn if a terminal is narrow."""
 
 
 @dataclass(frozen=True, repr=False)
 class Benched(Tabular):
-    """`edge_client.bench` returns it. A row is a rate.
+    """Result of `edge_client.bench`. A row is a rate.
 
-    ``steps``: the figures of each rate, as `edge_client.benching.results` has them; ``ended``: why it is not complete,
-    None where it is; ``failure``: the same as an error (KeyboardInterrupt, ServerUnavailable).
+    ``steps``: the figures of each rate, see `edge_client.benching.results`; ``ended``: why it is incomplete, or None;
+    ``failure``: the exception (KeyboardInterrupt, ServerUnavailable).
     """
 
     model: str
@@ -55,7 +55,7 @@ class Benched(Tabular):
 
     @property
     def knee(self) -> float | None:
-        """The highest rate of which 95 % were answered in time, as of all lower ones; None where it was none."""
+        """The highest rate of which 95 % were answered in time, as of all lower ones; None if there is none."""
         return knee(self.steps)
 
     def title(self) -> str:
@@ -80,17 +80,17 @@ class Benched(Tabular):
         ]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able: the file that ``edge-client compare`` reads."""
+        """Return JSON data: the file that ``edge-client compare`` reads."""
         known = {"format": FORMAT, "model": self.model, "settings": dict(self.settings), "knee": self.knee}
         whole: dict[str, Any] = finite({**known, "ended": self.ended, "steps": [dict(one) for one in self.steps]})
         return whole
 
     def page(self) -> str:
-        """HTML: one file that asks no network. Needs the extra "sweep"."""
+        """Render as HTML: one file without network requests. Needs the extra "sweep"."""
         return render(self.as_dict())
 
     def text(self, width: int | None = None) -> str:
-        """A line a rate, and what there is to know of it; no wider than ``width`` where that can be."""
+        """Format a line per rate, and notes; no wider than ``width`` if possible."""
         deadline = f"{self.settings['deadline']:g} s"
         lines = [fitted(_columns(self.steps), SPARE, width), ""] if self.steps else []
         if self.knee is not None:
@@ -130,7 +130,9 @@ def _columns(steps: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 def _ms(one: Mapping[str, Any]) -> str:
-    """With a question mark where few requests are beyond it; "-" where it lies among those without an answer."""
+    """Format milliseconds, with a question mark if few requests are beyond; "-" if it is among those without
+    an answer.
+    """
     value = one["value"]
     if value is None or value == float("inf") or value != value:
         return "-"
@@ -150,7 +152,7 @@ def _told(one: Mapping[str, Any]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Terms(BenchOptions):
-    """`BenchOptions`, checked. Raises SpecError for what makes no sense."""
+    """`BenchOptions`, checked. Raises SpecError for invalid ones."""
 
     def __post_init__(self) -> None:
         for name in ("deadline", "give_up", "patience", *(() if self.seconds is None else ("seconds",))):
@@ -185,7 +187,7 @@ class Terms(BenchOptions):
 
     @cached_property
     def times(self) -> list[np.ndarray]:
-        """When requests begin, of each rate."""
+        """Return the schedule of each rate."""
         length = _length(self.seconds, self.warmup, self._trace)
         return [
             _times(self.arrivals, self._trace, one, length, self.warmup, np.random.default_rng([self.seed, at]))
@@ -193,14 +195,14 @@ class Terms(BenchOptions):
         ]
 
     def settings(self) -> dict[str, Any]:
-        """For the result."""
+        """Return the settings for the result."""
         names = "arrivals split codec clients in_flight exact recorded processes warmup deadline give_up seed"
         return {name: getattr(self, name) for name in names.split()}
 
 
 def measured(terms: Terms, gang: Gang, model: str, inputs: int, about: Mapping[str, Any], progress: bool) -> Benched:
-    """Every rate in turn, with ``inputs`` inputs to draw from. ``about``: more of the settings. What ends it early does
-    not lose what was measured.
+    """Measure every rate in turn, with ``inputs`` inputs to draw from. ``about``: more settings. What ends it early
+    does not lose the results so far.
     """
     run = _Run(gang, terms, inputs)
     steps, ended, failure = _all(run, terms.rates, terms.times, progress)
@@ -216,7 +218,7 @@ def measured(terms: Terms, gang: Gang, model: str, inputs: int, about: Mapping[s
 
 @dataclass(frozen=True)
 class _Run:
-    """What does not change from rate to rate."""
+    """What all rates have in common."""
 
     gang: Gang
     terms: Terms
@@ -226,7 +228,7 @@ class _Run:
 def _all(
     run: _Run, rates: Sequence[float], plans: Sequence[np.ndarray], progress: bool
 ) -> tuple[list[dict[str, Any]], str | None, BaseException | None]:
-    """The steps; why it ended early, in words and as an error."""
+    """Return the steps, and why it ended early, in words and as an exception."""
     steps: list[dict[str, Any]] = []
     spans = [float(times[-1]) if len(times) else 0.0 for times in plans]
     try:
@@ -280,7 +282,7 @@ def _rates(rate: float | Sequence[float] | None, times: np.ndarray | None) -> li
 
 
 def _length(seconds: float | None, warmup: float, times: np.ndarray | None) -> float | None:
-    """Seconds that all arrivals of a rate take; None: as long as the trace."""
+    """Return the seconds over which a rate's arrivals are spread; None: as long as the trace."""
     if seconds is None:
         return None if times is not None else 10.0 + warmup
     return seconds + warmup

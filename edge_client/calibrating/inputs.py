@@ -1,4 +1,4 @@
-"""The inputs that codecs are judged on, and their labels: a folder per class, names that say it, or a CSV file."""
+"""Read the inputs that codecs are evaluated on, and their labels: a folder per class, file names, or a CSV file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Data = str | Path | Iterable[Any]
 
 
 def inputs_of(data: Data, labels: str | Path | None = None) -> list[Given]:
-    """Every input once, with its label where there is one. Raises SpecError, InputMismatch."""
+    """Return every input once, with its label if it has one. Raises SpecError, InputMismatch."""
     if isinstance(data, (str, Path)):
         found = find(str(data), option("input"))
     else:
@@ -32,7 +32,7 @@ def inputs_of(data: Data, labels: str | Path | None = None) -> list[Given]:
 
 
 def _is_pair(one: Any) -> bool:
-    """(input, label): a label is a text or a number, which no model takes for a tensor."""
+    """Return whether it is (input, label): a label is a text or a number, which cannot be a model's tensor."""
     return isinstance(one, tuple) and len(one) == 2 and isinstance(one[1], (str, int))
 
 
@@ -62,7 +62,7 @@ def _with_labels(found: Sequence[Given], file: Path) -> list[Given]:
 
 
 def _read(file: Path) -> dict[str, str]:
-    """Two columns, file and label; a first line that says so is none of them."""
+    """Read two columns, file and label; a header line is skipped."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as text:
             rows = [row for row in csv.reader(text) if row]
@@ -92,14 +92,14 @@ def _read(file: Path) -> dict[str, str]:
 
 CONFIDENCE: Final = 0.95
 LEAST_FOR_MEANS: Final = 10
-"""Values below which nothing is said of a mean: Student's bounds take the values to be spread about evenly."""
+"""Minimum values for bounds of a mean: Student's bounds assume a roughly normal spread."""
 _STEPS: Final = 200
 _TINY: Final = 1e-300
 _NEAR: Final = 1e-13
 
 
 def share(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Lower and upper bound of the share behind ``hits`` of ``n``; (0, 1) for n = 0."""
+    """Return lower and upper bound of the proportion behind ``hits`` of ``n``; (0, 1) for n = 0."""
     if not n:
         return 0.0, 1.0
     wrong = 1 - confidence
@@ -109,9 +109,9 @@ def share(hits: int, n: int, confidence: float = CONFIDENCE) -> tuple[float, flo
 
 
 def mean(n: int, total: float, squares: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Lower and upper bound of the mean behind ``n`` values, of their sum and the sum of their squares.
+    """Return lower and upper bound of the mean behind ``n`` values, from their sum and the sum of their squares.
 
-    Without limit where there are fewer than `LEAST_FOR_MEANS`.
+    Unbounded for fewer than `LEAST_FOR_MEANS`.
     """
     if n < LEAST_FOR_MEANS:
         return -math.inf, math.inf
@@ -122,19 +122,19 @@ def mean(n: int, total: float, squares: float, confidence: float = CONFIDENCE) -
 
 
 def student(confidence: float, freedom: int) -> float:
-    """The quantile of Student's distribution, for a confidence above 1/2."""
+    """Return the quantile of Student's distribution, for a confidence above 1/2."""
     # P(T > t) = I_x(freedom / 2, 1/2) / 2 with x = freedom / (freedom + t^2), which falls with t
     x = _solved(lambda one: incomplete_beta(one, freedom / 2, 0.5), 2 * (1 - confidence))
     return math.sqrt(freedom * (1 - x) / x)
 
 
 def needed(loss: float, confidence: float = CONFIDENCE) -> int:
-    """How many inputs, all of them unchanged, show that a share is no more than ``loss``."""
+    """Return how many unchanged inputs show that a proportion is at most ``loss``."""
     return math.ceil(math.log(1 - confidence) / math.log(1 - loss) - 1e-9)
 
 
 def incomplete_beta(x: float, a: float, b: float) -> float:
-    """The regularised one, I_x(a, b), by its continued fraction (Numerical Recipes calls the method Lentz's)."""
+    """Return the regularised incomplete beta function, I_x(a, b), by its continued fraction (Lentz's method)."""
     if x <= 0 or x >= 1:
         return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):
@@ -159,7 +159,7 @@ def _away(value: float) -> float:
 
 
 def _solved(rising: Callable[[float], float], wanted: float) -> float:
-    """Where a function that rises from 0 at 0 to 1 at 1 has the value ``wanted``."""
+    """Return where a function that rises from 0 at 0 to 1 at 1 has the value ``wanted``."""
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         at = (low + high) / 2
@@ -177,19 +177,19 @@ def _solved(rising: Callable[[float], float], wanted: float) -> float:
 
 LOSSLESS_INPUTS = 32
 LEAST_TO_STOP = 16
-"""Rows before a codec can be called too lossy."""
+"""Minimum rows before a codec can be called too lossy."""
 
 
 @dataclass
 class Tally:
-    """The losses of one codec at one cut, or of one step of it; ``is_share``: every loss is 0 or 1."""
+    """The losses of one codec at one cut, or of one of its steps; ``is_share``: every loss is 0 or 1."""
 
     codec: str
     lossless: bool
     is_share: bool
     confidence: float
     step: float | None = None
-    """The step of a codec that was learnt."""
+    """The step of a calibrated codec."""
     inputs: int = 0
     nbytes: int = 0
     rows: int = 0
@@ -202,13 +202,13 @@ class Tally:
     _right: int = 0
 
     def sent(self, nbytes: int, used: bool) -> None:
-        """One input's header and payload; whether any tensor went with this codec."""
+        """Add one input's header and payload; ``used``: whether any tensor used this codec."""
         self.inputs += 1
         self.nbytes += nbytes
         self.used |= used
 
     def take(self, rows: Sequence[Row]) -> None:
-        """What became of one input."""
+        """Add the rows of one input."""
         for row in rows:
             self.rows += 1
             self._loss += row.loss
@@ -222,7 +222,7 @@ class Tally:
 
     @property
     def most(self) -> int | None:
-        """Inputs that are enough: nothing but bytes is counted where nothing can be lost."""
+        """Maximum number of inputs: if nothing can be lost, only bytes are counted."""
         return LOSSLESS_INPUTS if self.lossless else None
 
     @property
@@ -234,17 +234,17 @@ class Tally:
         return self._loss / self.rows if self.rows else 0.0
 
     def state(self) -> dict[str, Any]:
-        """JSON-able, for `restore`."""
+        """Return JSON data for `restore`."""
         return {name: getattr(self, name) for name in ("step", *_SUMS)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from there."""
+        """Restore the state."""
         for name in _SUMS:
             setattr(self, name, state[name])
         self._measures = {name: (total, count) for name, (total, count) in state["_measures"].items()}
 
     def bounds(self) -> tuple[float, float]:
-        """Bounds of the loss, each with the confidence by itself; not below 0."""
+        """Return bounds of the loss, each with the confidence by itself; not below 0."""
         if self.lossless:
             return 0.0, 0.0
         if self.is_share:
@@ -253,12 +253,12 @@ class Tally:
         return max(0.0, low), high
 
     def stop_if_worse_than(self, loss: float) -> None:
-        """No further inputs for what is surely lossier than that."""
+        """Stop taking inputs if the loss is surely above ``loss``."""
         if not self.lossless and self.rows >= LEAST_TO_STOP and self.bounds()[0] > loss:
             self.stopped = True
 
     def result(self) -> CodecLoss:
-        """For the table. At least one input was sent."""
+        """Return the table's entry. At least one input was sent."""
         low, high = self.bounds()
         return CodecLoss(
             codec=self.codec,

@@ -1,8 +1,8 @@
-"""Which kind an output is of, and how far one is from the whole model's: one number, the loss, and others beside it.
+"""Detect an output's kind, and compare it with the whole model's: a number, the loss, and other measures.
 
-classes     the share of rows whose first class is another; Kullback-Leibler divergence of the scores (nats)
-embedding   1 less the cosine of a row; relative error
-boxes       1 less the overlap (IoU) of the boxes that are found, an unmatched one counting 0
+classes     the share of rows whose top class changed; Kullback-Leibler divergence of the scores (nats)
+embedding   1 - cosine of a row; relative error
+boxes       1 - IoU of the boxes, an unmatched one counting 0
 tensors     the relative error of all numbers together; cosine
 """
 
@@ -27,16 +27,16 @@ MEANS: Final[Mapping[str, str]] = {
     "tensors": "relative error of the output",
 }
 EMBEDDINGS: Final = ("sentence_embedding", "pooler_output", "text_embeds", "image_embeds", "embeddings")
-"""What outputs call an embedding."""
+"""Names of embeddings in outputs."""
 LEAST_SCORE: Final = 0.5
-"""Boxes below it are no detections."""
+"""Minimum score of a detection."""
 _UNIT: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What became of one row. ``loss``: 0 where nothing changed; ``right``, ``whole_right``: by its label, if it has
-    one.
+    """Comparison of one row. ``loss``: 0 if nothing changed; ``right``, ``whole_right``: by its label, if it
+    has one.
     """
 
     loss: float
@@ -46,7 +46,7 @@ class Row:
 
 
 def kind_of(output: Any, spec: ModelSpec, labelled: bool) -> str:
-    """One of `KINDS`: by what the spec says, else by names and shapes."""
+    """Return one of `KINDS`: by the spec, else by names and shapes."""
     if _boxes(output) is not None:
         return "boxes"
     if spec.ranks_classes or labelled or _entry(output, "logits") is not None:
@@ -64,13 +64,13 @@ def kind_of(output: Any, spec: ModelSpec, labelled: bool) -> str:
 
 
 class Compare(Protocol):
-    """One input's whole output and another one -> what became of each row. Raises InputMismatch for another kind."""
+    """Compares an input's whole output with another one, row by row. Raises InputMismatch for another kind."""
 
     def __call__(self, whole: Any, other: Any, label: str | None = None) -> list[Row]: ...
 
 
 def comparer(kind: str, spec: ModelSpec) -> Compare:
-    """For outputs of ``kind``. Raises SpecError."""
+    """Return the comparison of outputs of ``kind``. Raises SpecError."""
     known: dict[str, Compare] = {
         "classes": lambda whole, other, label=None: _classes(spec, whole, other, label),
         "embedding": lambda whole, other, label=None: _embeddings(whole, other),
@@ -97,7 +97,7 @@ def _classes(spec: ModelSpec, whole: Any, other: Any, label: str | None) -> list
 
 
 def _first(spec: ModelSpec, output: Any) -> list[str]:
-    """The first label of every row."""
+    """Return the first label of every row."""
     found: dict[int, str] = {}
     for one in spec.postprocess(output):
         if not math.isnan(one.score):
@@ -188,7 +188,7 @@ def _detections(whole: Any, other: Any) -> list[Row]:
 
 
 def _overlap(mine: _Found, its: _Found) -> Row:
-    """Matched greedily, the largest overlap first, within a class."""
+    """Match boxes greedily, the largest IoU first, within a class."""
     if not len(mine.boxes) or not len(its.boxes):
         return Row(0.0 if len(mine.boxes) == len(its.boxes) else 1.0)
     overlaps = _iou(mine.boxes, its.boxes) * (mine.classes[:, None] == its.classes[None, :])
@@ -207,7 +207,7 @@ def _overlap(mine: _Found, its: _Found) -> Row:
 
 
 def _iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """Intersection over union of boxes (x0, y0, x1, y1): (len(a), len(b))."""
+    """Return IoU of boxes (x0, y0, x1, y1): (len(a), len(b))."""
     low, high = torch.maximum(a[:, None, :2], b[None, :, :2]), torch.minimum(a[:, None, 2:], b[None, :, 2:])
     common = (high - low).clamp(min=0).prod(dim=2)
     areas = [(one[:, 2:] - one[:, :2]).clamp(min=0).prod(dim=1) for one in (a, b)]
@@ -216,14 +216,16 @@ def _iou(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Found:
-    """What was found in one picture: (n, 4) corners, and n classes."""
+    """Detections in one image: (n, 4) corners, and n classes."""
 
     boxes: torch.Tensor
     classes: torch.Tensor
 
 
 def _boxes(output: Any) -> list[_Found] | None:
-    """As torchvision gives them (a list of {"boxes", "labels", "scores"}), or DETR (pred_boxes and logits)."""
+    """Return detections in torchvision's form (a list of {"boxes", "labels", "scores"}), or DETR's (pred_boxes and
+    logits).
+    """
     if isinstance(output, Mapping) and "boxes" in output and "scores" in output:
         output = [output]
     if isinstance(output, (list, tuple)) and output and all(_is_detection(one) for one in output):
@@ -254,5 +256,5 @@ def _entry(output: Any, name: str) -> Any:
 
 
 def _bounded(value: float) -> float:
-    """NaN and infinities are as far as can be known."""
+    """Bound NaN and infinities."""
     return value if math.isfinite(value) else 1e9

@@ -1,10 +1,10 @@
-"""The study: inputs through head, encode, decode and tail, at every cut and with every codec, in this process.
+"""Run the study: inputs through head, encode, decode and tail, at every cut and with every codec, in this process.
 
-It works in rounds. The first takes a few inputs and a few codecs through every cut; each later one takes more inputs,
-through what is still on the front: a codec at a cut is left alone while another one, at that cut or after an earlier
-layer, sends no more bytes, loses no more and costs no more time. Should that change, it catches up. In a round the
-whole model runs once for an input, and one head for an input and a cut, which all codecs share. Where a codec left
-every tensor as it is, or is lossless, no tail has to run: the answer is the whole model's.
+It works in rounds. The first takes a few inputs and a few codecs through every cut; each later one takes more inputs
+through what is still on the Pareto front: a codec at a cut is suspended while another one, at that cut or an earlier
+one, sends no more bytes, loses no more and takes no more time. If that changes, it catches up. In a round the whole
+model runs once per input, and one head per input and cut, which all codecs share. If a codec left every tensor
+unchanged, or is lossless, no tail needs to run: the answer is the whole model's.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from shared_hooks.tensors import ClassFinder, classes_of, copied, flatten, unfla
 
 
 STEPS: Final = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
-"""Standard deviations of a cut's values to a quantiser's cell."""
+"""Width of a quantiser's cell, in standard deviations of a cut's values."""
 LEAST: Final = 8
-"""Inputs to learn from."""
+"""Minimum inputs to calibrate on."""
 MOST: Final = 200
 SHARE: Final = 4
-"""One input of so many is learnt from."""
+"""One input of so many is used to calibrate."""
 
 Call = tuple[Any, Any]
 Books = tuple[Book | None, ...]
 
 
 def set_apart(count: int, wanted: int | None) -> list[int]:
-    """The numbers of inputs to learn from, spread over all of them; none where they would be too few.
+    """Return the indices of the inputs to calibrate on, spread over all of them; none if there are too few.
 
     ``wanted``: less than ``count``; None: one of `SHARE`.
     """
@@ -65,7 +65,7 @@ def set_apart(count: int, wanted: int | None) -> list[int]:
 
 
 def learn(wrapped: WrappedModel, cut: str, calls: Sequence[Call]) -> dict[float, Books]:
-    """By step, the books of a cut; empty where nothing can be learnt. Raises what the model raises."""
+    """Return the books of a cut by step; empty if it cannot be calibrated. Raises what the model raises."""
     heads: list[EarlyOutput] = []
     for args, kwargs in calls:
         args, kwargs = copied(args, kwargs)
@@ -82,7 +82,7 @@ def learn(wrapped: WrappedModel, cut: str, calls: Sequence[Call]) -> dict[float,
 
 
 def coarsest(tallies: Sequence[Tally], max_loss: float) -> Tally | None:
-    """The coarsest step of one codec at one cut that loses no more than is allowed; the finest step comes first."""
+    """Return the coarsest step of one codec at one cut within the allowed loss; the finest step comes first."""
     chosen = None
     for tally in tallies:
         if chosen is not None and (tally.stopped or tally.bounds()[1] > max_loss):
@@ -92,19 +92,19 @@ def coarsest(tallies: Sequence[Tally], max_loss: float) -> Tally | None:
 
 
 TOO_LOSSY_TIMES = 2.0
-"""A codec that surely loses so many times the loss that is allowed is not measured to the end."""
+"""Multiple of the allowed loss from which a codec, if surely that lossy, is not measured to the end."""
 FEW_INPUTS: Final = 4
 FEW_CODECS: Final = ("fp16", "int8", "int4")
-"""What the first round takes through every cut, beside the lossless codecs."""
+"""Codecs of the first round at every cut, beside the lossless ones."""
 EFFORT: Final[Mapping[str, int]] = {"raw": 0, "bf16": 0, "fp16": 0, "basis": 2}
-"""How much time a codec costs, as a rank; 1 for the others. None is left alone for one that costs more."""
+"""A codec's cost in time, as a rank; 1 for the others. None is suspended for a more expensive one."""
 ALIKE: Final = 1.02
-"""Bytes that differ less between two cuts are no reason for the later one."""
+"""Relative difference in bytes between two cuts that does not justify the later one."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """``done`` of ``total`` measurements, one of which is one input with one codec at one cut; ``left``: seconds."""
+    """``done`` of ``total`` measurements, each of one input with one codec at one cut; ``left``: seconds."""
 
     done: int
     total: int
@@ -112,7 +112,7 @@ class Progress:
 
 
 State = dict[str, Any]
-"""JSON-able: what was measured so far; `Study.run` continues from it."""
+"""JSON data: the measurements so far, from which `Study.run` resumes."""
 
 
 @dataclass
@@ -123,16 +123,16 @@ class _Cut:
     tallies: list[Tally]
     refused: str = ""
     books: dict[float, Books] | None = None
-    """By step; None: nothing has been learnt yet."""
+    """By step; None: not calibrated yet."""
     digest: str | None = None
     """Identifies the books."""
     seconds: float = 0.0
-    """That its measurements took, of which there were ``runs``."""
+    """Seconds of its measurements, of which there were ``runs``."""
     runs: int = 0
 
     @property
     def cut(self) -> str:
-        """As `WrappedModel.head` takes it."""
+        """The cut as `WrappedModel.head` takes it."""
         return "input" if self.layer_id < 0 else self.name
 
     @property
@@ -141,7 +141,7 @@ class _Cut:
         return [] if self.refused else [one for one in self.tallies if not one.stopped]
 
     def kept(self, max_loss: float) -> list[Tally]:
-        """What goes into the table: of a codec that was learnt, one step."""
+        """Return the tallies for the table: of a calibrated codec, one step."""
         steps = [one for one in self.tallies if one.step is not None and one.inputs and one.used]
         best = coarsest(steps, max_loss)
         return [one for one in self.tallies if (one.inputs and one.step is None) or (best and one is best)]
@@ -158,9 +158,10 @@ class _Cut:
 
 @dataclass
 class Study:
-    """``cuts``: layers' ids, -1 for "input". ``kind``: of `outputs.KINDS`; None: found by the first output.
+    """A calibration study. ``cuts``: layers' ids, -1 for "input". ``kind``: of `outputs.KINDS`; None: detected on the
+    first output.
 
-    ``every_cut``, ``every_codec``: measure all of them with all inputs, on the front or not, as they were asked for by
+    ``every_cut``, ``every_codec``: measure all of them with all inputs, on the front or not, as they were given by
     name.
     """
 
@@ -171,17 +172,17 @@ class Study:
     kind: str | None = None
     confidence: float = inputs.CONFIDENCE
     seconds: float | None = None
-    """No input is begun after as many."""
+    """No input is begun after as many seconds."""
     learnt: Sequence[Given] = ()
-    """Inputs that the codec "basis" learns from, and that nothing is judged by."""
+    """Inputs that the codec "basis" is calibrated on, and that are not used for evaluation."""
     every_cut: bool = False
     every_codec: bool = False
     done: int = field(default=0, init=False)
-    """Inputs that were used."""
+    """Number of inputs used."""
     complete: bool = field(default=False, init=False)
     """Whether all that is on the front was measured with all inputs."""
     last: State | None = field(default=None, init=False)
-    """What was measured when the last input was done: an interruption may come anywhere."""
+    """The measurements after the last complete input: an interruption may come at any time."""
     _places: list[_Cut] = field(default_factory=list, init=False)
     _labelled: int = field(default=0, init=False)
     _whole: list[int] = field(default_factory=lambda: [0, 0], init=False)
@@ -205,7 +206,7 @@ class Study:
         state: State | None = None,
         on_input: Callable[[], None] = lambda: None,
     ) -> LossTable:
-        """``state``: where an earlier run of the same study was. ``on_input`` is called when one is done.
+        """Run the study. ``state``: of an earlier run of the same study. ``on_input`` is called after each input.
 
         Raises InputMismatch (an output of another kind), and what reading, planning and the model raise.
         """
@@ -232,13 +233,13 @@ class Study:
         return self.table()
 
     def back(self) -> LossTable:
-        """The table as of `last`, which must be there."""
+        """Return the table as of `last`, which must exist."""
         assert self.last is not None
         self._restore(self.last)
         return self.table()
 
     def _ends(self, total: int) -> Iterator[int]:
-        """How many inputs each round comes to."""
+        """Yield the number of inputs after each round."""
         at = FEW_INPUTS
         while at < total:
             yield at
@@ -261,7 +262,7 @@ class Study:
         return to_device(args, device), to_device(kwargs, device)
 
     def _input(self, items: Sequence[Given], number: int, wanted: Sequence[tuple[_Cut, Tally]]) -> None:
-        """One input through those of ``wanted`` that are there, each with the inputs before it."""
+        """Measure one input with those of ``wanted`` that have measured all inputs before it."""
         assert self._compare is not None
         item = items[number]
         args, kwargs = self._read(item)
@@ -286,7 +287,7 @@ class Study:
             self._whole = [self._whole[0] + sum(right), self._whole[1] + len(right)]
 
     def _few(self) -> list[tuple[_Cut, Tally]]:
-        """What the first round takes."""
+        """Return the measurements of the first round."""
         some = [name for name in FEW_CODECS if name in self.codecs]
         return [
             (place, one)
@@ -296,7 +297,7 @@ class Study:
         ]
 
     def _front(self) -> list[tuple[_Cut, Tally]]:
-        """By place, what nothing else makes superfluous; where something is not, what has not been measured, too."""
+        """Return, by cut, what is not dominated; where something is not, unmeasured codecs, too."""
         found: list[tuple[_Cut, Tally]] = []
         earlier: list[Tally] = []
         for place in self._places:
@@ -315,7 +316,7 @@ class Study:
         return found
 
     def _dominated(self, tally: Tally, here: Sequence[Tally], earlier: Sequence[Tally]) -> bool:
-        """Whether a codec at this cut, or at an earlier one, sends no more, loses no more and costs no more time."""
+        """Return whether a codec at this cut or an earlier one sends no more, loses no more and takes no more time."""
 
         def is_as_good(one: Tally) -> bool:
             return _effort(one) <= _effort(tally) and one.mean_loss <= tally.mean_loss
@@ -326,7 +327,7 @@ class Study:
         )
 
     def _learn(self, place: _Cut) -> None:
-        """In place of a codec that is learnt, one tally for each of its steps."""
+        """Replace a codec that is calibrated by one tally for each of its steps."""
         place.books = learn(self.loaded.wrapped, place.cut, self._calls) if self._calls else {}
         place.digest = _digest(place.books)
         place.tallies = [one for one in place.tallies if one.codec != Basis.name]
@@ -349,7 +350,7 @@ class Study:
         return found
 
     def _progress(self, total: int, front: Sequence[tuple[_Cut, Tally]]) -> Progress:
-        """By what each cut's measurements took."""
+        """Return the progress, from the time of each cut's measurements."""
         runs = sum(place.runs for place in self._places)
         mean = sum(place.seconds for place in self._places) / max(1, runs)
         left, steps = 0.0, 0
@@ -369,7 +370,7 @@ class Study:
         compare: Callable[[Any], list[Row]],
         unchanged: Sequence[Row],
     ) -> None:
-        """One input at one cut, with these codecs."""
+        """Measure one input at one cut, with these codecs."""
         args, kwargs = copied(*call)
         try:
             head = self.loaded.wrapped.head(place.cut, *args, **kwargs)
@@ -405,12 +406,12 @@ class Study:
         return replace(head, crossing=head.crossing.with_books(books))
 
     def _kept(self, output: Any) -> Any:
-        """On the CPU, and nobody else's: a model may give out memory that its next run overwrites."""
+        """Return a private copy on the CPU: a model may return memory that its next run overwrites."""
         structure, tensors = flatten(output)
         return unflatten(structure, [one.detach().cpu().clone() for one in tensors], self._find)
 
     def _state(self) -> State:
-        """All that was measured so far."""
+        """Return all measurements so far."""
         return {
             "complete": self.complete,
             "inputs": self.done,
@@ -429,7 +430,7 @@ class Study:
         }
 
     def _restore(self, state: State) -> None:
-        """Books are learnt again; where they differ from those before, "basis" is measured again at that cut."""
+        """Restore the state. Books are calibrated again; where they differ, "basis" is measured again at that cut."""
         self.done, self._labelled, self._whole = state["inputs"], state["labelled"], list(state["whole"])
         for place, known in zip(self._places, state["cuts"], strict=True):
             place.refused, place.seconds, place.runs = known["refused"], known["seconds"], known["runs"]
@@ -447,7 +448,7 @@ class Study:
                         one.restore(tally)
 
     def table(self) -> LossTable:
-        """What was measured so far, as a table of losses."""
+        """Return the measurements so far as a table of losses."""
         assert self.kind is not None
         right, rows = self._whole
         return LossTable(

@@ -1,7 +1,7 @@
-"""`Examples`: what crosses one cut for many inputs, the model's answers to them, and the rest of the model behind it.
+"""Collect what crosses one cut for many inputs, the model's answers to them, and the rest of the model behind it.
 
-Heads run once for each input. What is trained then works on batches: the rest of the model runs through the cut's own
-tail, with gradients by what crosses, on as many inputs at a time as one call of the model takes.
+Heads run once for each input. Training then works on batches: the rest of the model runs through the cut's own tail,
+with gradients with respect to what crosses, on as many inputs at a time as one call of the model takes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shared_hooks.models.inputs import to_device
 from shared_hooks.tensors import copied, flatten, unflatten
 
 MAX_BYTES: Final = 2 << 30
-"""The most memory of pieces and outputs that are kept: more inputs are not used."""
+"""Maximum memory of pieces and outputs; more inputs are not used."""
 BATCH: Final = 64
 BATCH_BYTES: Final = 64 << 20
 _NEAR: Final = 1e-2
@@ -35,9 +35,8 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 @dataclass(frozen=True, eq=False)
 class Examples:
     """``pieces``: of each piece that crosses (n, elements), in the order of memory; ``inputs``: of each tensor that the
-    model takes (n, ...); ``outputs``: of each tensor of floats that it gives (n, ...), none where their shapes differ
-    from input to input. ``used``: the numbers of the inputs among those that were given: others have another form, or
-    were too many.
+    model takes (n, ...); ``outputs``: of each float tensor that it returns (n, ...), none if their shapes vary.
+    ``used``: the indices of the inputs used: others have another shape, or were too many.
     """
 
     wrapped: WrappedModel
@@ -60,11 +59,11 @@ class Examples:
 
     @property
     def grains(self) -> tuple[Grain, ...]:
-        """How each piece of one input hangs together."""
+        """The layout of each piece of one input."""
         return self.crossing.grains
 
     def behind(self, pieces: Sequence[torch.Tensor], *, gradients: bool = True) -> list[torch.Tensor]:
-        """The rest of the model on `batch` inputs' pieces (batch, elements) each; its outputs of floats."""
+        """Run the rest of the model on `batch` inputs' pieces (batch, elements) each; return its float outputs."""
         strided = []
         for flat, like in zip(pieces, self.template.pieces, strict=True):
             _, stride = storage_order(like)
@@ -75,7 +74,7 @@ class Examples:
         return _floats(self.wrapped.tail(early, gradients=gradients))
 
     def batches(self, numbers: torch.Tensor) -> Iterator[torch.Tensor]:
-        """``numbers`` in whole batches; the last one is filled up from the first ones."""
+        """Yield ``numbers`` in full batches; the last one is padded with the first ones."""
         for start in range(0, len(numbers), self.batch):
             some = numbers[start : start + self.batch]
             while len(some) < self.batch:
@@ -91,8 +90,8 @@ def examples_of(
     *,
     answers: bool = True,
 ) -> Examples:
-    """Heads of all ``items`` that cross in the first one's form. ``answers``: the model's outputs, too, and what
-    `Examples.behind` needs.
+    """Run the heads of all ``items`` that cross in the first one's form. ``answers``: collect the model's outputs, too,
+    and what `Examples.behind` needs.
 
     Raises UnknownLayer, CutRefused (the random state, or values that Python read, cross as well), InputMismatch, and
     what the model raises.
@@ -151,7 +150,7 @@ def examples_of(
 
 
 def _batched(single: Examples, cut: str, calls: Sequence[Call]) -> Examples | None:
-    """The same with a template for all of ``calls`` at once; None where the model does not take them so."""
+    """Return the same with a template for all of ``calls`` at once; None if the model does not take them so."""
     call = _together(calls)
     if call is None or len(calls) < 2:
         return None
@@ -172,7 +171,7 @@ def _batched(single: Examples, cut: str, calls: Sequence[Call]) -> Examples | No
 
 
 def _together(calls: Sequence[Call]) -> Call | None:
-    """Calls of one row each as one of all of them."""
+    """Combine calls of one row each into a single call."""
     flat = [flatten(call) for call in calls]
     if any(one[0] != flat[0][0] for one in flat) or any(tensor.shape[:1] != (1,) for _, all in flat for tensor in all):
         return None
@@ -198,7 +197,7 @@ def _floats(output: Any) -> list[torch.Tensor]:
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[None]:
-    """No gradients for the model's own parameters."""
+    """Disable gradients of the model's own parameters."""
     wanted = [one for one in model.parameters() if one.requires_grad]
     for one in wanted:
         one.requires_grad_(False)

@@ -1,11 +1,11 @@
-"""Attacks on what crosses a cut: decoders that are trained to give back the input, and what they reach.
+"""Attack what crosses a cut: train decoders to reconstruct the input, and score them.
 
-An attacker here has the codec, pairs of inputs and what crosses for them (of the user's own inputs or of public ones),
-and some minutes. One with more data, or a better decoder, may read more: what is found is a lower bound.
+The attacker has the codec, pairs of inputs and what crosses for them (of the user's own inputs or of public ones), and
+some minutes. One with more data, or a better decoder, may recover more: the result is a lower bound.
 
-Pictures are given back by a convolutional decoder and compared by SSIM (Z. Wang et al., "Image quality assessment: from
-error visibility to structural similarity", IEEE TIP 2004) and PSNR; tokens by the nearest row of the model's embedding,
-and by a linear map to it; other numbers by a small network, and compared by the variance that is explained.
+Pictures are reconstructed by a convolutional decoder and scored by SSIM (Z. Wang et al., "Image quality assessment:
+from error visibility to structural similarity", IEEE TIP 2004) and PSNR; tokens by the nearest row of the model's
+embedding, and by a linear map to it; other numbers by a small network, scored by explained variance.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _MOST_DIMENSIONS: Final = 256
 _RIDGE: Final = 1e-2
 _COARSEST: Final = 4
 _BEGIN: Final = 64
-"""Pictures for what a decoder begins with."""
+"""Pictures for a decoder's initialisation."""
 
 
 def kind_of(examples: Examples) -> tuple[str, int]:
-    """Pictures, tokens or numbers, and the number of the tensor that is attacked: the largest picture or tensor of
-    floats; of whole numbers the one with the most different ones, which is no mask.
+    """Return pictures, tokens or numbers, and the index of the tensor to attack: the largest picture or float tensor;
+    of integers the one with the most distinct values, which is no mask.
     """
     floats = [at for at, one in enumerate(examples.inputs) if one.is_floating_point() and one[0].numel() > 1]
     pictures = [at for at in floats if _is_picture(examples.inputs[at])]
@@ -56,7 +56,7 @@ def _is_picture(tensor: torch.Tensor) -> bool:
 
 
 def target_of(examples: Examples) -> tuple[str, torch.Tensor]:
-    """Kind, and the tensor that is attacked: (n, C, H, W) of pictures, (n, T) of tokens, (n, D) of numbers."""
+    """Return the kind, and the tensor to attack: (n, C, H, W) of pictures, (n, T) of tokens, (n, D) of numbers."""
     kind, at = kind_of(examples)
     found = examples.inputs[at]
     if kind == "pictures":
@@ -66,7 +66,7 @@ def target_of(examples: Examples) -> tuple[str, torch.Tensor]:
 
 @dataclass(frozen=True)
 class Feature:
-    """One piece of many inputs: (n, C, H, W) of maps, (n, T, D) of tokens. ``exact``: whole numbers."""
+    """One piece of many inputs: (n, C, H, W) of maps, (n, T, D) of tokens. ``exact``: integers."""
 
     values: torch.Tensor
     is_map: bool
@@ -74,7 +74,7 @@ class Feature:
 
 
 def crossing_features(examples: Examples, codec: Codec, dice: np.random.Generator) -> list[Feature]:
-    """What an attacker sees of each piece: decoded, as the server has it. Noise is drawn from ``dice``."""
+    """Return what an attacker sees of each piece: decoded, as on the server. Noise is drawn from ``dice``."""
     found = []
     for number, (piece, grain) in enumerate(zip(examples.pieces, examples.grains, strict=True)):
         own = codec.at(examples.cut, number)
@@ -97,7 +97,7 @@ def _there_and_back(flat: torch.Tensor, grain: Grain, codec: Codec) -> torch.Ten
 
 
 def _as_feature(rows: torch.Tensor, view: View) -> Feature:
-    """``view``: how the elements of one row lie."""
+    """Reshape to a feature. ``view``: the layout of one row's elements."""
     shape, exact = view.shape, not rows.is_floating_point()
     values = rows.as_strided((len(rows), *shape), (rows.shape[1], *view.stride))
     if len(shape) == 4 and shape[0] == 1:
@@ -108,14 +108,14 @@ def _as_feature(rows: torch.Tensor, view: View) -> Feature:
 
 
 def input_features(kind: str, target: torch.Tensor) -> list[Feature]:
-    """The input itself, as if it crossed."""
+    """Return the input itself as a feature, as if it crossed."""
     if kind == "pictures":
         return [Feature(target, True)]
     return [Feature(target.reshape(len(target), -1, 1), False, kind == "tokens")]
 
 
 def noise_features(features: Sequence[Feature], dice: np.random.Generator) -> list[Feature]:
-    """The same shapes, with nothing of the input in them."""
+    """Return noise of the same shapes, without information on the input."""
     return [
         Feature(torch.from_numpy(dice.standard_normal(tuple(one.values.shape), dtype=np.float32)), one.is_map)
         for one in features
@@ -137,7 +137,7 @@ class _Block(nn.Module):
 
 
 class PictureDecoder(nn.Module):
-    """Features -> pictures (N, C, H, W): each piece joins at the size that is nearest to its own, from coarse to fine.
+    """Features -> pictures (N, C, H, W): each piece enters at the size nearest to its own, from coarse to fine.
 
     ``width``: channels at half the picture's size; twice as many at coarser sizes, half as many at its own.
     """
@@ -184,7 +184,7 @@ class PictureDecoder(nn.Module):
         return torch.cat([pieces[at] for at in self._whole], dim=1)
 
     def begin(self, pieces: Sequence[torch.Tensor], wanted: torch.Tensor) -> None:
-        """Pixel by pixel, by least squares, what the pieces of a picture's own size say: training begins there."""
+        """Initialise training with a per-pixel least-squares fit to the pieces of a picture's own size."""
         if self.straight is None:
             return
         given = self._at_full_size(pieces).transpose(0, 1).flatten(1).T
@@ -206,7 +206,7 @@ def _resized(x: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
 
 
 class _Mixed(nn.Module):
-    """Tokens (N, T, D) -> a map: each place of it reads all tokens."""
+    """Tokens (N, T, D) -> a map: each position of it reads all tokens."""
 
     def __init__(self, tokens: int, features: int, size: tuple[int, int], width: int) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ class _NumbersDecoder(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Inverter:
-    """A decoder that is trained, and the features that it was trained on."""
+    """A trained decoder, and the features that it was trained on."""
 
     net: nn.Module
     scaled: Sequence[torch.Tensor]
@@ -246,7 +246,7 @@ class Inverter:
     spread: torch.Tensor
 
     def given_back(self, numbers: torch.Tensor) -> torch.Tensor:
-        """What it makes of these examples, as inputs are."""
+        """Return the reconstruction of these examples, in the form of inputs."""
         with torch.no_grad():
             parts = [self.net([one[some] for one in self.scaled]) for some in numbers.split(64)]
         return torch.cat(parts) * self.spread + self.middle
@@ -261,7 +261,7 @@ def invert(
     decoder: str = "small",
     steps: int = STEPS,
 ) -> Inverter:
-    """Trained on the examples ``learn``. ``decoder``: of `WIDTHS`."""
+    """Train a decoder on the examples ``learn``. ``decoder``: of `WIDTHS`."""
     width, depth = WIDTHS[decoder]
     with devices.forked(seed=seed), torch.enable_grad():
         scaled = _standard(features, learn)
@@ -290,7 +290,7 @@ def invert(
 
 
 def _standard(features: Sequence[Feature], learn: torch.Tensor) -> list[torch.Tensor]:
-    """Each channel with mean 0 and width 1, of the examples that are learnt from."""
+    """Normalise each channel to mean 0 and deviation 1 over the training examples."""
     found = []
     for one in features:
         values = one.values.float()
@@ -302,7 +302,7 @@ def _standard(features: Sequence[Feature], learn: torch.Tensor) -> list[torch.Te
 
 
 def picture_scores(made: torch.Tensor, wanted: torch.Tensor, span: float) -> dict[str, float]:
-    """Means of all pictures. ``span``: of the values that a picture may have."""
+    """Return means over all pictures. ``span``: the range of a picture's values."""
     from skimage.metrics import structural_similarity
 
     ssim, psnr = [], []
@@ -317,7 +317,7 @@ def picture_scores(made: torch.Tensor, wanted: torch.Tensor, span: float) -> dic
 
 
 def explained(made: torch.Tensor, wanted: torch.Tensor, mean: torch.Tensor) -> float:
-    """The share of the variance around ``mean``."""
+    """Return the share of the variance around ``mean`` that is explained."""
     total = float(((wanted - mean) ** 2).sum())
     return 1 - float(((made - wanted) ** 2).sum()) / total if total else 0.0
 
@@ -326,7 +326,7 @@ def explained(made: torch.Tensor, wanted: torch.Tensor, mean: torch.Tensor) -> f
 
 
 def embedding_of(model: nn.Module, most: int) -> torch.Tensor | None:
-    """The largest embedding whose rows are at least as many as there are tokens: (V, D)."""
+    """Return the largest embedding with at least as many rows as there are tokens: (V, D)."""
     found = [one.weight for one in model.modules() if isinstance(one, nn.Embedding) and one.num_embeddings > most]
     return None if not found else max(found, key=lambda one: one.shape[0]).detach().float().cpu()
 
@@ -338,9 +338,9 @@ def tokens_recovered(
     learn: torch.Tensor,
     attacked: torch.Tensor,
 ) -> dict[str, float]:
-    """Shares of the tokens of the examples ``attacked``: by the ``nearest`` row of the embedding, by a ``probe``
-    that is trained on ``learn`` (a linear map to the embedding's rows; without one, to the tokens that were seen), and
-    ``recovered``, the better of both.
+    """Return shares of the tokens of the examples ``attacked``: by the ``nearest`` row of the embedding, by a ``probe``
+    trained on ``learn`` (a linear map to the embedding's rows; without one, to the tokens seen), and ``recovered``, the
+    better of both.
     """
     exact = [one.values for one in features if one.exact and one.values.numel() == tokens.numel()]
     if any(torch.equal(one.reshape(tokens.shape).long(), tokens.long()) for one in exact):
@@ -357,7 +357,7 @@ def tokens_recovered(
 
 
 def _hits(rows: torch.Tensor, tokens: torch.Tensor, embedding: torch.Tensor) -> float:
-    """By the cosine."""
+    """Return the share of tokens found by cosine."""
     table = functional.normalize(embedding, dim=1)
     flat, wanted = functional.normalize(rows.reshape(-1, rows.shape[-1]), dim=1), tokens.reshape(-1)
     hits = sum(
@@ -374,7 +374,7 @@ def _probed(
     learn: torch.Tensor,
     attacked: torch.Tensor,
 ) -> float:
-    """Ridge regression, in one step."""
+    """Return the share of tokens found by ridge regression."""
     flat, wanted = rows[learn].reshape(-1, rows.shape[-1]).double(), tokens[learn].reshape(-1)
     seen = wanted.unique()
     table = embedding if embedding is not None else torch.eye(int(tokens.max()) + 1)[:, seen]
@@ -397,8 +397,8 @@ def _probed(
 def label_share(
     features: Sequence[Feature], labels: torch.Tensor, learn: torch.Tensor, attacked: torch.Tensor, seed: int
 ) -> float:
-    """How many labels of the examples ``attacked`` a linear probe tells that was trained on ``learn``; of wide features
-    it sees the main components.
+    """Return the accuracy on ``attacked`` labels of a linear probe trained on ``learn``; wide features are reduced to
+    their main components.
     """
     flat = torch.cat([one.flatten(1) for one in _standard(features, learn)], dim=1)
     with devices.forked(seed=seed), torch.enable_grad():
@@ -418,14 +418,14 @@ def label_share(
 
 @dataclass(frozen=True)
 class Split:
-    """Numbers of the examples that an attacker learns from, and of those that are attacked."""
+    """Indices of the attacker's training examples, and of the attacked ones."""
 
     learn: torch.Tensor
     attacked: torch.Tensor
 
     @classmethod
     def of(cls, count: int, seed: int, most: int, public: int = 0) -> Split:
-        """Three of four to learn from; with ``public`` ones, which come last, these alone."""
+        """Use three of four for training; with ``public`` ones, which come last, only those."""
         dice = torch.Generator().manual_seed(7000 + seed)
         if public:
             own = torch.randperm(count - public, generator=dice)
@@ -436,7 +436,7 @@ class Split:
 
 
 def as_array(pictures: torch.Tensor, span: tuple[float, float]) -> npt.NDArray[np.uint8]:
-    """(n, H, W, C) of 8 bits."""
+    """Return (n, H, W, C) of 8 bits."""
     low, high = span
     scaled = ((pictures - low) / max(1e-9, high - low)).clamp(0, 1) * 255
     return scaled.round().to(torch.uint8).permute(0, 2, 3, 1).numpy()

@@ -1,8 +1,8 @@
-"""An encoder and a decoder for what crosses a cut, trained so that the rest of the model answers as it did.
+"""Train an encoder and a decoder for what crosses a cut, so that the model's answers are preserved.
 
 The model's weights do not change, and no labels are needed: the answers on the uncoded pieces are the target. Symbols
-are rounded with a straight-through gradient; what they are expected to take in bits, by a distribution that is learnt
-with them, is part of the loss.
+are rounded with a straight-through gradient; their expected bits, by a distribution learnt with them, are part of the
+loss.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from shared_hooks.codecs import Grain
 from shared_hooks.codecs.learned import Bottleneck, Design, Piece, SymbolCoder, flat_of, rows_of
 
 LEAST_ELEMENTS: Final = 16
-"""A smaller piece travels as it is."""
+"""A smaller piece is sent as it is."""
 _FLOATS: Final = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PATIENCE: Final = 10
-"""Epochs without a smaller loss on the inputs that are set apart, after which training ends; a quarter of all of them,
-where that is more."""
+"""Epochs without a smaller validation loss after which training stops; at least a quarter of all epochs."""
 _LEVELS: Final = 4
 _RATE: Final = 0.01
-"""What a bit of a symbol weighs against a loss of 1."""
+"""Weight of a bit per symbol in the loss."""
 _FEATURES: Final = 0.05
-"""What the distance of the pieces themselves weighs."""
+"""Weight of the pieces' own distance in the loss."""
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How long and with what an encoder is trained."""
+    """How an encoder is trained."""
 
     epochs: int = 60
     rate: float = 3e-3
     seed: int = 0
     classes: bool = False
-    """Whether the first output is scores of classes, whose distribution is to stay."""
+    """Whether the first output is class scores, whose distribution is to be preserved."""
 
 
 def ladder(examples: Examples, least: float = 2.0) -> list[tuple[Design | None, ...]]:
-    """Designs for all pieces of a cut, from few bytes to many: each of about twice as many symbols as the one before,
-    up to two bits for each number that crosses."""
+    """Return designs for all pieces of a cut, from few bytes to many: each with about twice as many symbols as the one
+    before, up to two bits for each number that crosses.
+    """
     forms = [_form(examples, number) for number in range(len(examples.pieces))]
     total = sum(grain.elements for grain, form in zip(examples.grains, forms, strict=True) if form is not None)
     found: list[tuple[Design | None, ...]] = []
@@ -91,7 +91,7 @@ def _form(examples: Examples, number: int) -> _Form | None:
 
 
 def _design(form: _Form, bits: float) -> Design:
-    """A design whose symbols take about ``bits`` before entropy coding."""
+    """Return a design whose symbols take about ``bits`` before entropy coding."""
     each = math.log2(_LEVELS)
     hidden = min(max(32, form.channels), 64, max(16, 4 * form.channels))
     if form.kind == "tokens":
@@ -111,26 +111,28 @@ def _positions(form: _Form, halvings: int) -> int:
 
 
 def _size(design: Design, grain: Grain, count: int) -> tuple[int, int, int]:
-    """The form of a batch's piece, as `Design.form_of` gives it."""
+    """Return the form of a batch's piece, as `Design.form_of` does."""
     if design.kind == "tokens":
         return count * grain.outer, 1, grain.inner
     return count * grain.outer, grain.inner // grain.width, grain.width
 
 
 def _rows(piece: torch.Tensor, design: Design, grain: Grain) -> torch.Tensor:
-    """A batch's piece as the net takes it."""
+    """Return a batch's piece as the net takes it."""
     return rows_of(piece.float().reshape(-1), design, _size(design, grain, len(piece)))
 
 
 class _Rate(nn.Module):
-    """How often each level of each symbol occurs."""
+    """Learnt frequencies of the levels of each symbol."""
 
     def __init__(self, design: Design) -> None:
         super().__init__()
         self.scores = nn.Parameter(torch.zeros(design.symbols, design.levels))
 
     def bits(self, levels: torch.Tensor) -> torch.Tensor:
-        """The mean of a symbol. ``levels``: (N, symbols, ...), before rounding: between two, the mean of both."""
+        """Return the mean bits of a symbol. ``levels``: (N, symbols, ...), before rounding: interpolated between two
+        levels.
+        """
         table = functional.log_softmax(self.scores, dim=1)
         flat = levels.transpose(0, 1).flatten(1)
         below = flat.detach().floor().clamp(0, table.shape[1] - 2).long()
@@ -141,7 +143,7 @@ class _Rate(nn.Module):
 
 @dataclass
 class Trained:
-    """``pieces``: see `shared_hooks.codecs.learned.LearnedFile`; ``loss``: on the inputs that were set apart."""
+    """Trained nets. ``pieces``: see `shared_hooks.codecs.learned.LearnedFile`; ``loss``: on the validation inputs."""
 
     pieces: tuple[Piece | None, ...]
     loss: float
@@ -150,7 +152,7 @@ class Trained:
 
 
 class Trainer:
-    """Trains one net for each piece of ``examples`` that has a design, all together."""
+    """Trains one net for each piece of ``examples`` that has a design, jointly."""
 
     def __init__(self, examples: Examples, designs: Sequence[Design | None], terms: Terms) -> None:
         self._examples, self._terms = examples, terms
@@ -166,8 +168,8 @@ class Trainer:
         on_epoch: Callable[[int, float], None] = lambda epoch, loss: None,
         until: float = math.inf,
     ) -> Trained:
-        """``learn``, ``judge``: numbers of examples. ``until``: a moment of `time.monotonic`, after which it ends with
-        what it has.
+        """Train. ``learn``, ``judge``: indices of examples. ``until``: a moment of `time.monotonic` at which training
+        stops with what it has.
         """
         examples, terms = self._examples, self._terms
         self._normalise(learn)
@@ -214,7 +216,7 @@ class Trainer:
                 net.load_state_dict(own)
 
     def _normalise(self, learn: torch.Tensor) -> None:
-        """Means and widths of channels, and of outputs, among the inputs that are learnt from."""
+        """Set the means and deviations of channels, and of outputs, from the training inputs."""
         for net, piece, grain in zip(self._nets, self._examples.pieces, self._examples.grains, strict=True):
             if net is not None:
                 values = _rows(piece[learn], net.design, grain)
@@ -224,7 +226,7 @@ class Trainer:
         self._spread = [one[learn].float().var(correction=0).clamp(min=1e-12) for one in self._examples.outputs]
 
     def _coded(self, some: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
-        """The pieces after the nets, bits of a symbol, and the pieces' own distance."""
+        """Return the pieces after the nets, bits of a symbol, and the pieces' own distance."""
         made, bits, off = [], [], []
         for number, (net, rate) in enumerate(zip(self._nets, self._rates, strict=True)):
             piece = self._examples.pieces[number][some]
@@ -248,8 +250,9 @@ class Trainer:
         return self._distance(self._examples.behind(made), some) + _FEATURES * off, bits
 
     def _distance(self, outputs: Sequence[torch.Tensor], some: torch.Tensor) -> torch.Tensor:
-        """How far the answers are from those on the uncoded pieces, by their own spread; nothing where no gradient
-        reaches them (boxes that were chosen)."""
+        """Return the distance of the answers from those on the uncoded pieces, in units of their spread; outputs
+        without a gradient (selected boxes) are left out.
+        """
         found = []
         for number, (output, spread) in enumerate(zip(outputs, self._spread, strict=True)):
             wanted = self._examples.outputs[number][some]
@@ -278,7 +281,7 @@ class Trainer:
         return sum(total) / len(total)
 
     def _pieces(self, learn: torch.Tensor) -> tuple[Piece | None, ...]:
-        """The nets with the frequencies of their symbols."""
+        """Return the nets with the frequencies of their symbols."""
         self._train(False)
         made: list[Piece | None] = []
         for net, piece, grain in zip(self._nets, self._examples.pieces, self._examples.grains, strict=True):
@@ -298,7 +301,7 @@ class Trainer:
 
 
 def parted(count: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Numbers of inputs to learn from, to choose by, and to judge by: 13, 3 and 4 of 20, in a fixed order."""
+    """Return indices for training, validation and testing: 13, 3 and 4 of 20, in a fixed order."""
     order = torch.randperm(count, generator=torch.Generator().manual_seed(1000 + seed))
     judged = max(1, count // 5)
     chosen = max(1, 3 * count // 20)

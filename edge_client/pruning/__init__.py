@@ -1,5 +1,5 @@
-"""``edge-client prune``: the data, every scoring tested on it, the service measured, a report.
+"""Implement ``edge-client prune``: data, evaluation of every scoring, measurements of the service, a report.
 
-data    the files on which channels are chosen and tested; every scoring at every number of channels
-page    what the choice gains through a server; drawings and tables in one file
+data    the validation and test files; every scoring at every number of channels
+page    what a pruning gains through a server; charts and tables in one file
 """

@@ -1,4 +1,4 @@
-"""The inputs that channels are chosen by and judged on, in batches, and what a model says to them."""
+"""Prepare the inputs that channels are chosen and evaluated on, in batches, and evaluate models on them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Data = str | Path | Iterable[Any]
 
 
 def find(folder: str, option: str) -> list[Given]:
-    """The input files of a folder (or glob), with their truths. Raises SpecError where there are none."""
+    """Return the input files of a folder (or glob), with their labels. Raises SpecError if there are none."""
     try:
         return named(find_inputs(folder))
     except InputMismatch as error:
@@ -35,9 +35,9 @@ def find(folder: str, option: str) -> list[Given]:
 
 
 def separate(data: Data, calibration: Data | None) -> tuple[list[Given], list[Given]]:
-    """(to choose by, to judge on). No input is in both, whatever it is called. Raises SpecError, InputMismatch.
+    """Return (validation inputs, test inputs), without an input in both. Raises SpecError, InputMismatch.
 
-    Without ``calibration`` every other one of each class is to choose by, so that either half has all classes.
+    Without ``calibration`` every other input of each class is for validation, so that either half has all classes.
     """
     judged = _all(data, option("input"))
     if calibration is None:
@@ -65,9 +65,10 @@ def _all(data: Data, name: str) -> list[Given]:
 def samples(
     spec: ModelSpec, items: Sequence[Given], device: torch.device, batch: int, boxes: Mapping[str, list[Box]] | None
 ) -> list[Sample]:
-    """The inputs as calls of the model. Up to ``batch`` go into one where every tensor is a batch of one of one shape.
+    """Return the inputs as calls of the model, in batches of up to ``batch`` if every tensor is a batch of one of one
+    shape.
 
-    With ``boxes`` (by file name; a file without any is looked at nowhere) one at a time.
+    With ``boxes`` (by file name; a file without any is not captured) one at a time.
     """
     made: list[Sample] = []
     waiting: list[Sample] = []
@@ -93,7 +94,7 @@ def samples(
 
 
 def _shapes(sample: Sample) -> Any:
-    """What must be equal to go into one batch; None for what cannot."""
+    """Return what must be equal within a batch; None for what cannot be batched."""
     values = [*enumerate(sample.args), *sample.kwargs.items()]
     tensors = [(name, value) for name, value in values if isinstance(value, torch.Tensor)]
     if not tensors or any(value.dim() == 0 or value.shape[0] != 1 for _, value in tensors):
@@ -118,7 +119,7 @@ def _joined(group: Sequence[Sample]) -> Sample:
 
 
 def boxes_of(truths: Mapping[str, list[Box]], predictions: Mapping[str, list[Box]] | None) -> dict[str, list[Box]]:
-    """The true boxes; with predictions, those of them that found a true one, by file name."""
+    """Return the true boxes by file name; with predictions, those that a prediction matches."""
     if predictions is None:
         return dict(truths)
     return {
@@ -129,10 +130,10 @@ def boxes_of(truths: Mapping[str, list[Box]], predictions: Mapping[str, list[Box
 
 @dataclass(frozen=True)
 class Judged:
-    """How often a model is right, and how often it says what the whole model says; 0 to 1."""
+    """A model's accuracy, and its agreement with the whole model; 0 to 1."""
 
     accuracy: float | None
-    """None where no file has a truth."""
+    """None if no file has a label."""
     agreement: float
 
     @property
@@ -141,7 +142,7 @@ class Judged:
 
 
 def answers(spec: ModelSpec, model: nn.Module, given: Sequence[Sample]) -> list[str]:
-    """The first label of every row. Raises InputMismatch where the output holds no class scores."""
+    """Return the first label of every row. Raises InputMismatch if the output holds no class scores."""
     found: list[str] = []
     for sample in given:
         rows: dict[int, str] = {}
@@ -157,7 +158,7 @@ def answers(spec: ModelSpec, model: nn.Module, given: Sequence[Sample]) -> list[
 
 
 def judge(said: Sequence[str], whole: Sequence[str], given: Sequence[Sample]) -> Judged:
-    """``said`` against the truths and against what the whole model said."""
+    """Compare ``said`` with the labels and with the whole model's answers."""
     truths = [label for sample in given for label in sample.labels]
     known = [(one, truth) for one, truth in zip(said, truths, strict=True) if truth is not None]
     right = sum(one == truth for one, truth in known) / len(known) if known else None
@@ -165,7 +166,7 @@ def judge(said: Sequence[str], whole: Sequence[str], given: Sequence[Sample]) ->
 
 
 def by_class(given: Sequence[Sample], whole: Sequence[str]) -> list[Sample]:
-    """The samples with the whole model's answers in place of truths, where no file has one."""
+    """Return the samples with the whole model's answers as labels, if no file has one."""
     if any(label is not None for sample in given for label in sample.labels):
         return list(given)
     rest = list(whole)
@@ -185,7 +186,7 @@ RANDOM = "random"
 
 @dataclass(frozen=True)
 class Row:
-    """One mask, judged. ``seed`` is for the random control, ``calibration`` None for it."""
+    """One evaluated mask. ``seed`` is for the random control, for which ``calibration`` is None."""
 
     scoring: str
     seed: int
@@ -198,14 +199,14 @@ class Row:
 @short
 @dataclass(frozen=True)
 class Trial:
-    """Everything that was tried."""
+    """All evaluated masks."""
 
     captured: Captured
     module: str
     whole: Judged
     rows: tuple[Row, ...]
     unavailable: Mapping[str, str]
-    """Scorings that had nothing to go by, and why."""
+    """Scorings that do not apply, and why."""
 
     @property
     def split(self) -> str:
@@ -214,11 +215,11 @@ class Trial:
 
     @property
     def keeps(self) -> list[int]:
-        """The numbers of channels that were tried, ascending."""
+        """The numbers of channels tried, ascending."""
         return sorted({row.keep for row in self.rows})
 
     def chosen(self, keep: int) -> Row | None:
-        """The best on the calibration data, of equals the first tried; no random one, unless there is no other."""
+        """Return the best on the validation data, of equal ones the first; a random one only if there is no other."""
         rows = [row for row in self.rows if row.keep == keep]
         known = [row for row in rows if row.calibration is not None]
         return max(
@@ -227,7 +228,7 @@ class Trial:
 
 
 def keeps_of(text: str | None, channels: int) -> list[int]:
-    """``keep``: numbers from 1 to the layer's channels, ascending. Raises SpecError."""
+    """Parse ``keep``: numbers from 1 to the layer's channels, ascending. Raises SpecError."""
     if text is None:
         return sorted({max(1, channels // 4), max(1, channels // 2), max(1, 3 * channels // 4)})
     parts = [part.strip() for part in text.split(",")]
@@ -237,7 +238,7 @@ def keeps_of(text: str | None, channels: int) -> list[int]:
 
 
 def scorings_of(text: str | None) -> list[str]:
-    """``scores``; the random control always comes along, last. Raises SpecError."""
+    """Parse ``scores``; the random control is always added last. Raises SpecError."""
     names = [name.strip() for name in text.split(",")] if text else list(SCORINGS)
     for name in names:
         if name not in SCORINGS:
@@ -257,7 +258,9 @@ def try_all(
     seeds: int,
     on_step: Callable[[int, int], None],
 ) -> Trial:
-    """``places``: the calibration inputs with boxes, None to look everywhere; ``keeps`` is asked with the channels."""
+    """Evaluate all scorings. ``places``: validation inputs with boxes, None: everywhere; ``keeps`` gets the
+    channels.
+    """
     whole_calibration, whole = answers(spec, model, calibration), answers(spec, model, data)
     labelled = by_class(calibration, whole_calibration)
     module, dim = place_of(model, layer, labelled[0])
@@ -292,7 +295,7 @@ def try_all(
 
 
 def _check_reached(model: nn.Module, mask: Mask, sample: Sample) -> None:
-    """Raises CutRefused where the model calls the layer by a reference of its own, which no mask can stand behind."""
+    """Raise CutRefused if the model calls the layer by a reference of its own, which a mask cannot follow."""
     seen: list[int] = []
     masked(model, mask)
     try:

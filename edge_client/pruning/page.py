@@ -1,7 +1,7 @@
-"""What the choice of a pruning gains, through a local server, and the page of a pruning.
+"""Measure what a pruning gains, through a local server, and write its page.
 
-The gain is bytes on the wire and time, whole against chosen. The page has three charts and their tables, in one file
-that loads nothing from a network.
+The gain is bytes on the wire and time, whole against pruned. The page has three charts and their tables, in one file
+without network requests.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WARMUP = 3
 
 @dataclass(frozen=True)
 class Way:
-    """One model to serve: the whole one, a mask, or a smaller one; ``split`` is where it is cut."""
+    """One model to serve: the whole one, a mask, or a smaller one; ``split`` is its cut."""
 
     kind: str
     keep: int
@@ -53,18 +53,18 @@ class Served:
 
     way: Way
     frontier_bytes: int
-    """The tensors that cross."""
+    """Bytes of the tensors that cross."""
     bytes_up: int
-    """With their header."""
+    """Bytes including their header."""
     latency_ns: float
     quartiles_ns: tuple[float, float]
     exact: int
-    """Answers equal, bit by bit, to the same model in one process."""
+    """Answers bit-identical to the same model in one process."""
     right: int | None
     requests: int
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "frontier_bytes": self.frontier_bytes,
             "bytes_up": self.bytes_up,
@@ -80,7 +80,7 @@ class Served:
 
 
 def serve(spec: ModelSpec, ways: Sequence[Way], items: Sequence[Given], choice: ModelChoice) -> list[Served]:
-    """One round after the other, each way once a round, so that a machine that warms up favours none.
+    """Serve the ways in rounds, each once per round, so that none gains from warm-up.
 
     ``spec`` is that of ``choice``, which names the model by words.
     """
@@ -144,7 +144,7 @@ def _served(way: Way, client: EdgeClient, answers: Sequence[Any], exact: int, ri
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Tensors alone or in sequences, mappings and objects with fields."""
+    """Return whether values are equal: tensors alone or in sequences, mappings and objects with fields."""
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and torch.equal(a, b.cpu())
     if isinstance(a, dict):
@@ -161,7 +161,7 @@ def _same(a: Any, b: Any) -> bool:
 
 @dataclass(frozen=True)
 class Smaller:
-    """A model whose channels were taken out: how it is judged, and its parameters beside the whole model's."""
+    """A model with channels removed: its evaluation, and its parameters next to the whole model's."""
 
     keep: int
     scoring: str
@@ -175,8 +175,8 @@ class Smaller:
 @short
 @dataclass(frozen=True)
 class Report:
-    """``inputs``: how many files were judged on; ``served`` is empty where nothing was served, ``files`` where nothing
-    was kept.
+    """All results. ``inputs``: number of files evaluated on; ``served`` is empty if nothing was served, ``files`` if
+    nothing was written.
     """
 
     model: str
@@ -191,7 +191,7 @@ class Report:
 
     @property
     def metric(self) -> str:
-        """What `Judged.value` is."""
+        """The name of `Judged.value`."""
         return "agreement" if self.trial.whole.accuracy is None else "accuracy"
 
     @property
@@ -200,11 +200,11 @@ class Report:
 
     @property
     def all_exact(self) -> bool:
-        """Whether every answer of the service was the same model's in one process."""
+        """Whether every answer of the service equals the same model's in one process."""
         return all(one.exact == one.requests for one in self.served)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         trial, keeps = self.trial, self.trial.keeps
         chosen = {keep: trial.chosen(keep) for keep in keeps}
         return {
@@ -257,7 +257,7 @@ Points = Sequence[tuple[float, float]]
 
 
 def render(report: Report) -> str:
-    """The page of a report (docs/pruning.md), as HTML."""
+    """Render a report's page (docs/pruning.md) as HTML."""
     contents = [("accuracy", report.metric)]
     contents += [("structural", "cut out of the model")] if report.smaller else []
     contents += [("bytes", "bytes"), ("latency", "latency"), ("served", "served")] if report.served else []
@@ -291,7 +291,9 @@ def _percent(share: float) -> str:
 
 
 def _cards(report: Report) -> list[dict[str, str]]:
-    """The smallest numbers of channels that lose a point at most, the whole model, and whether answers are exact."""
+    """Return the smallest numbers of channels that lose at most a point, the whole model, and whether answers are
+    exact.
+    """
     trial = report.trial
     cards = []
     preferred = [(keep, row) for keep in trial.keeps if (row := trial.chosen(keep)) is not None]
@@ -326,7 +328,7 @@ def _card(title: str, keep: int, report: Report, scoring: str, value: float) -> 
 
 
 def _charts(report: Report) -> list[dict[str, Any]]:
-    """For the page's script: lines as (channels, value)."""
+    """Return the charts for the page's script: lines as (channels, value)."""
     lines, seeds = _lines(report)
     metric = report.metric.capitalize()
     charts = [_drawn("accuracy", metric, lines, seeds, "%", False)]
@@ -357,7 +359,7 @@ def _drawn(
 
 
 def accuracy_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """(headers, rows) in percent: a row a scoring, a column a number of channels; random: mean (lowest to highest)."""
+    """Return (headers, rows) in per cent: a row per scoring, a column per number of channels; random: mean (range)."""
     trial, rows = report.trial, []
     chosen = {keep: trial.chosen(keep) for keep in trial.keeps}
     for name in dict.fromkeys(row.scoring for row in trial.rows):
@@ -374,7 +376,7 @@ def accuracy_table(report: Report) -> tuple[list[str], list[list[str]]]:
 
 
 def structural_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """(headers, rows) of the smaller models."""
+    """Return (headers, rows) of the smaller models."""
     rows = [
         [
             str(one.keep),
@@ -406,12 +408,12 @@ def _served_row(one: Served) -> list[str]:
 
 
 def served_table(report: Report) -> tuple[list[str], list[list[str]]]:
-    """(headers, rows) of what went through the service."""
+    """Return (headers, rows) of the service's measurements."""
     return SERVED_HEADERS, [_served_row(one) for one in report.served]
 
 
 def _lines(report: Report) -> tuple[list[tuple[str, Points]], Points]:
-    """Each scoring's line, random's mean last, in percent; the seeds of random as dots."""
+    """Return each scoring's line, random's mean last, in per cent; and the seeds of random as dots."""
     trial = report.trial
     lines: list[tuple[str, Points]] = []
     seeds: list[tuple[float, float]] = []

@@ -1,4 +1,4 @@
-"""The endpoint: OpenAI's routes over a split language model, for applications on this machine or with the key."""
+"""Serve OpenAI's routes over a split language model, to applications on this machine or with the key."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from shared_hooks.errors import SpecError
 MOST_BODY: Final = 8 << 20
 THREADS: Final = 64
 LOOK_SECONDS: Final = 0.25
-"""How often it is seen whether an application that waits for an answer has gone."""
+"""Seconds between checks whether a waiting application has disconnected."""
 
 Emit = Callable[[dict[str, Any]], None]
 
 
 class Endpoint:
-    """Serves ``chats`` at ``listen``, [HOST:]PORT, of loopback where no host is given. Use as a context manager.
+    """Serves ``chats`` at ``listen``, [HOST:]PORT, on loopback by default. Use as a context manager.
 
-    With a ``key`` each request has to bring it ("Authorization: Bearer KEY"). Without one only this machine is served,
-    and no page of another site in its browser. Raises SpecError for another address without a key, and for a port that
-    cannot be had.
+    With a ``key`` each request must have it ("Authorization: Bearer KEY"). Without one only this machine is served, and
+    no page of another site in its browser. Raises SpecError for another address without a key, and for a port in use.
     """
 
     def __init__(self, chats: Chats, listen: str = "8080", key: str = "") -> None:
@@ -59,7 +58,7 @@ class Endpoint:
         self.close()
 
     def close(self) -> None:
-        """Ends it."""
+        """Stop serving."""
         self._web.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -89,7 +88,7 @@ class Endpoint:
         return Starlette(routes=routes, exception_handlers={404: not_found, 405: not_found})
 
     def _check(self, request: Request, host: str) -> None:
-        """Raises `Refused` where a request may not be answered."""
+        """Raise `Refused` if a request may not be served."""
         if self._key:
             given = request.headers.get("authorization", "").partition(" ")[2].strip().encode()
             if not hmac.compare_digest(given, self._key):
@@ -140,7 +139,7 @@ class Endpoint:
         return await self._answered(request, await self._off(protocol.text_request, body, self._chats))
 
     async def _off(self, call: Callable[..., Any], *args: Any) -> Any:
-        """In a thread: tokenizers and grammars take their time."""
+        """Call in a thread, as tokenizers and grammars are slow."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *args)
 
     async def _answered(self, request: Request, asked: Asked) -> Response:
@@ -152,7 +151,7 @@ class Endpoint:
         return JSONResponse(await self._waited(request, gone, self._write, asked, lambda piece: None, gone))
 
     async def _waited(self, request: Request, gone: threading.Event, call: Callable[..., Any], *args: Any) -> Any:
-        """What ``call`` gives in a thread; ``gone`` is set as soon as the application does not wait any more."""
+        """Return the result of ``call`` in a thread; ``gone`` is set as soon as the application disconnects."""
         running = asyncio.ensure_future(self._off(call, *args))
         try:
             await self._watched(request, running, gone)
@@ -162,13 +161,13 @@ class Endpoint:
 
     @staticmethod
     async def _watched(request: Request, coming: asyncio.Future[Any], gone: threading.Event) -> None:
-        """Waits; ``gone`` is set where the application leaves meanwhile."""
+        """Wait; set ``gone`` if the application disconnects meanwhile."""
         while not (await asyncio.wait({coming}, timeout=LOOK_SECONDS))[0]:
             if await request.is_disconnected():
                 gone.set()
 
     async def _streamed(self, request: Request, asked: Asked) -> Response:
-        """Server-sent events; what goes wrong before the first has a status of its own."""
+        """Return server-sent events; an error before the first has its own status."""
         loop, gone = asyncio.get_running_loop(), threading.Event()
         queue: asyncio.Queue[dict[str, Any] | Exception | None] = asyncio.Queue()
 
@@ -210,7 +209,7 @@ class Endpoint:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     def _write(self, asked: Asked, emit: Emit, gone: threading.Event) -> dict[str, Any]:
-        """All texts of a request, one after the other; ``emit`` hears of each piece."""
+        """Generate all texts of a request, in turn; ``emit`` receives each piece."""
         choices, texts, prompts = [], [], 0
         for number, prompt in enumerate(asked.prompts):
             prompts += len(prompt)

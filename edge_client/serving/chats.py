@@ -1,7 +1,7 @@
-"""Texts of a split language model for several at once: copies of the model that share its weights, each with a state.
+"""Generate several texts at a time with a split language model: copies that share its weights, each with a state.
 
-A copy (`_Seat`) answers one request at a time. It keeps the states of its last texts on both sides, so that the next
-turn of a chat reads what is new alone, and another chat with the same beginning continues from a fork of it.
+A copy (`_Seat`) handles one request at a time. It keeps the states of its last texts on both sides, so that a chat's
+next turn reads only what is new, and another chat with the same beginning continues from a fork of it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 KEPT: Final = 4
 """States of earlier texts that a copy of the model keeps."""
 WORTH_A_FORK: Final = 16
-"""Tokens of a common beginning; fewer are read again."""
+"""Minimum tokens of a common prefix for a fork; shorter ones are read again."""
 LEAST: Final = ("least",)
 
 
 @dataclass(frozen=True)
 class Task:
-    """A text to be continued. ``most``: tokens to write; None: as the model's length allows. ``number``: of the choice,
-    of several for one prompt.
+    """A text to continue. ``most``: maximum tokens to write; None: the model's length. ``number``: of the choice, of
+    several for one prompt.
     """
 
     prompt: tuple[int, ...]
@@ -47,7 +47,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written. ``reason``: "stop" or "length". ``kept``: tokens of the prompt whose state was there."""
+    """A generated text. ``reason``: "stop" or "length". ``kept``: tokens of the prompt whose state was reused."""
 
     ids: tuple[int, ...]
     chosen: tuple[Chosen, ...]
@@ -68,17 +68,17 @@ class _Seat:
     pace: Pace
     heads: TextHeads | None = None
     worth: Worth = field(default_factory=Worth)
-    """Whether drafts ahead pay, over all of its texts."""
+    """Whether drafts pay, over all of its texts."""
     states: list[_State] = field(default_factory=list)
-    """The one that was used last comes last."""
+    """Most recently used last."""
 
     def known(self, prompt: Sequence[int]) -> int:
-        """How many of its first tokens some state has read."""
+        """Return the length of the longest prefix that a state has read."""
         return max((_common(one.ids, prompt) for one in self.states), default=0)
 
 
 class _Ends:
-    """A stopping criterion: hears of each token, and ends where it is not wanted any more."""
+    """A stopping criterion that reports each token, and stops on request."""
 
     def __init__(self, prompt: int, on_token: Callable[[int], bool], wanted: Callable[[], bool]) -> None:
         self._read = prompt
@@ -96,11 +96,11 @@ class _Ends:
 
 
 class Chats:
-    """Generates with the model of ``client``, cut after ``cut``, up to ``seats`` texts at a time. Any thread may call.
+    """Generates with the model of ``client``, cut after ``cut``, up to ``seats`` texts at a time. Thread-safe.
 
-    ``exact=False`` lets the server compute steps of several together. ``drafts``: of greedy texts without penalties,
-    schemas and ``logprobs``, several tokens are checked in one round trip, ``most_drafted`` at the most. Raises
-    SpecError for a model without a tokenizer or of two texts, and what `SplitGenerator` and drafts raise.
+    ``exact=False`` lets the server compute steps of several texts together. ``drafts``: for greedy texts without
+    penalties, schemas and ``logprobs``, up to ``most_drafted`` tokens are verified in one round trip. Raises SpecError
+    for a model without a tokenizer or with two texts, and what `SplitGenerator` and drafts raise.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Chats:
 
     @property
     def most_tokens(self) -> int | None:
-        """Tokens that a text may have, prompt and all; None where the model does not say."""
+        """Maximum tokens of a text, including the prompt; None if the model does not say."""
         most = getattr(self.config, "max_position_embeddings", None)
         return int(most) if most else None
 
@@ -168,18 +168,18 @@ class Chats:
 
     @property
     def top_k(self) -> int:
-        """What the model's own settings sample among, 0 for all: of requests that do not say."""
+        """The model's own default of top_k, 0 for no limit."""
         settings = getattr(self.client.wrapped.model, "generation_config", None)
         return int(getattr(settings, "top_k", None) or 0)
 
     def write(
         self, task: Task, on_token: Callable[[Chosen], bool], wanted: Callable[[], bool] = lambda: True
     ) -> Written:
-        """The text that follows ``task.prompt``. ``on_token`` hears each token but those that end it, and ends the text
-        with True. ``wanted`` is asked at each token.
+        """Generate the text that follows ``task.prompt``. ``on_token`` receives each token but those that end it, and
+        returns True to stop. ``wanted`` is called at each token.
 
-        Raises InputMismatch for a prompt that is too long, Cancelled where it is not wanted any more, ServerUnavailable
-        where too many wait, and what generation raises.
+        Raises InputMismatch for a prompt that is too long, Cancelled if it is no longer wanted, ServerUnavailable if
+        too many wait, and what generation raises.
         """
         most = self._room(task)
         seat = self._taken(task.prompt, wanted)
@@ -189,7 +189,9 @@ class Chats:
             self._give_back(seat)
 
     def embed(self, ids: Sequence[int], wanted: Callable[[], bool] = lambda: True) -> list[float]:
-        """The mean of the last hidden states of a text, of length 1. Raises SpecError where the model gives none."""
+        """Return the mean of a text's last hidden states, normalised to length 1. Raises SpecError if the model has
+        none.
+        """
         self._check_ids(ids)
         if self.most_tokens is not None and len(ids) > self.most_tokens:
             raise InputMismatch(f"{len(ids)} tokens; the model reads {self.most_tokens} at most")
@@ -214,7 +216,7 @@ class Chats:
         return made
 
     def close(self) -> None:
-        """No more texts; those under way are waited for."""
+        """Accept no more texts, and wait for the current ones."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -242,7 +244,7 @@ class Chats:
         return task.most if room is None else min(task.most, room)
 
     def _taken(self, prompt: Sequence[int], wanted: Callable[[], bool]) -> _Seat:
-        """A free copy, that with the longest common beginning. Raises ServerUnavailable and Cancelled."""
+        """Take a free copy, with the longest common prefix. Raises ServerUnavailable and Cancelled."""
         with self._changed:
             if self._waiting >= self._most_waiting:
                 raise ServerUnavailable(f"{self._waiting} requests wait for their turn: try again later")
@@ -319,7 +321,7 @@ class Chats:
         return Written(ids, chosen, "stop" if ended else "length", kept, summary)
 
     def _drafting(self, seat: _Seat, choice: Choice | None) -> AbstractContextManager[Any]:
-        """A choice keeps count of the tokens one by one, and cannot take some back."""
+        """Return the context for drafts. A choice counts tokens one by one, and cannot take any back."""
         if self._drafts is None or choice is not None:
             return nullcontext()
         return Drafting(
@@ -334,7 +336,7 @@ def _shared_heads(models: list[Any]) -> SharedHeads:
 
 
 def _with_shared_weights(model: Any) -> Any:
-    """A copy of the model's modules over the same tensors."""
+    """Return a copy of the model's modules with the same tensors."""
     return copy.deepcopy(model, {id(one): one for one in itertools.chain(model.parameters(), model.buffers())})
 
 
@@ -343,7 +345,7 @@ def _common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def _continued(seat: _Seat, prompt: list[int]) -> tuple[Any, int]:
-    """A state that has read the longest beginning of the prompt that is known, and how much that is."""
+    """Return a state with the longest known prefix of the prompt, and its length."""
     found = max(seat.states, key=lambda one: _common(one.ids, prompt), default=None)
     if found is None:
         return None, 0

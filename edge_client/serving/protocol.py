@@ -1,7 +1,7 @@
-"""OpenAI's protocol (https://platform.openai.com/docs/api-reference): requests are read and checked, answers written.
+"""Implement OpenAI's protocol (https://platform.openai.com/docs/api-reference): check requests, write answers.
 
-Read are those fields that change an answer here; unknown ones are ignored, as applications send many. What is known and
-cannot be done is refused, with the field's name.
+Fields that affect an answer here are read; unknown ones are ignored, as applications send many. Known but unsupported
+ones are refused by name.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from shared_hooks.errors import (
 
 MOST_CHOICES: Final = 16
 MOST_TEXTS: Final = 128
-"""Prompts times choices."""
+"""Maximum prompts times choices."""
 MOST_STOPS: Final = 16
 CALL_BEGINS, CALL_ENDS = "<tool_call>", "</tool_call>"
-"""How many models (Hermes, Qwen, SmolLM2) write a call: a JSON object between these."""
+"""Delimiters of a call, a JSON object, in many models (Hermes, Qwen, SmolLM2)."""
 
 
 STATUSES: Final[dict[type[Exception], int]] = {
@@ -49,7 +49,7 @@ STATUSES: Final[dict[type[Exception], int]] = {
 
 
 class Refused(Exception):
-    """An error in the protocol's form. ``param``: the field that is wrong."""
+    """An error in the protocol's form. ``param``: the invalid field."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -57,7 +57,7 @@ class Refused(Exception):
 
     @classmethod
     def of(cls, error: Exception) -> Refused:
-        """What an error of ours is to an application."""
+        """Convert one of our errors for an application."""
         if isinstance(error, Refused):
             return error
         status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
@@ -65,14 +65,14 @@ class Refused(Exception):
         return cls(str(error) or type(error).__name__, status, code=code)
 
     def as_dict(self) -> dict[str, Any]:
-        """The body."""
+        """Return the body."""
         kinds = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         kind = kinds.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
 class _Fields:
-    """A request's fields, taken by name and kind."""
+    """A request's fields, taken by name and type."""
 
     def __init__(self, body: Any) -> None:
         if not isinstance(body, dict):
@@ -99,8 +99,8 @@ class _Fields:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request for texts, of a chat or of plain prompts. ``tools``: names of those that may be called. ``only_call``:
-    the text is a call, and nothing else. ``echo``: the prompt is part of the answer's text.
+    """A request for texts, of a chat or of plain prompts. ``tools``: names of tools that may be called. ``only_call``:
+    the text is a call only. ``echo``: the answer's text includes the prompt.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -119,7 +119,7 @@ class Asked:
 
 
 def chat_request(body: Any, chats: Chats) -> Asked:
-    """A body of /v1/chat/completions. Raises `Refused`, and what `Words.chat` raises."""
+    """Parse a body of /v1/chat/completions. Raises `Refused`, and what `Words.chat` raises."""
     fields = _Fields(body)
     messages = _messages(fields.take("messages", list, []))
     tools, forced = _tools(fields)
@@ -147,7 +147,7 @@ def chat_request(body: Any, chats: Chats) -> Asked:
 
 
 def text_request(body: Any, chats: Chats) -> Asked:
-    """A body of /v1/completions. Raises `Refused`."""
+    """Parse a body of /v1/completions. Raises `Refused`."""
     fields = _Fields(body)
     if fields.take("echo", bool, False):
         raise Refused("echo: the prompt is not repeated here", param="echo")
@@ -166,7 +166,7 @@ def text_request(body: Any, chats: Chats) -> Asked:
 
 
 def prompts_of(given: Any, words: Words, name: str) -> tuple[tuple[int, ...], ...]:
-    """Token ids of a text, of several, or ids as they are. Raises `Refused`."""
+    """Return the token ids of one or several texts, or ids as given. Raises `Refused`."""
     several = given if isinstance(given, list) and not all(map(_is_id, given)) else [given]
     if len(several) > MOST_TEXTS:
         raise Refused(f"{name}: {len(several)} texts; at most {MOST_TEXTS} are taken", param=name)
@@ -222,7 +222,7 @@ def _sampling(fields: _Fields, chats: Chats, grammar: str, logprobs: int | None)
 
 
 def _format_of(fields: _Fields) -> str:
-    """The grammar of ``response_format``."""
+    """Return the grammar of ``response_format``."""
     asked = fields.take("response_format", dict)
     if asked is None or asked.get("type") == "text":
         return ""
@@ -278,7 +278,7 @@ def _content(given: Any, where: str) -> str:
 
 
 def _whole(text: str, where: str) -> str:
-    """The text. Raises `Refused` for one with half a character."""
+    """Return the text. Raises `Refused` for one with an unpaired surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -287,7 +287,7 @@ def _whole(text: str, where: str) -> str:
 
 
 def _tools(fields: _Fields) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The functions, and those of which one must be called."""
+    """Return the functions, and those of which one must be called."""
     found = []
     for number, one in enumerate(fields.take("tools", list, [])):
         function = one.get("function") if isinstance(one, dict) else None
@@ -319,7 +319,7 @@ def _call_schema(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chat_ids(words: Words, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-    """Token ids of a chat, by the tokenizer's template; without one a line a message."""
+    """Return the token ids of a chat, by the tokenizer's template; without one, one line per message."""
     template = str(getattr(words.tokenizer, "chat_template", None) or "")
     if tools and "tools" not in template:
         described = "\n".join(json.dumps(one) for one in tools)
@@ -339,7 +339,9 @@ _CALL = re.compile(rf"{CALL_BEGINS}\s*(.*?)\s*(?:{CALL_ENDS}|$)", re.DOTALL)
 
 
 def calls_in(text: str, asked: Asked) -> tuple[str, list[dict[str, Any]]]:
-    """The text without calls of tools, and these, as the protocol writes them. What is no call stays text."""
+    """Split a text into the text without tool calls, and the calls in the protocol's form. An invalid call
+    stays text.
+    """
     if not asked.tools:
         return text, []
     found: list[dict[str, Any]] = []
@@ -367,7 +369,7 @@ def calls_in(text: str, asked: Asked) -> tuple[str, list[dict[str, Any]]]:
 
 
 def usage_of(prompts: int, texts: Sequence[Written], chats: Chats) -> dict[str, Any]:
-    """Tokens, and under "isthmus" what the split took, of each text."""
+    """Return token counts, and under "isthmus" the split's cost, of each text."""
     written = sum(len(one.ids) for one in texts)
     return {
         "prompt_tokens": prompts,
@@ -383,7 +385,7 @@ def usage_of(prompts: int, texts: Sequence[Written], chats: Chats) -> dict[str, 
 
 
 def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: Asked) -> dict[str, Any] | None:
-    """What is reported of tokens, in the form of chats or of plain texts."""
+    """Return the tokens' log probabilities in the form of chats or of plain texts."""
     if asked.sampling.logprobs is None:
         return None
 
@@ -411,12 +413,12 @@ def logprobs_of(chosen: Sequence[Chosen], words: Words, asked: Asked) -> dict[st
 
 
 def answer(asked: Asked, model: str, choices: Sequence[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
-    """A whole answer."""
+    """Return a whole answer."""
     return {**_head(asked, model, chunk=False), "choices": list(choices), "usage": usage}
 
 
 def choice(asked: Asked, index: int, text: str, written: Written, words: Words) -> dict[str, Any]:
-    """One text of a whole answer."""
+    """Return one text of a whole answer."""
     logprobs = logprobs_of(written.chosen, words, asked)
     if not asked.is_chat:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": written.reason}
@@ -440,7 +442,7 @@ def chunk(
     logprobs: dict[str, Any] | None = None,
     usage: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A piece of a streamed answer; ``index`` None: that with the usage alone."""
+    """Return a piece of a streamed answer; ``index`` None: only the usage."""
     made = {**_head(asked, model, chunk=True), "choices": []}
     if asked.reports_usage:
         made["usage"] = usage
@@ -466,7 +468,7 @@ def _head(asked: Asked, model: str, *, chunk: bool) -> dict[str, Any]:
 
 
 def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, form: str | None) -> dict[str, Any]:
-    """An answer of /v1/embeddings; ``form`` "base64": of little-endian numbers of four bytes."""
+    """Return an answer of /v1/embeddings; ``form`` "base64": of little-endian four-byte floats."""
     coded: list[Any] = list(vectors)
     if form == "base64":
         coded = [base64.b64encode(np.asarray(one, "<f4").tobytes()).decode() for one in vectors]
@@ -475,7 +477,7 @@ def embeddings(model: str, vectors: Sequence[Sequence[float]], tokens: int, form
 
 
 class Pieces:
-    """A text as it comes: what is certain is given on, up to a stop text, or to where a call of a tool may begin."""
+    """Streams a text: passes on what is certain, up to a stop text, or to where a tool call may begin."""
 
     def __init__(self, asked: Asked) -> None:
         self._stops = asked.stops
@@ -487,7 +489,7 @@ class Pieces:
         self.is_stopped = False
 
     def add(self, text: str) -> str:
-        """What may be given on now."""
+        """Return what may be passed on now."""
         if self.is_stopped:
             return ""
         begin = max(0, len(self.text) - max(map(len, self._stops), default=0))
@@ -498,7 +500,7 @@ class Pieces:
         return self._next(self.is_stopped)
 
     def end(self) -> str:
-        """What was held back, and is no call."""
+        """Return what was held back and is no call."""
         return self._next(True)
 
     def _next(self, whole: bool) -> str:
@@ -521,10 +523,10 @@ class Pieces:
 
     @property
     def withheld(self) -> str:
-        """The end of the text that was not given on."""
+        """The end of the text that was not passed on."""
         return self.text[self._given :]
 
 
 def _overlap(text: str, mark: str) -> int:
-    """How many characters at the end of ``text`` may begin ``mark``."""
+    """Return how many characters at the end of ``text`` may begin ``mark``."""
     return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,7 +1,7 @@
-"""How a token is chosen: penalties, a grammar, temperature, ``top_k`` and ``top_p``, drawn by a generator of its own.
+"""Sample tokens: penalties, a grammar, temperature, ``top_k`` and ``top_p``, with a generator of its own.
 
-``generate()`` draws by the process's generator, which all threads share: a seed would then mean nothing beside other
-chats. So `Choice`, a logits processor, draws itself and leaves the chosen token as the only one that is possible.
+``generate()`` draws from the process's generator, which all threads share, so a seed would have no effect with several
+chats. Therefore `Choice`, a logits processor, draws itself and leaves the chosen token as the only possible one.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from shared_hooks.errors import InputMismatch, SpecError
 MOST_LOGPROBS: Final = 20
 NOTHING: Final = float("-inf")
 COLDEST: Final = 1e-4
-"""A temperature below is as none: probabilities would not be numbers any more."""
+"""Temperature below which sampling is greedy: probabilities would overflow."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """What a request says of it. ``temperature`` 0: the likeliest. ``top_k`` 0 and ``top_p`` 1: among all.
+    """A request's sampling options. ``temperature`` 0: greedy. ``top_k`` 0 and ``top_p`` 1: no limit.
 
-    ``logprobs``: how many of the likeliest to report beside the chosen one; None: nothing is reported. ``grammar``: in
-    llguidance's form, empty for none. ``bias``: by token id, added to the logits.
+    ``logprobs``: number of top tokens to report beside the chosen one; None: no report. ``grammar``: in llguidance's
+    form, empty for none. ``bias``: by token id, added to the logits.
     """
 
     temperature: float = 1.0
@@ -40,13 +40,13 @@ class Sampling:
 
     @property
     def enough_logits(self) -> int:
-        """How many of the likeliest are looked at; 0: all."""
+        """Number of top logits needed; 0: all."""
         adds = self.presence_penalty or self.frequency_penalty or self.bias or self.grammar
         return 0 if adds or self.logprobs is not None or not self.temperature else max(0, self.top_k)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is what ``generate()`` does greedily, for which the likeliest word alone has to come back."""
+        """Whether it is what ``generate()`` does greedily, which needs only the top token back."""
         return not (
             self.temperature
             or self.presence_penalty
@@ -59,7 +59,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Chosen:
-    """A token, and natural logarithms of probabilities before temperature and bounds, where they were asked for."""
+    """A token, and natural log probabilities before temperature and limits, if requested."""
 
     id: int
     logprob: float | None = None
@@ -73,10 +73,12 @@ class Choice:
     """
 
     def __init__(self, sampling: Sampling, grammar: Grammar | None, prompt: int, number: int = 0) -> None:
-        """``prompt``: tokens of it, which no penalty counts. ``number``: of the choice, each with a seed of its own."""
+        """``prompt``: its number of tokens, which are exempt from penalties. ``number``: of the choice; each has its
+        own seed.
+        """
         self.chosen: list[Chosen] = []
         self.enough_logits = sampling.enough_logits
-        """What the server need not send more than (`shared_hooks.generation.asking`)."""
+        """Maximum number of logits the server must send (`shared_hooks.generation.asking`)."""
         self._sampling = sampling
         self._grammar = grammar
         self._prompt = prompt
@@ -87,7 +89,7 @@ class Choice:
             self._generator.manual_seed((sampling.seed + number) % 2**63)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Scores of which one is finite."""
+        """Return scores of which one is finite."""
         asked, row = self._sampling, scores[0].float().cpu()
         reported = torch.log_softmax(row, dim=-1) if asked.logprobs is not None else None
         row = self._penalised(row.clone(), input_ids[0, self._prompt :].cpu())
@@ -135,15 +137,15 @@ class Choice:
 
 
 class Grammars:
-    """Grammars over the tokens of one tokenizer, by the library llguidance."""
+    """Grammars over a tokenizer's tokens, with the library llguidance."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
         self._made: Any = None
 
     def of(self, text: str) -> Grammar:
-        """Raises SpecError where the library or a tokenizer of transformers is missing, InputMismatch for a grammar
-        that is none.
+        """Compile a grammar. Raises SpecError if the library or a transformers tokenizer is missing, InputMismatch if
+        invalid.
         """
         try:
             import llguidance
@@ -159,7 +161,7 @@ class Grammars:
 
 
 class Grammar:
-    """Where one text is in its grammar."""
+    """The state of one text in its grammar."""
 
     def __init__(self, matcher: Any) -> None:
         self._matcher = matcher
@@ -167,7 +169,7 @@ class Grammar:
             raise InputMismatch(f"the schema cannot be followed: {matcher.get_error()!s:.300}")
 
     def mask(self, row: torch.Tensor) -> None:
-        """What may not come next gets minus infinity."""
+        """Set the logits of forbidden tokens to minus infinity."""
         allowed = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
         if self._matcher.is_error():
             raise InputMismatch(f"the schema cannot be followed: {self._matcher.get_error()!s:.300}")
@@ -179,7 +181,7 @@ class Grammar:
         row[len(known) :] = NOTHING
 
     def take(self, token: int) -> None:
-        """The token that came."""
+        """Advance by a token."""
         if not self._matcher.is_stopped():
             self._matcher.consume_token(token)
 
@@ -190,7 +192,7 @@ class Grammar:
 
 
 def grammar_of_schema(schema: Any) -> str:
-    """A JSON schema as a grammar. Raises InputMismatch for what is none, and what the library does not know."""
+    """Return a JSON schema as a grammar. Raises InputMismatch if invalid or unsupported."""
     try:
         import llguidance
     except ImportError:

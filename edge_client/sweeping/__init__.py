@@ -1,10 +1,10 @@
-"""Real inputs through every cut: what was measured, in tables, and beside the prediction, in a report.
+"""Run real inputs through every cut, and report measurements next to predictions.
 
-settings    what a sweep measures: what must be the same to resume it
+settings    what a sweep measures: must be the same to resume it
 records     an answer as rows
 runner      input by input, round by round
-summary   each way's numbers, the decision
-wording   what the page says in words
-report    all files, from the journal; CSV and Parquet; the page (page.html.j2, page.js; charts: edge_client.pages)
-compare     two sweeps side by side, taking noise into account; the same as a page (compare.html.j2, compare.js)
+summary     each way's numbers, the decision
+wording     the page's text
+report      all files, from the journal; CSV and Parquet; the page (page.html.j2, page.js; charts: edge_client.pages)
+compare     two sweeps compared, given the noise; as a page (compare.html.j2, compare.js)
 """

@@ -1,10 +1,10 @@
-"""Two sweeps side by side: what became faster or slower, as far as the noise lets one say.
+"""Compare two sweeps: what became faster or slower, given the noise.
 
-For each way that both have, and each of its stages: the ratio of the medians, B to A, with an interval. The interval is
-a bootstrap's: both sides' requests are drawn again with replacement, and the spread of the logarithm of the ratio,
-taken as normal, is widened so that all intervals of one stage hold *together* with the asked confidence (Bonferroni):
-of two runs of the same thing, one in twenty shows any difference at all. What lies between two runs as a whole (a
-warmer processor, another load) is in neither run's noise: where it matters, run each twice.
+For each way that both have, and each of its stages: the ratio of the medians, B to A, with an interval. It is a
+bootstrap interval: both sides' requests are resampled with replacement, and the spread of the log ratio, taken as
+normal, is widened so that all intervals of one stage hold *together* with the requested confidence (Bonferroni): one in
+twenty comparisons of identical runs shows any difference. Differences between whole runs (a warmer processor, other
+load) are in neither run's noise: if they matter, run each twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from shared_hooks.showing import short
 
 Verdict = Literal["faster", "slower", "no difference seen", "too few to say"]
 FEWEST: Final = 5
-"""Requests on either side below which nothing is said."""
+"""Minimum requests on either side for a verdict."""
 DRAWS: Final = 1000
 CONFIDENCE: Final = 0.95
 SUM: Final = "end to end"
@@ -57,7 +57,7 @@ class Compared:
 @short
 @dataclass(frozen=True)
 class Sweep:
-    """What a folder holds: the summary, and of each way the times (ns) of its answered requests by stage."""
+    """A sweep's folder: the summary, and for each way the times (ns) of its answered requests by stage."""
 
     folder: Path
     summary: Mapping[str, Any]
@@ -65,7 +65,7 @@ class Sweep:
 
 
 def read(folder: str | Path) -> Sweep:
-    """Raises SpecError for what is no sweep's folder."""
+    """Read a sweep's folder. Raises SpecError for anything else."""
     import polars as pl
 
     path = Path(folder)
@@ -99,7 +99,7 @@ def _stages(part: Any) -> dict[str, np.ndarray]:
 
 
 def compare(a: Sweep, b: Sweep, *, seed: int = 0) -> list[Compared]:
-    """Every stage of every way that both have, in A's order; the sum of a way first."""
+    """Compare every stage of every way that both have, in A's order; a way's total first."""
     ways = [way for way in a.times if way in b.times]
     dice = np.random.default_rng(seed)
     z = NormalDist().inv_cdf(1 - (1 - CONFIDENCE) / 2 / max(1, len(ways)))
@@ -127,14 +127,14 @@ def _compared(
 
 
 def _spread(a: np.ndarray, b: np.ndarray, dice: np.random.Generator) -> float:
-    """Standard deviation of the logarithm of the ratio of medians."""
+    """Return the standard deviation of the log ratio of medians."""
     medians = [np.median(dice.choice(one, size=(DRAWS, len(one))), axis=1) for one in (a, b)]
     floor = np.finfo(float).tiny
     return float(np.std(np.log(np.maximum(medians[1], floor)) - np.log(np.maximum(medians[0], floor))))
 
 
 def differences(a: Sweep, b: Sweep) -> list[str]:
-    """What else is not the same in both: model, machines, versions, settings, in words."""
+    """Return other differences, in words: model, machines, versions, settings."""
     lines = []
     ours, theirs = dict(a.summary["settings"]), dict(b.summary["settings"])
     for key in [*ours, *(key for key in theirs if key not in ours)]:
@@ -168,7 +168,7 @@ def _alone(a: Sweep, b: Sweep) -> tuple[list[tuple[str, str]], list[tuple[str, s
 
 
 def as_dict(a: Sweep, b: Sweep, compared: Sequence[Compared]) -> dict[str, Any]:
-    """For JSON."""
+    """Return JSON data."""
     return {
         "a": str(a.folder),
         "b": str(b.folder),
@@ -182,7 +182,7 @@ def as_dict(a: Sweep, b: Sweep, compared: Sequence[Compared]) -> dict[str, Any]:
 
 
 def bytes_changed(a: Sweep, b: Sweep) -> list[dict[str, Any]]:
-    """Ways whose bytes up or down are not what they were."""
+    """Return the ways whose bytes up or down have changed."""
     before = {(way["name"], way["mode"]): way for way in a.summary["ways"]}
     found = []
     for way in b.summary["ways"]:
@@ -225,7 +225,7 @@ HEADERS: Final = ("way", "A", "B", "B / A", "interval", "requests", "B is")
 
 
 def render(known: Mapping[str, Any]) -> str:
-    """The page of `compare.as_dict`, as HTML."""
+    """Render `compare.as_dict` as HTML."""
     sums = [one for one in known["compared"] if one["stage"] == SUM]
     requests = [sum(one[key] for one in sums) for key in ("n_a", "n_b")]
     return page_of(

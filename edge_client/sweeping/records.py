@@ -1,4 +1,4 @@
-"""An answer as rows of the two tables, column by column: how the journal keeps them."""
+"""Turn answers into rows of the two tables, stored by column in the journal."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WHOLE: Final = (EDGE_ONLY, CLOUD_ONLY, CLOUD_FILE)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """``name`` is what ``--split`` takes. Local: without a server."""
+    """A way to run a request. ``name`` is what ``--split`` takes. Local: without a server."""
 
     name: str
     layer_id: int | None
@@ -43,11 +43,13 @@ def choose(
     every: int | None = None,
     along: Callable[[str], LayerInfo | None] = lambda cut: None,
 ) -> list[tuple[str, int]]:
-    """(name, layer id) of the cuts to try, of `Plan.cuts`: the named ones, every n-th of those that are allowed, or the
-    ends of blocks and those layers after which other bytes cross than after the layer before. ``along``:
-    `Plan.resolve`, for cuts along branches ("a + b"), which are tried where they are named.
+    """Choose the cuts to try, of `Plan.cuts`, as (name, layer id).
 
-    Raises SpecError for nonsense, UnknownLayer (with near matches) and CutRefused for a named cut.
+    They are the named ones, every n-th of the allowed ones, or by default the ends of blocks and the layers after which
+    other bytes cross than after the layer before. ``along``: `Plan.resolve`, for cuts along branches ("a + b"), which
+    are tried only by name.
+
+    Raises SpecError for invalid options, UnknownLayer (with similar names) and CutRefused for a named cut.
     """
     if cuts is not None and every is not None:
         raise SpecError(f"{option('cuts')} or {option('every')}, not both")
@@ -79,7 +81,7 @@ def choose(
 
 
 def _differs(places: Sequence[LayerInfo], before: Sequence[int], number: int) -> bool:
-    """Whether a block ends there, or other bytes cross than at the last of those ``before``."""
+    """Return whether a block ends there, or other bytes cross than at the last of those ``before``."""
     one = places[number]
     block = one.name.partition("#")[0].rpartition(".")[0]
     ends = bool(block) and not any(each.name.startswith(f"{block}.") for each in places[number + 1 : number + 2])
@@ -87,7 +89,9 @@ def _differs(places: Sequence[LayerInfo], before: Sequence[int], number: int) ->
 
 
 def ways_of(cuts: Sequence[tuple[str, int]], *, files: bool, local: bool) -> list[Way]:
-    """Everything here, everything there (as a file, too, if the inputs are files), the cuts; each cut locally, too."""
+    """Return all ways: everything here, everything there (as a file, too, for file inputs), the cuts; local
+    cuts, too.
+    """
     ways = [Way(EDGE_ONLY, None, "local"), Way(CLOUD_ONLY, -1, "networked")]
     if files:
         ways.append(Way(CLOUD_FILE, None, "networked"))
@@ -98,7 +102,7 @@ def ways_of(cuts: Sequence[tuple[str, int]], *, files: bool, local: bool) -> lis
 
 
 def rotated(ways: Sequence[Way], round_number: int, rounds: int) -> list[Way]:
-    """All ways, beginning elsewhere in each of ``rounds``, so that a machine that warms up favours none."""
+    """Return all ways, starting with another one in each of ``rounds``, so that no way gains from warm-up."""
     first = round_number * len(ways) // max(1, rounds) % len(ways)
     return [*ways[first:], *ways[:first]]
 
@@ -139,7 +143,7 @@ _KEY: Final[Columns] = {
 
 
 def status_of(column: str) -> str:
-    """The column beside a reading's: "energy_j" -> "energy_status"."""
+    """Return the status column of a reading's column: "energy_j" -> "energy_status"."""
     return f"{column.rpartition('_')[0]}_status"
 
 
@@ -174,7 +178,7 @@ PREDICTED: Final[Columns] = {
     "predicted_bytes_down": "integer",
     "predicted_edge_energy_j": "number",
 }
-"""Added to ``requests`` when the tables are written: what the plan said of this way before the sweep."""
+"""Columns added to ``requests`` when the tables are written: the plan's prediction of this way."""
 
 SEGMENTS: Final = {
     "prepare": ("prepare",),
@@ -187,12 +191,12 @@ SEGMENTS: Final = {
     "download": ("download",),
     "finish": ("turn", "edge_decode", "postprocess"),
 }
-"""The pieces of a bar -> the rows of `Times` in it. All rows are in one piece, so the pieces add up to the whole."""
+"""Segments of a bar -> the rows of `Times` in each. Every row is in one segment, so they add up to the whole."""
 
 STAGE_SEGMENTS: Final = {
     stage: ("upload", "transit", "download") if stage == "network" else (stage,) for stage in STAGES
 }
-"""A plan's stage -> the pieces that measure it."""
+"""A plan's stage -> the segments that measure it."""
 
 
 Table = dict[str, list[Any]]
@@ -224,20 +228,20 @@ class Answered(Protocol):
 
 
 class Records:
-    """What was measured on one input."""
+    """The measurements of one input."""
 
     def __init__(self, input_name: str, input_index: int) -> None:
         self.requests: Table = {column: [] for column in REQUESTS}
         self.rows: Table = {column: [] for column in ROWS}
         self.notes: Counter[tuple[str, str, str]] = Counter()
-        """(column, status, note) of the readings -> how often: rows have room for the energy's note only."""
+        """(column, status, note) of the readings -> count; rows have room for the energy's note only."""
         self._input = {"input": input_name, "input_index": input_index}
 
     def __len__(self) -> int:
         return len(self.requests["input"])
 
     def add(self, way: Way, repetition: int, sequence: int, answer: Answered, known: Mapping[str, Any]) -> None:
-        """An answered request; ``known``: columns that it does not hold."""
+        """Add an answered request; ``known``: columns that the answer does not hold."""
         key = self._key(way, repetition)
         cells = {**key, **known, "sequence": sequence, "layer_id": way.layer_id, "sends": answer.sends}
         cells |= {f"{name}_ns": getattr(answer.times, name) for name in (*TIMES, "end_to_end")}
@@ -258,7 +262,7 @@ class Records:
                 _append(self.rows, {**key, "side": side, **outside})
 
     def fail(self, way: Way, repetition: int, sequence: int, error: str, known: Mapping[str, Any]) -> None:
-        """A request without an answer."""
+        """Add a failed request."""
         cells = {**self._key(way, repetition), **known, "sequence": sequence, "layer_id": way.layer_id, "error": error}
         _append(self.requests, cells)
 

@@ -1,6 +1,6 @@
-"""The files of a sweep's results, from its journal: tables, summary.json, what observers saw, and the page.
+"""Write a sweep's results from its journal: tables, summary.json, what observers saw, and the page.
 
-The page (report.html) says what is drawn and what was found, and has the table of all ways.
+The page (report.html) has charts, findings and the table of all ways.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _WayFound = Mapping[str, Any]
 
 
 def render(known: Mapping[str, Any]) -> str:
-    """The page of summary.json (`outcome.Summary.as_dict`), as HTML."""
+    """Render summary.json (`outcome.Summary.as_dict`) as HTML."""
     ways, decision = known["ways"], known["decision"]
     choices = [way for way in ways if is_choice(way) and way["latency_ns"] is not None]
     winner = decision["measured"]["winner"] if decision["measured"] else None
@@ -124,7 +124,7 @@ HEADERS: Final = (
 
 
 def _table(title: str, ways: Sequence[_WayFound], winner: str | None) -> dict[str, Any]:
-    """Title, headers, rows and the numbers of the best ones, without columns that have nothing to say."""
+    """Return title, headers, rows and the indices of the best ones, without empty columns."""
     rows = [_row(way) for way in ways]
     reported = [
         at for at in range(len(HEADERS)) if at < 3 or any(row[at] not in ("", "–", "unavailable") for row in rows)
@@ -138,7 +138,7 @@ def _table(title: str, ways: Sequence[_WayFound], winner: str | None) -> dict[st
 
 
 def _engine_table(name: str, measured: Mapping[str, Any], ways: Sequence[_WayFound]) -> dict[str, Any]:
-    """Requests with heads in another engine, beside torch's."""
+    """Return the table of requests with heads in another engine, next to torch's."""
     torchs = {way["name"]: way["latency_ns"] for way in ways if is_choice(way) and is_cut(way)}
     cuts = measured["cuts"]
     best = min(cuts, key=lambda cut: cuts[cut]["latency_ns"], default=None)
@@ -197,7 +197,7 @@ def _joules(reading: Mapping[str, Any]) -> str:
 
 
 def schema(columns: Columns) -> dict[str, Any]:
-    """Columns as polars' types."""
+    """Return the columns as polars types."""
     import polars as pl
 
     kinds: dict[Kind, Any] = {"text": pl.String, "integer": pl.Int64, "number": pl.Float64, "flag": pl.Boolean}
@@ -205,7 +205,7 @@ def schema(columns: Columns) -> dict[str, Any]:
 
 
 def frames(entries: Iterable[Entry], predicted: Mapping[str, Mapping[str, Any]]) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """(requests, rows) of the journal's entries; ``predicted``: candidate's name -> its dictionary."""
+    """Return (requests, rows) of the journal's entries; ``predicted``: candidate's name -> its dictionary."""
     import polars as pl
 
     columns = {"requests": schema(REQUESTS), "rows": schema(ROWS)}
@@ -237,7 +237,7 @@ def _predicted(candidate: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def write_tables(folder: Path, requests: pl.DataFrame, rows: pl.DataFrame) -> None:
-    """requests.csv, requests.parquet, rows.csv, rows.parquet, each whole or not at all. Raises SpecError."""
+    """Write requests.csv, requests.parquet, rows.csv, rows.parquet, each atomically. Raises SpecError."""
     for name, frame in (("requests", requests), ("rows", rows)):
         write_whole(folder / f"{name}.csv", frame.write_csv, option("output"))
         write_whole(folder / f"{name}.parquet", frame.write_parquet, option("output"))
@@ -250,8 +250,8 @@ def write(
     objective: Objective,
     leaks: Callable[[str], float | None] = lambda way: None,
 ) -> Summary:
-    """All results of what the journal holds, each file whole or not at all; the summary. ``ended``: why inputs are
-    missing; ``leaks``: what a way gives away of its input, where that was measured.
+    """Write all results of the journal, each file atomically, and return the summary. ``ended``: why inputs are
+    missing; ``leaks``: a way's leakage, if measured.
     """
     contents = journal.read()
     assert contents.settings is not None

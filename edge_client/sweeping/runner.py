@@ -1,4 +1,4 @@
-"""Input by input, and for each all ways in turn, again and again; the journal has each input before the next begins."""
+"""Measure input by input, and for each all ways in turn, repeatedly; each input is in the journal before the next."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from shared_hooks.tensors import flatten, identical
 
 FILE: Final = "observations.jsonl"
 KEPT_BYTES: Final = 128 * 2**10
-"""Most of each side of an input: a sweep may have many of them."""
+"""Maximum bytes kept of each side of an input: a sweep may have many."""
 SHOWN: Final = 3
 """Inputs on the page."""
 PICTURE_SIDE: Final = 320
-"""Pixels of an input's picture on the page, at most."""
+"""Maximum side of an input's picture on the page, in pixels."""
 ROWS: Final = 16
-"""Most rows of a table on the page."""
+"""Maximum rows of a table on the page."""
 
 Observed = dict[str, Any]
 """{"way", "observations": side -> hook -> found}, or {"way", "error"}."""
 
 
 def way_of(ways: Sequence[Way]) -> Way:
-    """The way to be observed."""
+    """Return the way to observe."""
     cuts = [way for way in ways if way.networked and way.layer_id is not None and way.layer_id >= 0]
     return cuts[len(cuts) // 2] if cuts else next(way for way in ways if way.name == CLOUD_ONLY)
 
 
 def kept(way: Way, seen: Answer | Exception) -> Observed:
-    """What the journal keeps of a request."""
+    """Return what the journal keeps of a request."""
     if isinstance(seen, Exception):
         return {"way": way.name, "error": one_line(f"{type(seen).__name__}: {seen}")}
     found = {side: finite(json.loads(named.to_bytes(one, KEPT_BYTES))) for side, one in seen.observations.items()}
@@ -65,14 +65,14 @@ def kept(way: Way, seen: Answer | Exception) -> Observed:
 
 
 def lines(entries: Iterable[Entry]) -> Iterable[str]:
-    """JSON, one line for each observed input of the journal."""
+    """Return JSON, one line for each observed input of the journal."""
     for entry in entries:
         if "observed" in entry:
             yield json.dumps({"input": entry["input"], **entry["observed"]}) + "\n"
 
 
 def section(known: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What the page shows of a summary; None where nobody observed."""
+    """Return the observers' section of the page; None without observations."""
     observed: Sequence[Mapping[str, Any]] = known.get("observed", ())
     if not observed:
         return None
@@ -104,7 +104,7 @@ def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def drawn(known: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """For the page's script: of each input its picture (None for what is none) and the attention that was seen."""
+    """Return, for the page's script, each input's picture (None if it has none) and its attention."""
     return [
         {"input": one["input"], "picture": one.get("picture"), "maps": _maps(one)} for one in known.get("observed", ())
     ]
@@ -128,12 +128,12 @@ def _maps(one: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _number(value: Any) -> float | None:
-    """A number of a server's record, which may hold anything."""
+    """Return a number from a server's record, which may hold anything."""
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def picture_of(spec: ModelSpec, sweep_input: Given) -> str | None:
-    """What the model sees of an input that is an image file, as an address in itself; None where it is none."""
+    """Return an image input as the model sees it, as a data URL; None for other inputs."""
     if sweep_input.item is None:
         return None
     try:
@@ -157,7 +157,7 @@ def picture_of(spec: ModelSpec, sweep_input: Given) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class LocalAnswer:
-    """As `Answer`, of a request that went nowhere. The cloud's rows are the tail's, run here."""
+    """As `Answer`, of a request within this process. The cloud's rows are those of the tail run here."""
 
     output: Any
     layer_id: int
@@ -177,7 +177,9 @@ class LocalAnswer:
 def split_here(
     wrapped: WrappedModel, args: tuple[Any, ...], kwargs: dict[str, Any], cut: str, codec: str, called: int
 ) -> LocalAnswer:
-    """One request; ``called``: when it began (`now_ns`), before its input was read. Raises what the engine raises."""
+    """Run one request here; ``called``: its start (`now_ns`), before its input was read. Raises what the
+    engine raises.
+    """
     prepared = now_ns()
     early: EarlyOutput = wrapped.head(cut, *args, **kwargs)
     returned = now_ns()
@@ -231,14 +233,14 @@ Labels = tuple[str, ...] | None
 
 @dataclass(frozen=True)
 class Reference:
-    """What the whole model says of one input, without observers."""
+    """The whole model's output for one input, without observers."""
 
     structure: Any
     tensors: list[Any]
     labels: Labels
 
     def equals(self, output: Any) -> bool:
-        """Whether ``output`` is the same, bit by bit, wherever it lies."""
+        """Return whether ``output`` is bit-identical, on any device."""
         structure, tensors = flatten(output)
         if structure != self.structure or len(tensors) != len(self.tensors):
             return False
@@ -246,7 +248,7 @@ class Reference:
 
 
 class Meter:
-    """Runs requests of one model, one at a time; what is learnt goes into `Records`."""
+    """Runs requests of one model, one at a time, and adds the results to `Records`."""
 
     def __init__(self, client: EdgeClient, spec: ModelSpec, codec: str) -> None:
         self._client = client
@@ -254,14 +256,14 @@ class Meter:
         self._codec = codec
 
     def reference(self, sweep_input: Given) -> Reference:
-        """Raises what reading the input or the model raises."""
+        """Run the whole model. Raises what reading the input or the model raises."""
         args, kwargs = self._placed(sweep_input)
         output = run_plain(self._client.wrapped.model, args, kwargs)
         structure, tensors = flatten(output)
         return Reference(structure, [tensor.cpu() for tensor in tensors], labels_of(self._spec.postprocess(output)))
 
     def request(self, way: Way, sweep_input: Given) -> Answer | LocalAnswer:
-        """Raises what went wrong, errors of the connection among it."""
+        """Make a request. Raises what goes wrong, including connection errors."""
         if way.mode == "local" and way.name != EDGE_ONLY:
             called = now_ns()
             args, kwargs = self._placed(sweep_input)
@@ -279,7 +281,7 @@ class Meter:
         return answer
 
     def observe(self, way: Way, sweep_input: Given, observers: Sequence[str]) -> Answer:
-        """One request with observers on both sides. Raises as `request`, and ObserverRefused."""
+        """Make a request with observers on both sides. Raises as `request`, and ObserverRefused."""
         before, self._client.observers = self._client.observers, tuple(observers)
         self._client.wrapped.metrics_enabled = False
         try:
@@ -290,7 +292,7 @@ class Meter:
         return answer
 
     def picture(self, sweep_input: Given) -> str | None:
-        """What the model sees of an image, for the page; None of other inputs."""
+        """Return an image input as the model sees it, for the page; None for other inputs."""
         return picture_of(self._spec, sweep_input)
 
     def record(
@@ -303,7 +305,9 @@ class Meter:
         sequence: int,
         layers: bool,
     ) -> None:
-        """One request, as a row; with its ``layers``, or with nothing that would delay it. Raises as `request`."""
+        """Make one request and add its row, with its ``layers``, or without anything that would delay it. Raises as
+        `request`.
+        """
         self._client.wrapped.metrics_enabled = layers
         answer = self.request(way, sweep_input)
         labels = labels_of(self._spec.postprocess(answer.output))
@@ -326,7 +330,7 @@ class Meter:
 
 
 def labels_of(predictions: list[Prediction]) -> Labels:
-    """The best of each row."""
+    """Return the best label of each row."""
     best: dict[int, str] = {}
     for prediction in predictions:
         best.setdefault(prediction.row, prediction.label)
@@ -336,8 +340,8 @@ def labels_of(predictions: list[Prediction]) -> Labels:
 @short
 @dataclass
 class SweepRun:
-    """A sweep's work: made of what it is, run by `run`. ``seconds``: the budget, for the measuring alone; one round of
-    one input is made, whatever it takes.
+    """A sweep, run by `run`. ``seconds``: the budget, for the measuring alone; at least one round of one input
+    is made.
     """
 
     meter: Meter
@@ -349,7 +353,7 @@ class SweepRun:
     on_step: Callable[[str], None]
     seconds: float | None = None
     layer_repetitions: int = 1
-    """In as many rounds of an input each way runs a second time, with its layers measured."""
+    """Number of rounds of an input in which each way runs a second time, with its layers measured."""
     observers: Sequence[str] = ()
     """Observers of one more request for each input."""
     clock: Callable[[], float] = time.monotonic
@@ -358,8 +362,10 @@ class SweepRun:
     _sequence: int = field(default=0, init=False)
 
     def run(self, done: frozenset[int]) -> None:
-        """Measure the inputs that are not ``done``. Errors of the connection (`CONNECTION_ERRORS`) end it, and a server
-        that allows no such observers (HookRefused); the input under way is lost, those before it are in the journal.
+        """Measure the inputs that are not ``done``.
+
+        Connection errors (`CONNECTION_ERRORS`) and a server that forbids the observers (HookRefused) end it; the
+        current input is lost, those before it are in the journal.
         """
         left = [index for index in range(len(self.inputs)) if index not in done]
         self._warm_up(left)
@@ -370,7 +376,7 @@ class SweepRun:
             self.journal.write(self._input(index, began))
 
     def _warm_up(self, left: Sequence[int]) -> None:
-        """Plans, recipes, caches: with the first input that can be read. A server that cannot read files is noted."""
+        """Warm up plans, recipes and caches with the first readable input. A server that cannot read files is noted."""
         for index in left:
             try:
                 self.meter.reference(self.inputs[index])

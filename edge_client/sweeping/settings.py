@@ -1,4 +1,4 @@
-"""What a sweep is of. An interrupted one continues only where all of this is the same."""
+"""Define what a sweep measures. An interrupted one is resumed only if all of this is the same."""
 
 from __future__ import annotations
 
@@ -36,35 +36,35 @@ NEEDED: Final = ("polars", "jinja2")
 
 
 def check(*names: str) -> None:
-    """SpecError, before any work is done, naming what is missing and how to get it."""
+    """Raise SpecError before any work if a package is missing, with how to install it."""
     missing = [name for name in names or NEEDED if find_spec(name) is None]
     if missing:
         raise SpecError(f'{" and ".join(missing)} missing: pip install "isthmus[sweep]"')
 
 
 Settings = dict[str, Any]
-"""JSON-able: what is measured (model, weights, machine, versions), on what (inputs, ways), how (repetitions, codec)."""
+"""JSON data: what is measured (model, weights, machine, versions), on what (inputs, ways), how (repetitions, codec)."""
 
 OUR_SERVER = "started here"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweeping(SweepOptions):
-    """How a sweep measures; nothing of it changes on the way."""
+    """How a sweep measures; constant during the sweep."""
 
     server: str | None = None
     """None: a temporary one on this machine."""
     engines: tuple[str, ...] = ()
-    """Other than torch, in which heads run, too."""
+    """Other engines than torch in which heads run, too."""
 
     def credentials_for(self, server: str) -> Credentials:
-        """Those that were given, unless ``server`` is our own."""
+        """Return the credentials given, unless ``server`` is our own."""
         given = self.credentials if server == self.server else None
         return given or Credentials()
 
 
 def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[Given], ways: Sequence[Way]) -> Settings:
-    """Hashes weights and inputs."""
+    """Return the settings; hashes weights and inputs."""
     wrapped = loaded.wrapped
     machine = describe(wrapped.device)
     # only where there are any; "hooks" is what the observers are called in files of results
@@ -92,7 +92,7 @@ def settings_of(options: Sweeping, loaded: Loaded, inputs: Sequence[Given], ways
 
 
 def installed(name: str) -> str | None:
-    """A package's version; None when it runs from a folder."""
+    """Return a package's version; None if it runs from a folder."""
     try:
         return __version__ if name == "isthmus" else version(name)
     except PackageNotFoundError:
@@ -102,8 +102,10 @@ def installed(name: str) -> str | None:
 def continued(
     path: Path, kind: str, form: str, settings: dict[str, Any], fresh: bool
 ) -> tuple[JournalFile, list[dict[str, Any]]]:
-    """The journal of a study at ``path``, and its lines so far: those of an interrupted study of the same ``settings``,
-    which is begun where there are none. Raises SpecError for the journal of another study, or of another ``form``.
+    """Open the journal of a study at ``path``, and return its lines so far.
+
+    They are those of an interrupted study of the same ``settings``, which is begun if there are none. Raises SpecError
+    for the journal of another study, or of another ``form``.
     """
     file = JournalFile(path, option("output"), kind)
     try:
@@ -125,7 +127,7 @@ def continued(
 
 
 def difference(old: Mapping[str, Any], new: Mapping[str, Any]) -> str | None:
-    """What differs first, in words; None when nothing does."""
+    """Return the first difference in words; None if there is none."""
     for key in [*old, *(key for key in new if key not in old)]:
         before, after = old.get(key), new.get(key)
         if before != after:
@@ -152,11 +154,11 @@ def _short(value: Any) -> str:
 
 
 HANDFUL: Final = 5
-"""How many of the images that come with a model are used, spread over all of them."""
+"""Number of a model's shipped images used, spread over all of them."""
 
 
 def handed_over(inputs: Any) -> list[Given] | None:
-    """Those of ``inputs``; None for None. Raises SpecError."""
+    """Return the given inputs; None for None. Raises SpecError."""
     try:
         return None if inputs is None else given(inputs)
     except InputMismatch as error:
@@ -164,7 +166,7 @@ def handed_over(inputs: Any) -> list[Given] | None:
 
 
 def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
-    """The shipped images, else the example. Raises SpecError when there is none."""
+    """Return the shipped images, else the example. Raises SpecError if there is none."""
     images = spec.folder / "images"
     if images.is_dir() and spec.folder in {path.parent.resolve() for path in BUILT_IN.values()}:
         found = find_inputs(images)
@@ -179,8 +181,8 @@ def inputs_that_come_with(spec: ModelSpec) -> list[Given]:
 
 
 def predicted(gathered: Gathered, objective: Objective) -> dict[str, Any]:
-    """JSON-able: the candidates, the decision (None, and why, where the objective's numbers are unavailable), machines,
-    link and warnings.
+    """Return the prediction as JSON data: the candidates, the decision (None with a reason, if the objective's numbers
+    are unavailable), machines, link and warnings.
     """
     candidates = gathered.candidates()
     decided = explanation = why_not = None
@@ -224,19 +226,19 @@ RESULTS: Final = (
 
 Entry = dict[str, Any]
 """{"index", "input", "repetitions", "requests": columns, "rows": columns, "notes": [[column, status, note, count]]},
-and "observed" where observers were asked for, with "picture" where the input is one of the first, and an image.
+and "observed" with observers, with "picture" for one of the first inputs if it is an image.
 """
 
 
 _OURS: Final = b'{"format":"isthmus sweep '
 _ENTRY: Final = re.compile(rb'\{"index":(\d+),')
-"""How the line of an input begins."""
+"""Prefix of an input's line."""
 
 
 @dataclass
 class Contents:
-    """What a journal holds beside what was measured. ``done``: numbers of the inputs that were; ``skipped``: ways that
-    this server does not go, and why; ``engines``: what heads in other engines than torch took.
+    """A journal's contents beside the measurements. ``done``: indices of measured inputs; ``skipped``: ways that this
+    server does not support, and why; ``engines``: requests with heads in other engines than torch.
     """
 
     settings: Settings | None = None
@@ -263,12 +265,12 @@ class Journal:
         self._file.close()
 
     def write(self, record: dict[str, Any]) -> None:
-        """One line, on the disk when this returns; all of it or nothing. Raises SpecError, for a full disk for one."""
+        """Write one line, atomically; it is on the disk on return. Raises SpecError, as for a full disk."""
         self._file.write(record)
 
     def begin(self, settings: Settings, fresh: bool) -> Contents:
-        """Start, or go on; what there is. Raises SpecError naming what is not as it was, unless ``fresh``: then all
-        starts over.
+        """Start or resume, and return the contents. Raises SpecError that names what has changed, unless ``fresh``,
+        which starts over.
         """
         if fresh:
             with self.path.open("rb") as file:
@@ -289,7 +291,7 @@ class Journal:
         return contents
 
     def read(self) -> Contents:
-        """All but what was measured; an end that was cut off is taken away. Raises SpecError for what is no journal."""
+        """Read all but the measurements; a truncated end is removed. Raises SpecError for anything but a journal."""
         contents = Contents()
         for number, line in self._file.lines():
             if (entry := _ENTRY.match(line)) and contents.settings is not None:
@@ -309,14 +311,14 @@ class Journal:
         return contents
 
     def entries(self) -> Iterator[Entry]:
-        """What was measured, one input at a time: a sweep may be larger than memory likes."""
+        """Yield the measurements, one input at a time: a sweep may be larger than memory."""
         for number, line in self._file.lines():
             if _ENTRY.match(line):
                 yield self._file.parsed(number, line)
 
 
 def open_journal(folder: str | os.PathLike[str]) -> Journal:
-    """The journal of a folder, which is made. SpecError when it cannot be, or holds something else."""
+    """Open the journal of a folder, which is created. Raises SpecError if that fails, or it holds something else."""
     path = Path(folder)
     try:
         path.mkdir(parents=True, exist_ok=True)

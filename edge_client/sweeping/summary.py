@@ -1,7 +1,7 @@
-"""Each way's numbers out of the tables, and the decision.
+"""Summarise each way's measurements, and decide.
 
-A way's latency is the mean of its middle half: the requests between the first and the third quartile. As robust as a
-median, and the pieces of those same requests add up to it exactly.
+A way's latency is the mean of its middle half: the requests between the first and the third quartile. It is as robust
+as a median, and the segments of those same requests add up to it exactly.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FORMAT: Final = "isthmus sweep summary 1"
 
 @dataclass(frozen=True)
 class Foretold:
-    """What the plan said of a way; ``error_percent``: how far it is from what was measured, None where nothing was."""
+    """The plan's prediction of a way; ``error_percent``: its error, None without a measurement."""
 
     latency_ns: float
     stages_ns: Mapping[str, float]
@@ -46,7 +46,7 @@ class Timed:
     """The requests that count for the latency: means of the middle half, bytes of all."""
 
     segments_ns: Mapping[str, float]
-    """By piece of a bar (`columns.SEGMENTS`)."""
+    """By segment of a bar (`columns.SEGMENTS`)."""
     quartiles_ns: tuple[float, float, float]
     bytes_up: float
     bytes_down: float
@@ -59,8 +59,8 @@ class Timed:
 @short
 @dataclass(frozen=True)
 class MeasuredWay:
-    """One way's numbers. ``exact``, ``agreeing``: how many answers equal the whole model's, how many have its top 1
-    (None where there are no classes); ``timed`` is None for a way without an answer.
+    """One way's results. ``exact``, ``agreeing``: number of answers that equal the whole model's, and that have its top
+    1 (None without classes); ``timed`` is None for a way without an answer.
     """
 
     name: str
@@ -107,7 +107,7 @@ class MeasuredWay:
 @short
 @dataclass(frozen=True)
 class Outcome:
-    """Who won as measured and as predicted. ``measured`` is None where nothing can be decided on, for ``why_not``."""
+    """The winners as measured and as predicted. ``measured`` is None if nothing can be decided, for ``why_not``."""
 
     objective: str
     measured: Decision | None
@@ -118,8 +118,8 @@ class Outcome:
 
     @property
     def regret(self) -> dict[str, float | None]:
-        """What following the prediction would have cost, in percent of the best; None where the best is nothing. Empty
-        where the predicted winner was not measured.
+        """The loss from following the prediction, in per cent of the best; None if the best is 0. Empty if the
+        predicted winner was not measured.
         """
         if self.measured is None or not self.predicted or self.predicted["winner"] not in self.measured.scores:
             return {}
@@ -141,8 +141,8 @@ class Outcome:
 @short
 @dataclass(frozen=True)
 class Summary:
-    """Everything. ``measured_inputs`` and ``repetitions`` go together; ``ended``: why inputs are missing; ``observed``:
-    of the first inputs, what observers saw; ``engines``: requests with heads in other engines, by cut.
+    """All results. They cover ``measured_inputs`` and ``repetitions``; ``ended``: why inputs are missing; ``observed``:
+    what observers saw of the first inputs; ``engines``: requests with heads in other engines, by cut.
     """
 
     created: str
@@ -161,10 +161,10 @@ class Summary:
     observed: Sequence[Mapping[str, Any]] = ()
     engines: Mapping[str, Any] = field(default_factory=dict)
     leakage: Mapping[str, float] = field(default_factory=dict)
-    """By way, what crosses gives away, 0 to 1; of those where it was measured."""
+    """Leakage by way, 0 to 1, where measured."""
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able, NaN and infinities as None."""
+        """Return JSON data, with None for NaN and infinities."""
         found: dict[str, Any] = finite(
             {
                 "format": FORMAT,
@@ -197,7 +197,7 @@ NO_FORWARD = Reading.estimated(0.0, "nothing of the model runs on the edge")
 def ways_measured(
     requests: pl.DataFrame, ways: Sequence[Way], predicted: Mapping[str, Mapping[str, Any]]
 ) -> list[MeasuredWay]:
-    """In the order of ``ways``. ``predicted``: name -> candidate, as the journal keeps it."""
+    """Return results in the order of ``ways``. ``predicted``: name -> candidate, as the journal keeps it."""
     import polars as pl
 
     found = []
@@ -225,7 +225,7 @@ def ways_measured(
 
 
 def _timed(good: pl.DataFrame) -> Timed | None:
-    """``good``: answered requests without layers, ordered by time."""
+    """Summarise ``good``: answered requests without layers, ordered by time."""
     if not good.height:
         return None
     middle = good.slice(good.height // 4, good.height - 2 * (good.height // 4))
@@ -239,7 +239,7 @@ def _timed(good: pl.DataFrame) -> Timed | None:
 
 
 def energy(good: pl.DataFrame, side: str) -> Reading:
-    """Joules a request took of one side's forward: the mean of those that have a value; why there is none."""
+    """Return a request's joules on one side: the mean of those that have a value; or why there is none."""
     values = good[f"{side}_energy_j"].drop_nulls()
     notes = good[f"{side}_energy_note"].drop_nulls().unique(maintain_order=True).to_list()
     statuses = set(good[f"{side}_energy_status"].drop_nulls().to_list())
@@ -252,9 +252,9 @@ def energy(good: pl.DataFrame, side: str) -> Reading:
 
 
 def layers_measured(rows: pl.DataFrame) -> list[dict[str, Any]]:
-    """Per layer, in the order they run: its median time on either side (ns; null where it never ran), its output.
+    """Return each layer's median time on either side (ns; null if it never ran) and its output, in running order.
 
-    Of networked requests and of edge-only; last the lines outside layers, of whole forwards on either side.
+    Of networked requests and of edge-only; the lines outside layers, of whole forwards on either side, come last.
     """
     import polars as pl
 
@@ -286,7 +286,7 @@ def layers_measured(rows: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def failures(requests: pl.DataFrame) -> list[dict[str, Any]]:
-    """Each error once: its text, how often, and where first."""
+    """Return each error once: its text, count, and first occurrence."""
     import polars as pl
 
     bad = requests.filter(pl.col("error").is_not_null())
@@ -297,7 +297,7 @@ def failures(requests: pl.DataFrame) -> list[dict[str, Any]]:
 
 
 def readings(notes: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
-    """[column, status, note, count] of every input, added up: how the numbers of a column were obtained."""
+    """Add up [column, status, note, count] of every input: how the numbers of a column were obtained."""
     total: dict[tuple[str, str, str], int] = {}
     for column, status, note, count in notes:
         total[column, status, note] = total.get((column, status, note), 0) + count
@@ -309,9 +309,9 @@ def readings(notes: Iterable[Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def candidates_measured(ways: Sequence[MeasuredWay], idle: Reading = UNKNOWN_IDLE) -> list[Candidate]:
-    """What was measured, in the form of predictions, to be decided on alike. Local splits are no choice.
+    """Return the measurements as candidates, to decide as for predictions. Local splits are no candidates.
 
-    ``idle``: watts of the edge while it waits, which count as they do in a prediction.
+    ``idle``: watts of the edge while it waits, which count as in a prediction.
     """
     found = []
     for way in ways:
@@ -348,7 +348,7 @@ def _with_waiting(forward: Reading, idle: Reading, stages: Mapping[str, float]) 
 
 
 def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, objective: Objective) -> Outcome:
-    """Decided by ``objective`` on what was measured. ``prediction``: as the journal keeps it."""
+    """Decide by ``objective`` on the measurements. ``prediction``: as the journal keeps it."""
     measured: Decision | None = None
     why_not = None
     try:
@@ -372,7 +372,7 @@ def outcome(ways: Sequence[MeasuredWay], prediction: Mapping[str, Any] | None, o
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Numbers of the points that no other beats in one coordinate without losing in the other; by the first."""
+    """Return the indices of the Pareto-optimal points, sorted by the first coordinate."""
     order = sorted(range(len(points)), key=lambda number: points[number])
     front: list[int] = []
     for number in order:

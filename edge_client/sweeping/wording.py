@@ -1,4 +1,4 @@
-"""What a sweep's page says in words: the first sentence, the cards, the decision, how it was measured."""
+"""Write the page's text: the first sentence, the cards, the decision, how it was measured."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ Way = Mapping[str, Any]
 
 
 def is_cut(way: Way) -> bool:
-    """Whether ``way`` cuts the model, on either side of a network."""
+    """Return whether ``way`` cuts the model, with or without a network."""
     return bool(way["layer_id"] is not None and way["layer_id"] >= 0)
 
 
 def is_choice(way: Way) -> bool:
-    """Whether somebody who runs requests may choose ``way``: all but the local splits."""
+    """Return whether ``way`` is a choice for real requests: all but the local splits."""
     return bool(way["mode"] == "networked" or way["name"] == EDGE_ONLY)
 
 
 def lead(known: Mapping[str, Any]) -> str:
-    """The first sentence; its numbers give the number of requests: ways, times rounds of every input."""
+    """Return the first sentence. Its numbers multiply to the number of requests: ways, times rounds of every input."""
     settings, ways = known["settings"], known["ways"]
     requests = sum(way["requests"] for way in ways)
     layer_rounds = settings.get("layer repetitions", 1)
