@@ -1,6 +1,6 @@
-"""The commands of ``edge-client`` and their options.
+"""Define the commands of ``edge-client`` and their options.
 
-What a task takes is declared in `edge_client.options`. This is apart from the files that read it, because those load
+A task's options are declared in `edge_client.options`. This is separate from the files that read it, because those load
 torch and ``--help`` must not.
 """
 
@@ -45,7 +45,7 @@ from shared_hooks.options import (
 def _add_input(
     command: argparse._ActionsContainer, help: str, *, metavar: str = "PATH", required: bool = False
 ) -> None:
-    """One or several inputs, or none."""
+    """Add the option for any number of inputs."""
     command.add_argument("--input", action="extend", nargs="+", metavar=metavar, required=required, help=help)
 
 
@@ -156,7 +156,7 @@ def add_bench(commands: Commands, model: Parser) -> None:
 # The options of the commands that send inputs: run, watch and dashboard.
 
 PORT = "8050"
-"""The dashboard's, where none is given."""
+"""The dashboard's default port."""
 
 
 def add_run(commands: Commands, model: Parser) -> None:
@@ -256,7 +256,7 @@ def add_dashboard(commands: Commands, model: Parser) -> None:
 
 
 def _add_auto(run: argparse.ArgumentParser) -> None:
-    """The options of ``--split auto``: without effect, and so refused, at any other split."""
+    """Add the options of ``--split auto``, which are refused at any other split."""
     auto = run.add_argument_group("--split auto")
     add_options(auto, AutoSplit)
     _add_power(auto)
@@ -265,11 +265,11 @@ def _add_auto(run: argparse.ArgumentParser) -> None:
 # The options of ``edge-client generate``, ``chat`` and ``serve``; they load nothing.
 
 CODECS = ("int8", "int6", "int5", "int4")
-"""As `shared_hooks.generation.hidden` has them, which loads torch."""
+"""As in `shared_hooks.generation.hidden`, which loads torch."""
 
 
 def add_generation(commands: Commands, model: Parser) -> tuple[Parser, ...]:
-    """All three commands."""
+    """Add all three commands."""
     generate = commands.add_parser(
         "generate", parents=[model], help="continue a text with a language model, split: its layers here and there"
     )
@@ -390,7 +390,7 @@ BASIC = {
         "hooks": "--split --stages --config",
     }.items()
 }
-"""The options that ``--help`` shows, by command; a dozen at most."""
+"""The options that ``--help`` shows, by command; at most a dozen."""
 
 TOPICS = {
     topic: options.split()
@@ -418,7 +418,7 @@ TOPICS = {
 
 
 def make_parser() -> Parser:
-    """The arguments of every command."""
+    """Return the parser of every command."""
     parser = Parser(
         prog="edge-client", description="The edge side of Isthmus: run a model up to a cut, the rest on a server."
     )

@@ -1,4 +1,4 @@
-"""``edge-client run --split auto``: what it goes by from the words of the command line, and what it tells."""
+"""Implement ``edge-client run --split auto``: its options and its log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from shared_hooks.models import InputItem
 
 
 def constraints_of(options: argparse.Namespace) -> Constraints:
-    """Raises SpecError for a size that is none."""
+    """Return the constraints. Raises SpecError for an invalid size."""
     memory, traffic = options.max_edge_memory, options.max_bytes_per_second
     codec = options.codec if options.leakage is None else named(options.codec)  # as tables call it
     return Constraints(
@@ -42,14 +42,14 @@ def constraints_of(options: argparse.Namespace) -> Constraints:
 
 @dataclass(frozen=True)
 class Choosing:
-    """By what the cut is chosen, and the file for every decision."""
+    """How the cut is chosen, and the file for every decision."""
 
     options: AutoOptions
     log: str | None
 
 
 def choosing_of(options: argparse.Namespace) -> Choosing:
-    """SpecError for words that cannot be used, before anything is loaded."""
+    """Read the options. Raises SpecError for invalid ones, before anything is loaded."""
     return Choosing(
         AutoOptions(
             objective=options.objective,
@@ -69,7 +69,7 @@ def choosing_of(options: argparse.Namespace) -> Choosing:
 
 @contextmanager
 def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[Item]) -> Iterator[AutoClient]:
-    """A client that chooses; ``client`` is prepared. Ends what it started, not the client."""
+    """Return a client that chooses; ``client`` is prepared. Closes what it started, not the client."""
     spec = client.spec
     assert spec is not None
     item = first_readable(spec, items)
@@ -81,7 +81,7 @@ def auto_client(chooses: Choosing, client: EdgeClient, items: Sequence[Item]) ->
 
 
 def _writer(target: str | None, stack: ExitStack) -> Callable[[dict[str, Any]], None] | None:
-    """To a file, one line of JSON for each, as soon as it is known; a disk that fills up ends the log, not the run."""
+    """Return a writer of JSON lines, flushed at once; a full disk ends the log, not the run."""
     if target is None:
         return None
     try:
@@ -101,7 +101,7 @@ def _writer(target: str | None, stack: ExitStack) -> Callable[[dict[str, Any]], 
 
 
 def log_moves(debug: bool) -> None:
-    """Moves and events on standard error (every choice with ``debug``)."""
+    """Log moves and events to standard error (every choice with ``debug``)."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("edge-client: auto: %(message)s"))
     logger = logging.getLogger("edge_client.adaptive")

@@ -1,4 +1,4 @@
-"""Options that several commands have."""
+"""Define options that several commands share."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def pixels(text: str) -> tuple[int, int]:
-    """WIDTHxHEIGHT."""
+    """Parse WIDTHxHEIGHT."""
     width, cross, height = text.lower().partition("x")
     if not (cross and width.isdecimal() and height.isdecimal() and int(width) and int(height)):
         raise argparse.ArgumentTypeError(f'expected WIDTHxHEIGHT in pixels, such as 640x480, found "{text}"')
@@ -62,11 +62,11 @@ def add_config(command: argparse.ArgumentParser) -> None:
 
 
 log_format = "console"
-"""--log-format of this process: what `say` writes."""
+"""--log-format of this process: the format of `say`."""
 
 
 def say(text: str, level: str = "info") -> None:
-    """One line on standard error, beside what was asked for; with --log-format json an object, as logged lines are."""
+    """Print one line to standard error; with --log-format json as an object, like logged lines."""
     line = one_line(text)
     if log_format == "json":
         at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
@@ -90,7 +90,7 @@ INTERRUPTED: Final = 130  # Ctrl-C
 
 
 def add_credentials(command: argparse.ArgumentParser) -> None:
-    """The options, in a group of their own."""
+    """Add the options, in a group of their own."""
     group = command.add_argument_group("who may", "for a server that asks (docs/access.md); files are PEM")
     group.add_argument("--tls", action="store_true", help="connect by TLS, trusting the authorities that gRPC brings")
     group.add_argument("--ca", metavar="FILE", help="connect by TLS, trusting the authorities in FILE instead")
@@ -102,7 +102,7 @@ def add_credentials(command: argparse.ArgumentParser) -> None:
 
 
 def credentials_of(options: argparse.Namespace) -> Credentials:
-    """What they say. Raises SpecError for what does not go together."""
+    """Return the options' credentials. Raises SpecError for contradictory ones."""
     from edge_client.credentials import Credentials  # it is more than --help needs
 
     return Credentials(
@@ -117,7 +117,9 @@ def credentials_of(options: argparse.Namespace) -> Credentials:
 
 
 def power_of(options: argparse.Namespace) -> tuple[float, float] | None:
-    """Watts of this machine, at work and waiting, as --power-active and --power-idle say. Raises SpecError for one."""
+    """Return watts of this machine, active and idle, from --power-active and --power-idle. Raises SpecError for only
+    one.
+    """
     if options.power_active is None and options.power_idle is None:
         return None
     if options.power_active is None or options.power_idle is None:
@@ -134,13 +136,13 @@ NOT_FOR_EDGE_ONLY = ("--codec", "--calibration", "--max-loss", "--exact", "--no-
 
 
 def check_provider(options: argparse.Namespace) -> None:
-    """Raises SpecError for --provider where PyTorch runs heads."""
+    """Raise SpecError for --provider if PyTorch runs heads."""
     if "--provider" in getattr(options, "given", ()):
         raise SpecError("--provider has an effect with --heads only: PyTorch runs the model itself")
 
 
 def check_effects(options: argparse.Namespace) -> None:
-    """Raises SpecError for an option that was given and that this ``--split`` makes no use of."""
+    """Raise SpecError for an option that has no effect with this ``--split``."""
     given = getattr(options, "given", ())
     check_provider(options)
     if options.split != "auto" and (wrong := [one for one in ONLY_FOR_AUTO if one in given]):
@@ -157,7 +159,7 @@ OPTION = "--server"
 
 
 def add_server(command: argparse.ArgumentParser, what: str = "") -> None:
-    """The option. ``what``: what the command does with a server, or without one."""
+    """Add the option. ``what``: what the command does with a server, or without one."""
     default = f"(default: {VARIABLE}, then [client] server of {FILE_NAME})"
     command.add_argument(
         OPTION,
@@ -167,7 +169,7 @@ def add_server(command: argparse.ArgumentParser, what: str = "") -> None:
 
 
 def chosen(options: argparse.Namespace, *, chain: bool = False) -> str | None:
-    """``HOST:PORT``, or `OWN`, or None where there is none; a default is shown on standard error. ``chain``: as of
+    """Return ``HOST:PORT``, `OWN`, or None without a server; a default is shown on standard error. ``chain``: see
     `server_of`.
     """
     found = server_of(options.server, getattr(options, "config", None), chain=chain)
@@ -177,7 +179,7 @@ def chosen(options: argparse.Namespace, *, chain: bool = False) -> str | None:
 
 
 def needed(options: argparse.Namespace, *, chain: bool = False) -> str:
-    """The same, where there is no doing without. Raises SpecError."""
+    """Return the server, which is required. Raises SpecError without one."""
     server = chosen(options, chain=chain)
     if server is None:
         raise SpecError(f"no server: {how_named()}; --server {OWN} starts one on this machine for as long as this runs")
@@ -186,7 +188,7 @@ def needed(options: argparse.Namespace, *, chain: bool = False) -> str:
 
 @contextmanager
 def running(server: str | None, choice: ModelChoice, observers: Sequence[str] = ()) -> Iterator[str | None]:
-    """``server``; in place of `OWN` the address of one of our own, for as long as the context lasts."""
+    """Return ``server``; for `OWN` start one, and return its address while in the context."""
     if server != OWN:
         yield server
         return
@@ -198,8 +200,8 @@ def running(server: str | None, choice: ModelChoice, observers: Sequence[str] = 
 
 
 def keywords(options: argparse.Namespace, task: Callable[..., Any], *but: str) -> dict[str, Any]:
-    """What a command passes on to its task: an option and the task's keyword of the same name are one. ``but``: those
-    that the command gives itself.
+    """Return the keyword arguments that a command passes to its task: options of the same name. ``but``:
+    except these.
     """
     found: dict[str, Any] = {}
     for name, keyword in inspect.signature(task).parameters.items():
@@ -220,12 +222,12 @@ def keywords(options: argparse.Namespace, task: Callable[..., Any], *but: str) -
 
 
 def screen_width() -> int | None:
-    """The width of the terminal; None where standard output is none: a file is as wide as its lines."""
+    """Return the width of the terminal; None if standard output is none, as a file's lines may have any width."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def write_json(value: Any, target: str, stdout: TextIO) -> None:
-    """``value`` as JSON to a file, or to ``stdout`` for "-". NaN and infinities become null: JSON has none."""
+    """Write ``value`` as JSON to a file, or to ``stdout`` for "-". NaN and infinities become null."""
     text = json.dumps(finite(value), indent=2, allow_nan=False) + "\n"
     if target == "-":
         stdout.write(text)
@@ -235,7 +237,7 @@ def write_json(value: Any, target: str, stdout: TextIO) -> None:
 
 
 def check_json_target(target: str | None) -> None:
-    """SpecError, before hours of work, for a file that could not be written after them."""
+    """Raise SpecError before long work for a file that cannot be written."""
     if target is None or target == "-":
         return
     path = Path(target)
@@ -251,7 +253,7 @@ def check_json_target(target: str | None) -> None:
 
 
 def show(options: argparse.Namespace, found: Any, text: str) -> None:
-    """What a task found: as JSON where that is asked for, and as text unless standard output has the JSON."""
+    """Show a task's result: as JSON if requested, and as text unless standard output has the JSON."""
     if options.json:
         write_json(found, options.json, options.stdout)
     if options.json != "-":
@@ -259,8 +261,8 @@ def show(options: argparse.Namespace, found: Any, text: str) -> None:
 
 
 def show_bench(options: argparse.Namespace, measure: Callable[[], Benched]) -> int:
-    """Run a bench and show it, as a page, too; exit status. What was measured before Ctrl-C, or before the server went,
-    is written.
+    """Run a bench and show its result, as a page, too; return the exit status. Results before Ctrl-C, or before the
+    server was lost, are written.
     """
     check_json_target(options.json)
     if options.html:
@@ -280,10 +282,10 @@ def show_bench(options: argparse.Namespace, measure: Callable[[], Benched]) -> i
 
 
 class Looking:
-    """The observers of one command; `close` it after the client. Raises SpecError for a sink that cannot be had."""
+    """The observers of one command; `close` it after the client. Raises SpecError for a sink that cannot be opened."""
 
     def __init__(self, sinks: Sequence[str], listen: str | None) -> None:
-        """``listen``: of the page, [HOST:]PORT; None = no page."""
+        """``listen``: of the page, [HOST:]PORT; None: no page."""
         self._listen = listen
         self._page: Dashboard | None = None
         self._to_sinks: ToSinks | None = None
@@ -300,11 +302,11 @@ class Looking:
 
     @property
     def wanted(self) -> bool:
-        """Whether anything looks on: then layers are measured."""
+        """Whether there is any observer; then layers are measured."""
         return self._listen is not None or bool(self._opened)
 
     def begin(self, client: EdgeClient) -> None:
-        """The page, from now on."""
+        """Start the page."""
         if self._listen is not None:
             from edge_client.live import Dashboard
 
@@ -312,7 +314,7 @@ class Looking:
             say(f"dashboard at {self._page.url}")
 
     def count(self, client: EdgeClient) -> None:
-        """The sinks, from now on: what was before warmed up."""
+        """Start the sinks; requests before are warm-up."""
         if self._opened:
             from edge_client.live import ToSinks
 
@@ -320,12 +322,12 @@ class Looking:
             client.lifecycle.register(self._to_sinks)
 
     def follow(self, chooser: AutoClient) -> None:
-        """What decides where requests run."""
+        """Show the decisions of ``chooser``."""
         if self._page is not None:
             self._page.follow(chooser)
 
     def close(self) -> None:
-        """Sinks have all of it when this returns."""
+        """Close the page and flush the sinks."""
         if self._page is not None:
             self._page.close()
         if self._to_sinks is None:

@@ -1,4 +1,4 @@
-"""``edge-client compare``: two sweeps side by side, or two benches."""
+"""Implement ``edge-client compare``, for two sweeps or two benches."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from shared_hooks.files import write_text
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print what differs (and JSON); the exit status is 0 whatever it is."""
+    """Print the differences (and JSON); the exit status is always 0."""
     if benches.is_bench(options.a) or benches.is_bench(options.b):
         return _of_benches(options)
     settings.check("polars", *(["jinja2"] if options.report else []))
@@ -39,7 +39,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def text(known: dict[str, Any], compared: Sequence[Compared], stages: bool) -> str:
-    """The table, what else differs, and how sure all this is."""
+    """Format the table, other differences, and the confidence."""
 
     lines = [f"A  {printable(known['a'])}", f"B  {printable(known['b'])}"]
     lines += [f"differs: {one_line(line)}" for line in known["differences"]]
@@ -100,7 +100,7 @@ def _of_benches(options: argparse.Namespace) -> int:
 
 
 def _text_of_benches(known: Mapping[str, Any]) -> str:
-    """The table, what else differs, and how sure all this is."""
+    """Format the table, other differences, and the confidence."""
     lines = [f"A  {printable(known['a'])}", f"B  {printable(known['b'])}"]
     lines += [f"differs: {one_line(line)}" for line in known["differences"]]
     if not known["compared"]:

@@ -1,4 +1,4 @@
-"""``edge-client dashboard``: a page in the browser, and requests to look at; or only a server watched."""
+"""Implement ``edge-client dashboard``: a page in the browser, and requests to show; or only a server's state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AUTO: Final = "auto"
 
 
 def main(options: argparse.Namespace) -> int:
-    """Serve the page until Ctrl-C, or until ``--repeat`` rounds are over; exit status."""
+    """Serve the page until Ctrl-C, or until ``--repeat`` rounds are over; return the exit status."""
     if not options.input:
         return _watch_only(options)
     here = options.split == EDGE_ONLY
@@ -42,7 +42,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _watch_only(options: argparse.Namespace) -> int:
-    """The link to a server and its load; no model, no request."""
+    """Show the link to a server and its load; without a model or requests."""
     for name in ("split", "sinks", "observers"):
         if getattr(options, name) not in (None, [], (), AUTO):
             raise SpecError(f"--{name.rstrip('s').replace('observer', 'observe')}: nothing is run without --input")
@@ -93,7 +93,7 @@ def _work(options: argparse.Namespace, server: str | None, items: Sequence[Input
 def _send(
     client: EdgeClient | AutoClient, spec: ModelSpec, items: Sequence[InputItem], options: argparse.Namespace
 ) -> int:
-    """One request after the other; how many failed. A server that is gone may come back: that ends nothing."""
+    """Send one request after the other, and return how many failed. A lost server ends nothing, as it may come back."""
     failed = 0
     complaint = ""
     for item in _rounds(items, options.repeat):

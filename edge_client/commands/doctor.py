@@ -1,4 +1,4 @@
-"""``edge-client doctor HOST:PORT``: what stands between this machine and a server's answers, and how to mend it."""
+"""Implement ``edge-client doctor HOST:PORT``: diagnose what keeps this machine from a server's answers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from shared_hooks.profiling.machine import describe
 
 
 def main(options: argparse.Namespace) -> int:
-    """Look, and print; exit status 1 if anything is wrong."""
+    """Diagnose and print; return exit status 1 if anything is wrong."""
     options.server = options.server or options.named
     server = needed(options, chain=True)
     if server == OWN:
@@ -36,7 +36,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def looks(servers: Sequence[str], credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
-    """This machine first; then the server, as far as it can be reached; then those behind it in a chain."""
+    """Yield findings on this machine, then the server, as far as it can be reached, then those behind it in a chain."""
     server, *following = servers
     yield checks.versions(PROTOCOL_VERSION)
     yield from contained("machine", _machine(choice))

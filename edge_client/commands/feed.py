@@ -1,4 +1,4 @@
-"""What `edge-client run` is fed with: the source that --input names, and where the run stands in it."""
+"""Feed `edge-client run` with the source that --input names, and track the run's position in it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from shared_hooks.errors import InputMismatch, SpecError
 from shared_hooks.models import Frame, FrameId, InputItem
 
 Named: TypeAlias = InputItem | FrameId
-"""An input without its content, for what is reported of it afterwards."""
+"""An input without its content, for later reports."""
 
 
 class Feed:
-    """A source's inputs for one `infer_many`, ``most`` of them (None: all); `close` closes the source."""
+    """A source's inputs for one `infer_many`, at most ``most`` (None: all); `close` closes the source."""
 
     def __init__(self, source: Source, most: int | None = None) -> None:
         self.source = source
         self.most = most
         self.items: list[InputItem] | None = source.items if isinstance(source, Files) else None
-        """All of them where they are files, known beforehand; may be replaced by fewer before the run."""
+        """All of them if they are files, known in advance; may be reduced before the run."""
         self._places = {id(item): number for number, item in enumerate(self.items or (), 1)}
         self.under_way: deque[Named] = deque()
         """Taken, and not yet answered."""
@@ -43,7 +43,7 @@ class Feed:
 
     @property
     def samples(self) -> Sequence[Item]:
-        """What can be planned on beforehand: all files, or the first frame."""
+        """What can be planned in advance: all files, or the first frame."""
         return [self.source.first()] if self.items is None else self.items
 
     @property
@@ -53,15 +53,15 @@ class Feed:
 
     @property
     def live(self) -> bool:
-        """As of the source."""
+        """Whether the source is live."""
         return self.source.live
 
     def wait_for_input(self, seconds: float) -> bool:
-        """As of the source."""
+        """Wait for the source's next input."""
         return self.source.wait_for_input(seconds)
 
     def __iter__(self) -> Iterator[Item]:
-        """Ends where the source breaks off, too: `broken` says why."""
+        """Yield inputs. Ends if the source fails, too: `broken` gives the reason."""
         with suppress(InputMismatch):
             for number, item in enumerate(self.source if self.items is None else self.items, 1):
                 self.under_way.append(item.id if isinstance(item, Frame) else item)
@@ -70,31 +70,31 @@ class Feed:
                     return
 
     def __len__(self) -> int:
-        """The number of files; TypeError for frames, whose number nobody knows."""
+        """Return the number of files; raises TypeError for frames, whose number is unknown."""
         if self.items is None:
             raise TypeError("frames have no length")
         return len(self.items)
 
     def next_done(self) -> Named:
-        """The input whose answer has come."""
+        """Return the input whose answer has arrived."""
         self._done += 1
         return self.under_way.popleft()
 
     def place(self, named: Named) -> int:
-        """Where an answered input stands among all that were given, from 1: the same when only some are run again."""
+        """Return an answered input's number among all given, from 1: the same if only some are run again."""
         return self._places.get(id(named), self._done)
 
     def unanswered(self) -> list[Named]:
-        """What has no answer, were the run to end now: of files, also those that were not begun."""
+        """Return the inputs without an answer; of files, also those not started."""
         return list(self.under_way) if self.items is None else list(self.items[self._done :])
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""
         self.source.close()
 
 
 def feed_of(options: argparse.Namespace) -> Feed:
-    """What --input says, opened. SpecError for what cannot be, or does not go with the other options."""
+    """Open what --input names. Raises SpecError for invalid options or combinations."""
     try:
         source = open_source(
             options.input,
@@ -121,14 +121,14 @@ def feed_of(options: argparse.Namespace) -> Feed:
 
 
 KEPT: Final = 100_000
-"""Latencies that are kept, the last ones: 0.8 MB."""
+"""Number of latencies kept, the last ones: 0.8 MB."""
 
 
 class Pace:
-    """The rate of one run with up to ``in_flight`` requests under way, after ``warmup`` that are not counted at all.
+    """The rate of one run with up to ``in_flight`` concurrent requests, after ``warmup`` that are not counted at all.
 
-    The first request makes plans, recipes and caches on both sides and is often the slowest by far; where no warm-up
-    went before it, it is reported separately, and counts neither for latency nor for throughput.
+    The first request makes plans, recipes and caches on both sides and is often by far the slowest; without a warm-up
+    it is reported separately, and counts neither for latency nor for throughput.
     """
 
     def __init__(self, in_flight: int = 1, warmup: int = 0, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -141,12 +141,12 @@ class Pace:
         self._last = 0.0
 
     def start(self) -> None:
-        """The run begins now."""
+        """Start the run."""
         if self.warmup:
             self._since = self._clock()
 
     def add(self, latency_ns: int) -> bool:
-        """An answer has come; False for the one that is reported separately."""
+        """Add an answer; return False for the one that is reported separately."""
         now = self._clock()
         if self._since is None:
             self.first_ns, self._since = latency_ns, now
@@ -158,18 +158,18 @@ class Pace:
 
     @property
     def per_second(self) -> float | None:
-        """Answers a second; None where there were none but the first."""
+        """Answers per second; None if there were none but the first."""
         if self._since is None or not self._count or self._last <= self._since:
             return None
         return self._count / (self._last - self._since)
 
     def quantile_ns(self, share: float) -> int | None:
-        """The latency within which this share of the requests was answered."""
+        """Return the latency within which this share of the requests was answered."""
         ordered = sorted(self._latencies)
         return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else None
 
     def lines(self) -> list[str]:
-        """For people."""
+        """Format for people."""
         reported = []
         if self.first_ns is not None:
             apart = "; it makes plans and caches, and is left out below" if self._count else ""
@@ -188,7 +188,7 @@ class Pace:
         return reported
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; times in nanoseconds."""
+        """Return JSON data; times in nanoseconds."""
         return {
             "in_flight": self.in_flight,
             "warmup": self.warmup,
@@ -205,7 +205,7 @@ class Pace:
 
 
 def choice_of(options: argparse.Namespace) -> ModelChoice:
-    """What --model, --weights, --selection, --example, --depth, --device, --threads and --only-head say."""
+    """Return the model of --model, --weights, --selection, --example, --depth, --device, --threads and --only-head."""
 
     return ModelChoice(
         options.model,

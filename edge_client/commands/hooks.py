@@ -1,4 +1,6 @@
-"""``edge-client hooks``: the life cycle's hooks, stage after stage, in their order; with inputs, what they cost."""
+"""Implement ``edge-client hooks``: list the life cycle's hooks, stage by stage, in their order; with inputs, their
+cost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from shared_hooks.tracing import endpoint_of, exporting
 
 
 def main(options: argparse.Namespace) -> int:
-    """List them, after the inputs have been run if there are any; exit status."""
+    """List them, after running the inputs if there are any; return the exit status."""
     check_json_target(options.json)
     if options.stages:
         print(_stages())
@@ -53,8 +55,8 @@ def main(options: argparse.Namespace) -> int:
 
 
 def configured(config: str | None, log_level: str | None, log_format: str) -> Lifecycle:
-    """The hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says; and
-    traces, where ``--config`` or the environment names a collector.
+    """Return the hooks of ``--config``, of installed packages, and the default one, which logs as ``--log-level`` says;
+    and traces, if ``--config`` or the environment names a collector.
     """
     if log_level:
         show(log_level, log_format)
@@ -68,7 +70,7 @@ def configured(config: str | None, log_level: str | None, log_format: str) -> Li
 
 
 def as_dicts(lifecycle: Lifecycle) -> list[dict[str, Any]]:
-    """The listing as JSON has it; cost in nanoseconds."""
+    """Return the listing as JSON data; cost in nanoseconds."""
     return [
         {
             "stage": one.stage.value,
@@ -132,5 +134,5 @@ def _stages() -> str:
 
 
 def _narrow(stage: str, edge: str, cloud: str, facts: str) -> str:
-    """One stage below the other, for a terminal that the table does not fit into."""
+    """Format one stage below the other, for a terminal too narrow for the table."""
     return f"{stage}\n  edge:  {edge}\n  cloud: {cloud}\n  has:   {facts or '-'}"

@@ -1,4 +1,5 @@
-"""``--heads DIR`` of ``run``, ``bench`` and ``doctor``: inputs through an exported head and its tail on a server.
+"""Implement ``--heads DIR`` of ``run``, ``bench`` and ``doctor``: inputs through an exported head and its tail on a
+server.
 
 Loads no torch.
 """
@@ -44,12 +45,12 @@ TAKEN = {
 }
 TAKEN |= {"--fallback", "--json", "--no-progress", "--debug", "--config", "--log-level", "--log-format"}
 BENCH = {f"--{one}" for one in "arrivals clients give-up html input json rate seconds seed warmup".split()}
-"""Those of `bench` alone, or of it, too."""
+"""Options of `bench` alone, or of it, too."""
 TAKEN |= {"--tls", "--ca", "--cert", "--key", "--server-name", "--token-file", "--insecure"}
 
 
 def main(options: argparse.Namespace) -> int:
-    """Send every input, print what came of it; exit status."""
+    """Send every input and print its outcome; return the exit status."""
     if unused := sorted(options.given - TAKEN):
         raise SpecError(f"{unused[0]} has no effect with --heads: the model is in its files")
     server = needed(options)
@@ -98,7 +99,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _page(client: LightClient, listen: str | None) -> AbstractContextManager[Any]:
-    """The dashboard of a run, where one is asked for."""
+    """Return a run's dashboard, if requested."""
     if listen is None:
         return nullcontext()
     from edge_client.live import LightDashboard
@@ -109,7 +110,7 @@ def _page(client: LightClient, listen: str | None) -> AbstractContextManager[Any
 
 
 def bench(options: argparse.Namespace) -> int:
-    """An open load on a server by clients without PyTorch; exit status."""
+    """Put an open load on a server with clients without PyTorch; return the exit status."""
     from edge_client.benching.light import bench_heads
 
     if unused := sorted(options.given - BENCH - TAKEN):
@@ -124,7 +125,9 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def doctor(options: argparse.Namespace) -> int:
-    """What stands between these heads and a server's answers, a line each; exit status 1 if anything is wrong."""
+    """Diagnose what keeps these heads from a server's answers, one line each; return exit status 1 if anything is
+    wrong.
+    """
     import onnxruntime
 
     options.server = options.server or options.named
@@ -161,7 +164,7 @@ def _found(level: str, about: str, says: str) -> None:
 
 @contextmanager
 def _inputs(options: argparse.Namespace) -> Iterator[tuple[Iterable[Path | Frame], int]]:
-    """Files, or the frames of a camera (at most --frames of them), and how wide their names are."""
+    """Return files, or the frames of a camera (at most --frames of them), and the width of their names."""
     cameras = [word for word in options.input if is_camera(word)]
     if cameras:
         if len(options.input) > 1:
@@ -175,7 +178,7 @@ def _inputs(options: argparse.Namespace) -> Iterator[tuple[Iterable[Path | Frame
 
 
 def _noted(inputs: Iterable[Path | Frame], begun: deque[tuple[str, str]]) -> Iterator[Path | Frame]:
-    """The same; names of those that were begun are added to ``begun``."""
+    """Yield the inputs, and add the names of those started to ``begun``."""
     for one in inputs:
         begun.append((one.name, str(one)) if isinstance(one, Path) else (one.id.name, one.id.name))
         yield one

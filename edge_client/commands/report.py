@@ -1,4 +1,4 @@
-"""What `edge-client run` has to tell: predictions, accuracy, where the time went, layers; as text and as JSON."""
+"""Report `edge-client run`: predictions, accuracy, times, layers; as text and as JSON."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shared_hooks.models import FrameId, Prediction
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one input file or frame: an answer with predictions, or an error."""
+    """The outcome of one input file or frame: an answer with predictions, or an error."""
 
     item: Named
     predictions: Sequence[Prediction] = ()  # best first, row after row
@@ -46,13 +46,13 @@ class Outcome:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the prediction is the truth; None where there is no one truth to compare with."""
+        """Whether the prediction is correct; None without a single label to compare with."""
         best = self.best
         return best[0].label == self.item.truth if self.item.truth is not None and len(best) == 1 else None
 
     @property
     def cut(self) -> str:
-        """Where the model was really cut, in words."""
+        """The cut actually used, in words."""
         assert self.answer is not None
         layer_id, name = self.answer.layer_id, self.answer.split
         if name in (EDGE_ONLY, CLOUD_FILE):
@@ -62,12 +62,12 @@ class Outcome:
 
     @property
     def codec(self) -> str:
-        """What its tensors travelled with; empty where nothing did."""
+        """The codec of its tensors; empty if none were sent."""
         assert self.answer is not None
         return "+".join(dict.fromkeys(self.answer.codecs))
 
     def line(self, width: int) -> str:
-        """One line per row: file, label, score, and what is known of the truth."""
+        """Format one line per row: file, label, score, and whether it is correct."""
         name = printable(self.item.name).ljust(width)
         if not self.predictions:
             return f"{name}  answered"
@@ -79,7 +79,7 @@ class Outcome:
         )
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; times in nanoseconds."""
+        """Return JSON data; times in nanoseconds."""
         known: dict[str, Any] = {
             "file": self.item.origin,
             **({"seconds": self.item.seconds} if isinstance(self.item, FrameId) else {}),
@@ -118,7 +118,7 @@ class Outcome:
 
 
 def _part(part: Part) -> dict[str, Any]:
-    """What a server behind the first one of a chain did, JSON-able."""
+    """Return JSON data of the part of a further server of a chain."""
     known = {one.name: getattr(part.times, one.name) for one in fields(part.times)}
     said = {"server": part.server, "split": part.split, "bytes_up": part.bytes_up, "sends": part.sends}
     return {**said, "times_ns": known, "forward": part.forward.as_dict() if part.forward else None}
@@ -128,8 +128,8 @@ def _part(part: Part) -> dict[str, Any]:
 
 
 def folded(records: Sequence[LayerMetrics], depth: int | None) -> list[LayerMetrics]:
-    """Add up the layers that are more than ``depth`` levels deep: those in a row of one module at that depth are
-    one, with the sum of times and energies and the output of the last.
+    """Merge layers more than ``depth`` levels deep: consecutive ones of one module at that depth become one, with the
+    sum of times and energies and the output of the last.
     """
     if depth is None:
         return list(records)
@@ -158,8 +158,8 @@ def folded(records: Sequence[LayerMetrics], depth: int | None) -> list[LayerMetr
 
 
 def layer_table(records: Iterable[Sequence[LayerMetrics]], forwards: Iterable[ForwardMetrics | None] = ()) -> str:
-    """A row a layer call. The last rows add up: the layers, "outside layers" (Python and functions between them, and
-    what a cut takes), and the forward as a whole. Energy, where there is any, in millijoules; ~ marks an estimate.
+    """Format a row per layer call, and at the end sums: the layers, "outside layers" (Python and functions between
+    them, and the cost of a cut), and the forward as a whole. Energy, if any, in millijoules; ~ marks an estimate.
     """
     by_layer: dict[tuple[int, str], list[LayerMetrics]] = {}
     latest: Sequence[LayerMetrics] = ()
@@ -218,45 +218,45 @@ def _millijoules(energies: Sequence[Reading]) -> str:
 
 
 KEPT: Final = 1000
-"""Outcomes of frames that are kept, the last ones: a camera never ends."""
+"""Number of frames' outcomes kept, the last ones: a camera never ends."""
 
 
 @dataclass
 class Totals:
-    """Sums over all outcomes, also those that are no longer kept."""
+    """Sums over all outcomes, including those no longer kept."""
 
     count: int = 0
     failed: int = 0
     with_truth: int = 0
     correct: int = 0
     fallen: int = 0
-    """Answered on the edge, for the server did not."""
+    """Answered on the edge because the server failed."""
     why_fallen: str = ""
     in_batches: int = 0
-    """The last time."""
+    """Time of the last answer."""
     bytes_up: int = 0
     bytes_down: int = 0
     measured_ns: int = 0
     times: Times = field(default_factory=Times)
     paced: int = 0
-    """Answered, and not the first, which is reported separately (`Pace`)."""
+    """Answers without the first, which is reported separately (`Pace`)."""
     paced_ns: int = 0
     paced_times: Times = field(default_factory=Times)
     cuts: dict[str, int] = field(default_factory=dict)
-    """Where inputs were cut, in words, and how many."""
+    """Cuts in words, with counts."""
     codecs: dict[str, int] = field(default_factory=dict)
-    """What frontiers travelled with, and how many."""
+    """Codecs of frontiers, with counts."""
     layers: dict[tuple[int | None, str], None] = field(default_factory=dict)
     """The same by id and name."""
     transforms: dict[str, None] = field(default_factory=dict)
 
     @property
     def answered(self) -> int:
-        """Outcomes with an answer."""
+        """Number of outcomes with an answer."""
         return self.count - self.failed
 
     def add(self, outcome: Outcome, pace: Pace) -> None:
-        """One more."""
+        """Add an outcome."""
         self.count += 1
         answer = outcome.answer
         if answer is None:
@@ -284,7 +284,7 @@ class Totals:
 
 
 class Report:
-    """Collects outcomes between its making and `finish`; of frames, counted by ``tally``, it keeps the last `KEPT`."""
+    """Collects outcomes until `finish`. Of frames, counted by ``tally``, it keeps the last `KEPT`."""
 
     def __init__(
         self,
@@ -311,50 +311,50 @@ class Report:
         """Why the last bits may differ between the two machines."""
         self.gave_up = False
         self.interrupted = False
-        """By Ctrl-C: what is missing was not sent, or its answer did not come before."""
+        """Ended by Ctrl-C: the missing inputs were not sent, or their answers did not arrive in time."""
         self._before: list[dict[str, Any]] = []  # outcomes of an earlier run, out of its journal
 
     def resume(self, outcomes: list[dict[str, Any]]) -> None:
-        """What an earlier run has already reported, as `Outcome.as_dict` gave it. Times are of this run alone."""
+        """Add outcomes reported by an earlier run, as `Outcome.as_dict` returned them. Times cover only this run."""
         self._before = outcomes
 
     def start(self) -> None:
-        """Begin to count the time again: what was before was preparation."""
+        """Restart the clock after preparations."""
         self._began = time.perf_counter()
         self._pace.start()
 
     def add(self, outcome: Outcome) -> None:
-        """The next input's outcome, in the order of the inputs."""
+        """Add the next input's outcome, in the order of the inputs."""
         if len(self._outcomes) == self._outcomes.maxlen and (old := self._outcomes[0]).answer is not None:
             self._differing += [old] * _differing([old.answer])
         self._outcomes.append(outcome)
         self._totals.add(outcome, self._pace)
 
     def line(self, outcome: Outcome, width: int) -> str:
-        """An added outcome's lines, with its cut where that is not the first input's, and what a witness found."""
+        """Format an added outcome, with its cut if it differs from the first input's, and a witness's result."""
         note = "" if outcome.cut == next(iter(self._totals.cuts)) else f"  cut {outcome.cut}"
         if outcome.answer is not None and _differing([outcome.answer]):
             note += "  WITNESS DIFFERS"
         return "\n".join(line + note for line in outcome.line(width).split("\n"))
 
     def give_up(self, items: Sequence[Named], error: Exception) -> None:
-        """The connection failed, and with it ``items``, all that have no outcome."""
+        """Record a connection failure, and all ``items`` without an outcome."""
         self.gave_up = True
         for item in items:
             self.add(Outcome(item, error=error))
 
     def finish(self, refused: Mapping[str, str] | None = None, unlike: Sequence[str] = ()) -> None:
-        """Stop the clock. ``refused``: cuts that witnesses took out of use, and why; ``unlike``: see there."""
+        """Stop the clock. ``refused``: cuts disabled by witnesses, and why; ``unlike``: see there."""
         self.refused, self.unlike = refused or {}, unlike
         self._seconds = time.perf_counter() - self._began
 
     @property
     def answered(self) -> int:
-        """How many inputs have an answer."""
+        """Number of inputs with an answer."""
         return self._totals.answered
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able; times in nanoseconds."""
+        """Return JSON data; times in nanoseconds."""
         totals, with_truth, correct = self._totals, *self._judged
         ids, names = ({layer[place] for layer in totals.layers} for place in (0, 1))
         left_out = totals.count - len(self._outcomes)
@@ -382,7 +382,9 @@ class Report:
         }
 
     def as_text(self, layers: bool, depth: int | None = None) -> str:
-        """Summary, times and, with ``layers``, a table of layers down to ``depth`` levels of modules (None: all)."""
+        """Format summary, times and, with ``layers``, a table of layers down to ``depth`` levels of modules (None:
+        all).
+        """
         parts = [self._summary()]
         answers = self._answers
         if answers:
@@ -406,7 +408,7 @@ class Report:
 
     @property
     def some_failed(self) -> bool:
-        """Whether an input has no answer, of this run or of those before it."""
+        """Whether an input has no answer, in this run or an earlier one."""
         return bool(self._totals.failed) or self._answered_before < len(self._before)
 
     @property
@@ -423,7 +425,7 @@ class Report:
 
     @property
     def _judged(self) -> tuple[int, int]:
-        """Inputs with a truth, and how many of them were answered right."""
+        """Return the number of labelled inputs, and how many of them were correct."""
         before = [one["correct"] for one in self._before if one["correct"] is not None]
         return self._totals.with_truth + len(before), self._totals.correct + sum(before)
 
@@ -466,7 +468,7 @@ class Report:
         return "\n".join(lines)
 
     def _times_table(self) -> str:
-        """A table of all times but the first, where there are more."""
+        """Format a table of all times but the first, if there are more."""
         totals = self._totals
         count, total, measured = totals.paced, totals.paced_times, totals.paced_ns
         if not count:
@@ -492,7 +494,7 @@ WITNESS_LOGGER: Final = "edge_client.witness"
 
 
 def check_witness(share: float, split: str, log_level: str | None) -> None:
-    """SpecError where nothing is split that could be compared; findings go to standard error."""
+    """Raise SpecError if nothing is split that could be compared; findings go to standard error."""
     if not share:
         return
     if split in (EDGE_ONLY, CLOUD_FILE):
@@ -505,12 +507,12 @@ def check_witness(share: float, split: str, log_level: str | None) -> None:
 
 
 def _differing(answers: Sequence[Answer]) -> int:
-    """How many answers were not the whole model's."""
+    """Return how many answers differed from the whole model's."""
     return sum(one.witness is not None and not one.witness.same for one in answers)
 
 
 def _witness_lines(answers: Sequence[Answer], refused: Mapping[str, str]) -> list[str]:
-    """The lines of the run's summary."""
+    """Return the lines of the run's summary."""
     seen = [one.witness for one in answers if one.witness is not None]
     wrong = _differing(answers)
     head = f"witness: {len(seen)} of {len(answers)} answers computed whole, too"
@@ -530,7 +532,7 @@ def _witness_lines(answers: Sequence[Answer], refused: Mapping[str, str]) -> lis
 
 
 def _beside(answers: Sequence[Answer]) -> str | None:
-    """The time of witnesses, which is in no row of the table of times."""
+    """Return the time of witnesses, which is in no row of the table of times."""
     spent = [one.witness.ns for one in answers if one.witness is not None]
     if not spent:
         return None
@@ -541,7 +543,7 @@ def _beside(answers: Sequence[Answer]) -> str | None:
 
 
 def _witness_as_dict(answers: Sequence[Answer], share: float, refused: Mapping[str, str]) -> dict[str, Any]:
-    """JSON-able; times in nanoseconds."""
+    """Return JSON data; times in nanoseconds."""
     seen = [one.witness for one in answers if one.witness is not None]
     return {
         "share": share,
@@ -555,5 +557,5 @@ def _witness_as_dict(answers: Sequence[Answer], share: float, refused: Mapping[s
 
 
 def _out_of_use(refused: Mapping[str, str]) -> list[str]:
-    """``refused`` says "witness: request 4 differs ..."."""
+    """Format ``refused``, whose reasons start with "witness: request 4 differs ..."."""
     return [f"out of use: cut {printable(cut)}; {one_line(why.partition(': ')[2])}" for cut, why in refused.items()]

@@ -1,4 +1,4 @@
-"""``edge-client run``: inputs through a cut, predictions, and where the time went."""
+"""Implement ``edge-client run``: run inputs through a cut, print predictions and times."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ EVERY_SECONDS: Final = 1.0
 
 
 class ServiceManager:
-    """What a service manager hears of a run, by systemd's protocol (sd_notify(3)): READY=1 with the first answer, and
-    WATCHDOG=1 with later ones, so that a run that answers no more is restarted. Without ``NOTIFY_SOCKET`` in the
-    environment it says nothing.
+    """Reports a run to systemd (sd_notify(3)): READY=1 with the first answer, and WATCHDOG=1 with later ones, so that a
+    run that stops answering is restarted. Does nothing without ``NOTIFY_SOCKET`` in the environment.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,7 +52,7 @@ class ServiceManager:
         self._last: float | None = None
 
     def answered(self, status: str) -> None:
-        """An input has its answer; ``status``: one line for ``systemctl status``. At most every second is sent."""
+        """Report an answer; ``status``: one line for ``systemctl status``. Sends at most once per second."""
         now = self._clock()
         if not self._address or (self._last is not None and now - self._last < EVERY_SECONDS):
             return
@@ -61,7 +60,7 @@ class ServiceManager:
         self._last = now
 
     def stopping(self) -> None:
-        """What is under way is finished, and nothing else is begun."""
+        """Report that the run is ending: current requests finish, and no others start."""
         if self._address:
             self._send("STOPPING=1")
 
@@ -74,11 +73,11 @@ class ServiceManager:
 
 
 class JournalFull(SpecError):
-    """The journal cannot be written any more: what it does not hold is not shown, and is run again another time."""
+    """The journal cannot be written any more: outcomes that are not in it are not shown, and run again another time."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Send every input, print what came of it; exit status."""
+    """Send every input and print its outcome; return the exit status."""
     common.check_effects(options)
     here = options.split == EDGE_ONLY
     server = None if here else needed(options, chain=True)
@@ -231,7 +230,7 @@ def _run(
 
 
 def _warm_up(client: EdgeClient | AutoClient, spec: ModelSpec, feed: Feed, count: int) -> None:
-    """``count`` requests that nobody counts; what fails in them is reported when its turn comes."""
+    """Make ``count`` requests that are not counted; failures in them are reported when the input's turn comes."""
     if count:
         first = first_readable(spec, feed.samples)
         for _ in client.infer_many([first] * count, prepare=spec.preprocess, failures="return"):
@@ -281,7 +280,7 @@ def _send(
 
 
 def _check_losses(options: argparse.Namespace) -> None:
-    """SpecError, before a server is started, for what `EdgeClient` would refuse."""
+    """Raise SpecError, before a server is started, for what `EdgeClient` would refuse."""
     if options.codec == AUTO or options.calibration or options.max_loss:
         from edge_client.planning.codecs import Codecs  # only runs that choose codecs
 
@@ -289,7 +288,7 @@ def _check_losses(options: argparse.Namespace) -> None:
 
 
 def _check_only_head(options: argparse.Namespace) -> None:
-    """SpecError for what runs the whole model here, too."""
+    """Raise SpecError for what runs the whole model here, too."""
     what = {AUTO: "--split auto", EDGE_ONLY: "--split edge-only"}.get(options.split)
     what = what or (options.witness and "--witness") or (options.fallback and f"--fallback {options.fallback}")
     if options.only_head is not None and what:
@@ -299,7 +298,7 @@ def _check_only_head(options: argparse.Namespace) -> None:
 
 
 def _heat_maps(folder: str, observers: Sequence[str]) -> HeatMaps:
-    """Where --heat-maps go. SpecError before any work is done."""
+    """Open the folder of --heat-maps. Raises SpecError before any work is done."""
     if "attention" not in observers:
         raise SpecError("--heat-maps needs --observe attention")
     from edge_client.commands.run_files import HeatMaps

@@ -1,9 +1,9 @@
-"""What ``edge-client run`` leaves in files: its journal, outputs, pictures of attention.
+"""Write the files of ``edge-client run``: its journal, outputs, attention pictures.
 
-The journal (``--journal``) holds what became of each input, on the disk before it is shown. The first line says what
-is run, every other one is an input with its outcome. The same command continues where the last one ended: an input is
-not run again if its path, size and time of change are in the file. Failures that are no input's fault (no server, too
-late) are not written.
+The journal (``--journal``) holds each input's outcome, which is on the disk before it is shown. Its first line
+describes the run, every other one is an input with its outcome. The same command resumes where the last one ended: an
+input is not run again if its path, size and modification time are in the file. Failures that are not the input's fault
+(no server, too late) are not written.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from shared_hooks.observers.thumbnails import decoded
 
 FORMAT: Final = "isthmus run 1"
 MAY_PASS: Final = (*NOT_SERVED, DeadlineExceeded, Cancelled)
-"""Errors after which the same input may be answered another time."""
+"""Errors after which the same input may be answered later."""
 
 Key = tuple[str, int, int, int]
 
 
 class RunJournal:
-    """The journal of one run at a time. ``settings``: what must be as it was (model, weights). Raises SpecError naming
-    the file.
+    """The journal of one run at a time. ``settings``: must be unchanged (model, weights). Raises SpecError naming the
+    file.
     """
 
     def __init__(self, path: str, settings: dict[str, Any]) -> None:
@@ -50,11 +50,11 @@ class RunJournal:
         self._keys: dict[int, Key] = {}
 
     def close(self) -> None:
-        """Another run may use it."""
+        """Release the file for another run."""
         self._file.close()
 
     def left(self, items: Sequence[InputItem]) -> tuple[list[InputItem], list[dict[str, Any]]]:
-        """The items that are still to be run, and the outcomes of the others."""
+        """Return the items still to be run, and the outcomes of the others."""
         left, known = [], []
         for item in items:
             key = self._key(item)
@@ -66,7 +66,7 @@ class RunJournal:
         return left, known
 
     def add(self, item: InputItem, outcome: dict[str, Any], error: Exception | None) -> None:
-        """What became of an item that was `left`. Raises SpecError when it cannot be written."""
+        """Add the outcome of an item that was `left`. Raises SpecError if it cannot be written."""
         if not isinstance(error, MAY_PASS):
             self._file.write({"input": self._keys[id(item)], "outcome": finite(outcome)})
 
@@ -111,12 +111,12 @@ class RunJournal:
 
 
 INLINE: Final = 64
-"""Values of a tensor that a person may want to read: more go into safetensors."""
+"""Values of a tensor written as text; larger ones go into safetensors."""
 
 
 class Kept:
-    """Writes into a folder, which is made; SpecError for one that cannot be. A disk that takes no more ends no run: it
-    is said at the end.
+    """Writes to a folder, which is created; raises SpecError if that fails. A full disk does not end the run; it is
+    reported at the end.
     """
 
     def __init__(self, folder: str, spec: ModelSpec) -> None:
@@ -130,7 +130,7 @@ class Kept:
             raise SpecError(f"--output: {folder} cannot be a folder: {error.strerror}") from error
 
     def write(self, number: int, item: Named, output: object, predictions: Sequence[Prediction]) -> None:
-        """The output of input ``number`` (from 1)."""
+        """Write the output of input ``number`` (from 1)."""
         if self._problem:
             return
         stem = f"{number:04d}_{file_name(item.name)}"
@@ -155,7 +155,7 @@ class Kept:
             self._problem = f"--output: {error}"
 
     def summary(self) -> str:
-        """What was written. Raises SpecError where something could not be."""
+        """Return what was written. Raises SpecError if something could not be."""
         if self._problem:
             raise SpecError(self._problem)
         drawn = f", {self.drawn} drawn" if self.spec.draws else ""
@@ -176,7 +176,7 @@ class Kept:
 
 
 def _told(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """``value`` for JSON; large tensors go into ``tensors`` and are named here."""
+    """Return JSON data of ``value``; large tensors are added to ``tensors`` and named in it."""
 
     def inner(key: object, one: object) -> Any:
         return _told(one, f"{name}.{key}" if name else str(key), tensors)
@@ -205,12 +205,12 @@ def _told(value: object, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 LONGEST: Final = 80
-"""Characters of a name that go into a file's."""
+"""Maximum characters of a name in a file's name."""
 
 
 class HeatMaps:
-    """Writes into a folder, which is made; SpecError for one that cannot be. A disk that takes no more ends no run: it
-    is said at the end.
+    """Writes to a folder, which is created; raises SpecError if that fails. A full disk does not end the run; it is
+    reported at the end.
     """
 
     def __init__(self, folder: str) -> None:
@@ -224,7 +224,7 @@ class HeatMaps:
             raise SpecError(f"--heat-maps: {folder} cannot be a folder: {error.strerror}") from error
 
     def write(self, number: int, name: str, observations: Mapping[str, Mapping[str, Any]]) -> None:
-        """The pictures of input ``number`` (from 1), called ``name``; ``observations``: side -> hook -> found."""
+        """Write the pictures of input ``number`` (from 1), called ``name``; ``observations``: side -> hook -> found."""
         folder = self.folder / f"{number:04d}_{file_name(name)}"
         for side, by_hook in observations.items():
             for place, record in enumerate(by_hook.get("attention", {}).get("records", [])):
@@ -249,7 +249,7 @@ class HeatMaps:
         self.written += 1
 
     def summary(self) -> str:
-        """What was written. Raises SpecError where something could not be."""
+        """Return what was written. Raises SpecError if something could not be."""
         if self._problem is not None:
             raise self._problem
         damaged = f"; {self.damaged} that came were damaged" if self.damaged else ""
@@ -257,5 +257,5 @@ class HeatMaps:
 
 
 def file_name(text: str) -> str:
-    """``text`` as a part of a file's name on any system: letters, digits, dots, dashes and underscores."""
+    """Return ``text`` for a file name on any system: letters, digits, dots, dashes and underscores."""
     return re.sub(r"[^A-Za-z0-9._-]+", "_", text)[:LONGEST].strip(".") or "_"

@@ -1,4 +1,4 @@
-"""``edge-client generate``, ``chat`` and ``serve``: a language model whose first layers are here."""
+"""Implement ``edge-client generate``, ``chat`` and ``serve``: a language model whose first layers run here."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from shared_hooks.showing import duration, size
 LEAST = ("least",)
 """In place of a number of logits: as few as are needed."""
 SAMPLING = ("temperature", "top_k", "top_p", "seed")
-"""Options that mean nothing where nothing is drawn."""
+"""Options without effect unless sampling."""
 
 
 @contextmanager
 def connected(options: argparse.Namespace, texts: int = 1) -> Iterator[tuple[EdgeClient, str | list[str]]]:
-    """A client made from the options, and where to cut its model. ``texts``: how many are generated at a time, each
+    """Make a client from the options, and return where to cut its model. ``texts``: number of concurrent texts, each
     with a step in flight. Raises what commands report.
     """
     server, cuts = needed(options, chain=True), options.cut.split(",")
@@ -66,7 +66,7 @@ def connected(options: argparse.Namespace, texts: int = 1) -> Iterator[tuple[Edg
 
 @contextmanager
 def speaker(options: argparse.Namespace) -> Iterator[tuple[SplitGenerator, Words]]:
-    """The model of the options, cut and connected, and its tokenizer. Raises what commands tell."""
+    """Return the options' model, cut and connected, and its tokenizer. Raises what commands report."""
     how(options)  # before anything is loaded
     with connected(options) as (client, cut):
         generator = SplitGenerator(client, cut, answer=LEAST, codec=options.codec)
@@ -85,7 +85,7 @@ def _tell_loaded(client: EdgeClient, options: argparse.Namespace) -> None:
 
 
 def how(options: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments of ``generate()``. Raises SpecError for what does not go together."""
+    """Return keyword arguments of ``generate()``. Raises SpecError for contradictory options."""
     if not options.sample and (given := [name for name in SAMPLING if getattr(options, name) is not None]):
         raise SpecError(f"--{given[0].replace('_', '-')} is for --sample: else the likeliest token is taken")
     found: dict[str, Any] = {"max_new_tokens": options.max_new_tokens, "do_sample": options.sample}
@@ -99,7 +99,9 @@ MOST_DRAFTED: Final = 32
 
 
 def drafts(options: argparse.Namespace, client: ClientCore) -> tuple[Source | None, int]:
-    """Where drafts come from, and how many tokens at most. Raises SpecError for two sources, and another vocabulary."""
+    """Return the source of drafts, and their maximum length. Raises SpecError for two sources, and another
+    vocabulary.
+    """
     given = [name for name in ("lookup", "first_layers", "assistant") if getattr(options, name) is not None]
     if len(given) > 1:
         first, second = (f"--{name.replace('_', '-')}" for name in given[:2])
@@ -120,7 +122,7 @@ def drafts(options: argparse.Namespace, client: ClientCore) -> tuple[Source | No
 
 
 def _vocabulary(model: Any) -> int | None:
-    """Token ids that a model's input embeddings know; None where it has none."""
+    """Return the size of a model's input embeddings; None if it has none."""
     weight = getattr(getattr(model, "get_input_embeddings", lambda: None)(), "weight", None)
     return None if weight is None else int(weight.shape[0])
 
@@ -135,19 +137,19 @@ def _drafting(options: argparse.Namespace, generator: SplitGenerator) -> Abstrac
 
 
 def draw(options: argparse.Namespace) -> None:
-    """From here on chance is that of --seed."""
+    """Seed random numbers with --seed."""
     if options.seed is not None:
         torch.manual_seed(options.seed)
 
 
 def tell(text: str) -> None:
-    """A line about what was written, beside it."""
+    """Print a line about the text to standard error."""
     console = Console(stderr=True, highlight=False)
     console.print(Text(printable(text), style="dim" if console.is_terminal else ""), soft_wrap=not console.is_terminal)
 
 
 def figures(summary: Summary) -> str:
-    """A summary, and what a token takes of the link."""
+    """Format a summary, and a token's traffic."""
     up, down = summary.bytes_up_per_token, summary.bytes_down_per_token
     each = "" if up is None else f" ({size(up)} and {size(down)} a token)"
     return f"{summary.line}{each}"
@@ -157,7 +159,7 @@ def figures(summary: Summary) -> str:
 
 
 def generate(options: argparse.Namespace) -> int:
-    """Write the text to standard output and what it took to standard error; exit status."""
+    """Write the text to standard output and its cost to standard error; return the exit status."""
     check_json_target(options.json)
     for name in ("lookup", "first_layers", "assistant"):
         if options.beams > 1 and getattr(options, name) is not None:
@@ -188,7 +190,7 @@ def generate(options: argparse.Namespace) -> int:
 def _written(
     options: argparse.Namespace, generator: SplitGenerator, words: Words, prompt: str
 ) -> tuple[str, list[int]]:
-    """Text and token ids that came after the prompt, shown."""
+    """Show and return the text and token ids that followed the prompt."""
     asked = words.encode(prompt)
     if not asked:
         raise SpecError("--prompt: the tokenizer makes no token of it, so there is nothing to go on from")
@@ -230,7 +232,7 @@ PROMPT: Final = "> "
 
 
 def chat(options: argparse.Namespace) -> int:
-    """Answer line by line until the input ends; exit status."""
+    """Answer line by line until the input ends; return the exit status."""
     check_json_target(options.json)
     status = common.OK
     with speaker(options) as (generator, words):
@@ -260,7 +262,7 @@ def chat(options: argparse.Namespace) -> int:
 
 
 def _read() -> str | None:
-    """The next line; None at the end."""
+    """Return the next line; None at the end."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None
@@ -274,7 +276,7 @@ def _read() -> str | None:
 
 
 def _answer(chat: Conversation, text: str, done: list[dict[str, Any]]) -> int:
-    """One turn, shown as it comes. Ctrl-C ends the turn and not the chat."""
+    """Answer and stream one turn. Ctrl-C ends the turn, not the chat."""
     flow = Flow(sys.stdout)
     try:
         turn = chat.say(text, flow.write)
@@ -307,7 +309,7 @@ def _obey(word: str, chat: Conversation) -> None:
 
 
 def _tell_lines(text: str) -> None:
-    """As `tell`, of several lines."""
+    """Print several lines, as `tell` does."""
     for line in text.splitlines():
         tell(line)
 
@@ -337,7 +339,7 @@ def _stats(chat: Conversation) -> str:
 
 
 def serve(options: argparse.Namespace) -> int:
-    """Serve until Ctrl-C or SIGTERM; exit status."""
+    """Serve until Ctrl-C or SIGTERM; return the exit status."""
     try:
         from edge_client.serving.app import Endpoint
     except ModuleNotFoundError as error:
@@ -374,13 +376,13 @@ def serve(options: argparse.Namespace) -> int:
 # Text that comes in pieces, onto a screen or into a file.
 
 NARROWEST: Final = 10
-"""Columns of a terminal on which words are kept whole."""
+"""Minimum columns of a terminal on which words are kept whole."""
 
 
 class Flow:
-    """Writes pieces at once. On a terminal a word that does not fit at the end of a line goes whole to the next one.
+    """Writes text immediately. On a terminal a word that does not fit at the end of a line moves whole to the next one.
 
-    Control characters other than the end of a line are written escaped: a model may say anything.
+    Control characters other than line ends are escaped, as a model may generate anything.
     """
 
     def __init__(self, out: TextIO) -> None:
@@ -391,13 +393,13 @@ class Flow:
         self._open = False
 
     def write(self, text: str) -> None:
-        """One piece, of any length."""
+        """Write text of any length."""
         for one in text:
             self._put("\n" if one == "\n" else " " if one == "\t" else printable(one))
         self._out.flush()
 
     def end(self) -> None:
-        """The line is ended, if one is open."""
+        """End the line, if one is open."""
         if self._open:
             self._put("\n")
             self._out.flush()
@@ -416,7 +418,7 @@ class Flow:
         self._out.write(one)
 
     def _turn(self, one: str) -> bool:
-        """Goes on in the next line, with the word that is under way; True where ``one`` is not needed there."""
+        """Continue on the next line, with the current word; return True if ``one`` is not needed there."""
         if one == " ":
             self._out.write("\n")
             self._column, self._word = 0, ""

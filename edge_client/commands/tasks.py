@@ -1,4 +1,4 @@
-"""Commands that are one task: run it, print what it found, write it as JSON. A function a command."""
+"""Implement commands that run one task, print its result, and write it as JSON. One function per command."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WIDTH: Final = 80
 
 
 def calibrate(options: argparse.Namespace) -> int:
-    """What every codec costs in answers, at every cut, on the user's own inputs."""
+    """Measure the accuracy that every codec costs at every cut, on the user's own inputs."""
     from edge_client.tasks.calibrate import calibrate
 
     check_json_target(options.json)
@@ -55,7 +55,7 @@ def calibrate(options: argparse.Namespace) -> int:
 
 
 def learn(options: argparse.Namespace) -> int:
-    """A codec for one cut, trained here; exit status 1 where none came within what was wanted."""
+    """Train a codec for one cut here; return exit status 1 if none met the goal."""
     from edge_client.tasks.learn import learn
 
     check_json_target(options.json)
@@ -67,7 +67,7 @@ def learn(options: argparse.Namespace) -> int:
 
 
 def leakage(options: argparse.Namespace) -> int:
-    """What an attacker reads from what crosses, at every cut."""
+    """Measure what an attacker reads from what crosses, at every cut."""
     from edge_client.tasks.leakage import leakage
 
     check_json_target(options.json)
@@ -79,7 +79,7 @@ def leakage(options: argparse.Namespace) -> int:
 
 
 def prune(options: argparse.Namespace) -> int:
-    """Score a layer's channels, judge every choice, write masks and smaller models, measure them."""
+    """Score a layer's channels, evaluate every choice, write masks and smaller models, measure them."""
     from edge_client.screen import one_line
     from edge_client.tasks.prune import prune
 
@@ -95,8 +95,8 @@ def prune(options: argparse.Namespace) -> int:
 
 
 def profile(options: argparse.Namespace) -> int:
-    """Where this side's (and the server's) time, memory and energy go, layer by layer; status 3 where the server's
-    profile could not be had.
+    """Measure where this side's (and the server's) time, memory and energy go, by layer; return status 3 if the
+    server's profile could not be had.
     """
     from edge_client.tasks.profile import profile
 
@@ -114,7 +114,7 @@ def profile(options: argparse.Namespace) -> int:
 
 
 def bench(options: argparse.Namespace) -> int:
-    """An open load on a server. What was measured before Ctrl-C, or before the server went, is written."""
+    """Put an open load on a server. Results before Ctrl-C, or before the server was lost, are written."""
     from edge_client.tasks.bench import bench
 
     common.check_provider(options)
@@ -126,7 +126,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def hierarchy(options: argparse.Namespace) -> int:
-    """What a model is made of, what of it ran, and its ONNX files with every node tagged."""
+    """Show a model's modules and what of them ran, and write its ONNX files with every node tagged."""
     from edge_client.tasks.hierarchy import hierarchy
     from edge_client.tasks.subject import print_tree
 
@@ -140,7 +140,7 @@ def hierarchy(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    """Heads as ONNX files, for devices without PyTorch; exit status 1 where a cut was refused."""
+    """Export heads as ONNX files, for devices without PyTorch; return exit status 1 if a cut was refused."""
     from edge_client.tasks.export import export
 
     check_json_target(options.json)
@@ -151,7 +151,7 @@ def export(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """What every cut takes on this device, this link, this server; and which is best."""
+    """Predict every cut on this device, this link and this server, and choose the best."""
     from edge_client.planning.partitioners import partitioners
     from edge_client.tasks.plan import plan
 
@@ -188,7 +188,7 @@ def _print(found: Planned | PlannedGeneration, options: argparse.Namespace) -> i
 
 
 def _plan_chain(servers: list[str], options: argparse.Namespace) -> int:
-    """The best cuts along a chain of servers."""
+    """Find the best cuts along a chain of servers."""
     from edge_client.tasks.plan import plan_chain
 
     names = "edge_profile cloud_profile max_bytes_per_second input max_edge_memory min_accuracy rate uplink leakage top"
@@ -231,7 +231,7 @@ def _generation(options: argparse.Namespace) -> PlannedGeneration:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    """Real inputs through every cut, in tables and on a page: what is not measured yet."""
+    """Run real inputs through every cut that is not measured yet, and write tables and a page."""
     from edge_client.core import CONNECTION_ERRORS
     from edge_client.sweeping import settings
     from edge_client.tasks.sweep import sweep
@@ -272,7 +272,7 @@ def _status(found: Swept) -> int:
 
 
 def _print_journal(line: str) -> None:
-    """Print the journal on standard output, all else beside it."""
+    """Print the journal to standard output, all else to standard error."""
     if line.startswith(("warning:", "starting")):
         say(line)
     else:
@@ -280,7 +280,7 @@ def _print_journal(line: str) -> None:
 
 
 def layers(options: argparse.Namespace) -> int:
-    """The layers of a model in execution order, and where it can be cut; or one cut explained."""
+    """List the layers of a model in execution order, and where it can be cut; or explain one cut."""
     from edge_client.screen import printable
     from edge_client.tasks.layers import layers
 
@@ -313,7 +313,7 @@ def layers(options: argparse.Namespace) -> int:
 
 
 def _explained(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, Any], str, int]:
-    """What is known of ``cut``, for JSON and as text, and the exit status; of a refused one its neighbours."""
+    """Explain ``cut``, as JSON data and as text, with the exit status; for a refused one its neighbours."""
     with loaded.wrapped as wrapped:
         known_layers = wrapped.layers
         try:
@@ -330,7 +330,7 @@ def _explained(loaded: Loaded, cut: str, everything: bool) -> tuple[dict[str, An
 
 
 def _nearest(layers: tuple[LayerInfo, ...], wanted: str) -> list[str]:
-    """The names of the cuts next to one that is refused, before and after it."""
+    """Return the names of the cuts next to one that is refused, before and after it."""
     number = next((one.layer_id for one in layers if wanted in (one.name, str(one.layer_id))), -1)
     before = next((one.name for one in reversed(layers[: max(number, 0)]) if one.can_split), None)
     after = next((one.name for one in layers[number + 1 :] if one.can_split), None)
@@ -338,7 +338,9 @@ def _nearest(layers: tuple[LayerInfo, ...], wanted: str) -> list[str]:
 
 
 def verify(options: argparse.Namespace) -> int:
-    """Every cut against the whole model, here or through a server; status 1 unless each is exact or refused."""
+    """Verify every cut against the whole model, here or through a server; return status 1 unless each is exact or
+    refused.
+    """
     from edge_client.tasks.verify import Verified, verify
 
     check_json_target(options.json)

@@ -1,4 +1,4 @@
-"""``edge-client watch``: inputs through a cut as with ``run``, and what observers see of each on both sides, live."""
+"""Implement ``edge-client watch``: run inputs as ``run`` does, and show observations of both sides live."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ from shared_hooks.observers import named
 Show = Callable[[Group], None]
 
 MODULE = 12
-"""Columns of a module's name at least."""
+"""Minimum columns of a module's name."""
 
 WIDE = 200
-"""Columns where there is no terminal, so that names are whole and can be searched."""
+"""Columns without a terminal, so that names are whole and can be searched."""
 
 
 def main(options: argparse.Namespace) -> int:
-    """Send the inputs, ``--repeat`` times, and show each answer's observations in place of the last; exit status."""
+    """Send the inputs, ``--repeat`` times, and show each answer's observations in place of the last; return the exit
+    status.
+    """
     server = needed(options)
     observers = named.check(options.observers)
     items = find(options.input)
@@ -91,7 +93,7 @@ def _watch(
 
 @contextmanager
 def _screen() -> Iterator[tuple[Show, int]]:
-    """In place on a terminal, one below the other elsewhere."""
+    """Show in place on a terminal, one below the other elsewhere."""
     console = Console(file=sys.stdout, soft_wrap=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -122,6 +124,6 @@ def _picture(title: str, answer: Answer, width: int) -> Group:
 
 
 def _room(found: ObservationTable, width: int) -> int:
-    """Columns that the other cells leave for a module's name, two between each."""
+    """Return the columns that the other cells leave for a module's name, two between each."""
     others = [max(map(len, column)) for column in zip(found.headers, *found.rows, strict=True)]
     return max(MODULE, width - sum(others) + others[1] - 2 * len(others))
