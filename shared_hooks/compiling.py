@@ -1,5 +1,4 @@
-"""Tails whose modules torch.compile has made faster, checked against the model's own before they are used.
-
+"""Speed up tails by compiling their modules with torch.compile, checked against the model's own before use.
 
 May import wrapped, and all below it.
 """
@@ -53,11 +52,11 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 WARM_RUNS = 3
-"""Before a recording: libraries choose kernels and take memory in their first runs."""
+"""Runs before a recording: libraries choose kernels and take memory in their first runs."""
 
 
 class Graphed:
-    """Stands for ``run``, a function of tensors on one GPU. Any thread may call."""
+    """A CUDA graph of ``run``, a function of tensors on one GPU. Thread-safe."""
 
     def __init__(self, run: Callable[..., Any]) -> None:
         self._run = run
@@ -82,7 +81,7 @@ class Graphed:
         return self._run(*args, **kwargs)
 
     def _takes(self, form: Structure, tensors: list[torch.Tensor]) -> bool:
-        """Whether these are of the form that was recorded."""
+        """Return whether these have the form that was recorded."""
         same = form == self._form and len(tensors) == len(self._inputs)
         return same and all(
             (a.shape, a.stride(), a.dtype, a.device) == (b.shape, b.stride(), b.dtype, b.device)
@@ -107,18 +106,18 @@ class Graphed:
 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 BOUNDED = {"isolate_recompiles", "recompile_limit"}
-"""Options of torch.compile: without them nothing keeps a request from compiling."""
+"""Options of torch.compile, without which a request might compile."""
 MAX_REASON = 300
-"""Characters of a compiler's error."""
+"""Maximum characters of a compiler's error."""
 
 
 class CompiledModule:
-    """Stands for one module in tails (`TailSession.substitutes`). Any thread may call, once `build` has."""
+    """Replaces one module in tails (`TailSession.substitutes`). Thread-safe after `build`."""
 
     def __init__(self, module: nn.Module, backend: str) -> None:
         """``backend``: torch.compile's."""
         self.why = trouble(module)
-        """Why the module runs as it is; empty where its twin does."""
+        """Why the module runs as it is; empty if compiled."""
         shims = [shim_of(one) for one in module.modules()]
         self._shims = [shim for shim in shims if shim is not None]
         self._twin: Callable[..., Any] | None = None
@@ -128,16 +127,16 @@ class CompiledModule:
             self._twin = torch.compile(twin(module), fullgraph=True, dynamic=False, backend=backend, **options)
 
     def built(self, *, graphs: bool) -> None:
-        """What it was called with so far is all there is: from now on nothing is compiled. ``graphs``: on a GPU what it
-        launches is replayed as a CUDA graph.
+        """End compilation: only argument forms seen so far are served. ``graphs``: on a GPU its kernels are replayed as
+        a CUDA graph.
         """
         self._building = False
         if graphs and self._twin is not None:
             self._twin = Graphed(self._twin)
 
     def __call__(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the module's ``forward`` gives. Raises ServerUnavailable where the twin broke in the middle: what it had
-        written to nobody knows, and the same request may be asked again.
+        """Return what the module's ``forward`` returns. Raises ServerUnavailable if the compiled copy fails midway:
+        what it wrote is unknown, and the same request may be repeated.
         """
         twin = self._twin
         if twin is None or any(shim.watching is not None or shim.gate is not None for shim in self._shims):
@@ -154,7 +153,7 @@ class CompiledModule:
 
 
 def trouble(module: nn.Module) -> str:
-    """Why a module cannot be compiled apart from its model; "" if it can."""
+    """Return why a module cannot be compiled apart from its model; "" if it can."""
     if not set(inspect.signature(torch.compile).parameters) >= BOUNDED:
         return f"torch {torch.__version__} cannot be kept from compiling again"
     for name, one in module.named_modules():
@@ -164,7 +163,7 @@ def trouble(module: nn.Module) -> str:
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """A copy of the module with the same parameters and buffers, and no shims."""
+    """Return a copy of the module with the same parameters and buffers, without shims."""
     shared = {id(one): one for one in itertools.chain(module.parameters(), module.buffers())}
     found = copy.deepcopy(module, dict[int, Any](shared))
     for one in found.modules():
@@ -184,10 +183,10 @@ def twin(module: nn.Module) -> nn.Module:
 
 
 class Finder:
-    """What a tail runs in place of modules (`TailSession.substitutes`): themselves, and their names are noted."""
+    """Collects modules to compile in a tail (`TailSession.substitutes`), running them as they are."""
 
     def __init__(self, passed: set[nn.Module]) -> None:
-        """``passed``: those that cannot be compiled; what they call may."""
+        """``passed``: those that cannot be compiled; modules they call may be."""
         self.found: dict[nn.Module, None] = {}
         self._passed = passed
         self._inside = False
@@ -212,12 +211,14 @@ class Finder:
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 """Tolerance of rounding: the largest difference of two elements over the largest magnitude in the tensor. Complex
-numbers as their parts; all else must be equal.
+numbers count as their parts; all else must be equal.
 """
 
 
 def difference(mine: Any, theirs: Any, *, rounding: bool) -> str:
-    """In words, how they differ by more than they may: not at all without ``rounding``; "" where they do not."""
+    """Return in words how two results differ beyond the tolerance, which is 0 without ``rounding``; "" if they
+    do not.
+    """
     if identical(mine, theirs):
         return ""
     if not rounding:
@@ -254,11 +255,11 @@ log = logging.getLogger("cloud_server")
 LIVE: Final = 3
 """Requests on whose values a tail is compared, after the example."""
 MAX_LIVE_BYTES: Final = 64 << 20
-"""Most bytes of one of them; larger ones are not looked at."""
+"""Maximum bytes of one of them; larger ones are skipped."""
 ROUNDS: Final = 3
-"""Times that what a module calls is tried where the module itself cannot be compiled."""
+"""Number of attempts with the modules inside a module that cannot be compiled itself."""
 MOST: Final = 64
-"""Modules of one tail that are compiled."""
+"""Maximum modules of one tail that are compiled."""
 
 RUNS: Final = 9
 """Runs of each, when both are timed."""
@@ -268,7 +269,7 @@ Wins = Callable[[float, float], bool]
 
 
 def wins(own: float, compiled: float) -> bool:
-    """Whether a twentieth of the time is saved."""
+    """Return whether a twentieth of the time is saved."""
     return compiled < 0.95 * own
 
 
@@ -281,14 +282,14 @@ class Standing(Enum):
 
 @dataclass(frozen=True)
 class _Values:
-    """What crossed once."""
+    """One request's values."""
 
     crossing: Crossing
     header: bytes
     data: bytes
 
     def early(self) -> EarlyOutput:
-        """A copy, for one run."""
+        """Return a copy for one run."""
         limit = len(self.data) + self.crossing.payload_bytes
         return EarlyOutput.unpack(self.crossing, self.header, memoryview(bytearray(self.data)), limit, disposable=True)
 
@@ -296,7 +297,7 @@ class _Values:
 @dataclass
 class _Tail:
     name: str
-    """The cut's."""
+    """The cut's name."""
     standing: Standing = Standing.COMPILING
     why: str = ""
     checked: int = 0
@@ -304,13 +305,15 @@ class _Tail:
 
 
 class CompiledTails:
-    """The compiled tails of ``wrapped``. ``rounding``: whether last bits may differ, within `TOLERANCE`; else every
-    comparison must be of equal bits, which proves nothing of other values. Any thread may call.
+    """The compiled tails of ``wrapped``. Thread-safe.
+
+    ``rounding``: whether last bits may differ, within `TOLERANCE`; else every comparison must be bit-identical, which
+    proves nothing for other values.
     """
 
     def __init__(self, wrapped: WrappedModel, *, rounding: bool, backend: str = "inductor", wins: Wins = wins) -> None:
-        """``backend``: torch.compile's. ``wins`` is asked, with the seconds that a tail took of the model's own and as
-        compiled, whether it is worth to be used.
+        """``backend``: torch.compile's. ``wins`` decides, from the seconds of a tail of the model's own and as
+        compiled, whether the latter is worth using.
         """
         self._wins = wins
         self._wrapped = wrapped.beside()
@@ -322,7 +325,7 @@ class CompiledTails:
         self._closed = False
 
     def add(self, early: EarlyOutput) -> None:
-        """The tail behind this head is compiled in the background, and compared on these values."""
+        """Compile the tail behind this head in the background, and compare it on these values."""
         parcel = early.pack("raw")
         values = _Values(early.crossing, parcel.header, b"".join(bytes(one) for one in parcel.buffers))
         tail = self._tails[_key(early.crossing)] = _Tail(early.layer_name)
@@ -332,7 +335,9 @@ class CompiledTails:
             self._thread.start()
 
     def of(self, crossing: Crossing, header: bytes, payload: memoryview) -> Substitutes | None:
-        """What stands for modules in this request's tail; None: the model's own. A copy may be kept, to compare on."""
+        """Return replacements of modules in this request's tail, or None for the model's own. May keep a copy to
+        compare on.
+        """
         tail = self._tails.get(_key(crossing)) if self._tails else None
         if tail is None or tail.standing is Standing.REFUSED:
             return None
@@ -344,17 +349,17 @@ class CompiledTails:
         return None
 
     def standings(self) -> dict[str, tuple[str, str]]:
-        """How each tail stands, by its cut and the digest of its inputs' form, and why it is refused."""
+        """Return the state of each tail, by its cut and the digest of its inputs' form, and why it is refused."""
         known = list(self._tails.items())
         return {f"{one.name} {signature[:8]}": (one.standing.value, one.why) for (_, signature), one in known}
 
     def give_up(self, why: str) -> None:
-        """None is used any more: the model is not what it was."""
+        """Disable all of them: the model has changed."""
         for tail in list(self._tails.values()):
             tail.standing, tail.why = Standing.REFUSED, why
 
     def close(self) -> None:
-        """Nothing more is compiled."""
+        """Stop compiling."""
         self._closed = True
         self.give_up("the model is closed")
         self._jobs.put(None)
@@ -406,7 +411,7 @@ class CompiledTails:
                 log.info("after %s: the compiled tail is used from now on", tail.name)
 
     def _compared(self, tail: _Tail, values: _Values) -> bool:
-        """Whether both give the same; else it is refused."""
+        """Return whether both give the same result; else refuse the tail."""
         own: Any = self._wrapped.tail(values.early())
         other: Any = self._wrapped.tail(values.early(), substitutes=tail.compiled.get)
         broken = next((one.why for one in tail.compiled.values() if one.why), "")
@@ -416,7 +421,7 @@ class CompiledTails:
         return not wrong
 
     def _is_worth_it(self, tail: _Tail, values: _Values) -> bool:
-        """Both are timed in turns; else it is refused."""
+        """Time both in turns, and return whether it is worth using; else refuse the tail."""
         took: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(RUNS):
             for compiled, times in took.items():

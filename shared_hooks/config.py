@@ -1,7 +1,7 @@
-"""Which names a request by HTTP may call this machine.
+"""Read TOML tables strictly, look up callables, and check the host names of HTTP requests.
 
-A page of somebody else's, open in a browser on this machine, may have its own name resolve to 127.0.0.1 and then read
-what is served there (DNS rebinding). Its name stands in `Host`; an address is nobody's to rebind.
+A page of another site, open in a browser on this machine, may have its own name resolve to 127.0.0.1 and then read what
+is served there (DNS rebinding). Its name is in `Host`; an address cannot be rebound.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Any, NoReturn, TypeVar
 from shared_hooks.errors import SpecError, near
 
 FORMS = frozenset({"text/plain", "multipart/form-data", "application/x-www-form-urlencoded"})
-"""Content types that any page may send anywhere without asking first."""
+"""Content types that any page may send to any site without a preflight request."""
 
 
 def is_own(host: str, listened: str) -> bool:
-    """Whether a `Host` header names this machine: localhost, what is listened on, or an address (of loopback, where
-    that alone is listened on).
+    """Return whether a `Host` header names this machine: localhost, the name listened on, or an address (a loopback one
+    if only that is listened on).
     """
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     if name.lower() in ("localhost", listened.lower()):
@@ -37,7 +37,7 @@ def is_own(host: str, listened: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address or name is this machine's own."""
+    """Return whether an address or name is this machine's own."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -45,8 +45,8 @@ def is_loopback(host: str) -> bool:
 
 
 def why_not(host: str | None, reached: str, origin: str | None, kind: str) -> str:
-    """Why a request is not answered; empty where it is. ``reached``: the address of this machine at which it came;
-    ``kind``: of its body. Who comes from another machine may call this one as it likes.
+    """Return why a request is refused; empty if it is not. ``reached``: the address of this machine at which it
+    arrived; ``kind``: of its body. Requests from other machines may use any name.
     """
     if host is not None and is_loopback(reached) and not is_own(host, reached):
         return f"the host {host[:100]!r} is not this machine: ask by its address, or localhost"
@@ -78,15 +78,15 @@ _NAMES: dict[type, str] = {
 
 
 def kind_of(value: object) -> str:
-    """What a TOML value is, for messages: 'a string ("x")'; long values are cut."""
+    """Describe a TOML value for messages: 'a string ("x")'; long values are cut."""
     shown = repr(value) if len(repr(value)) <= 60 else repr(value)[:57] + "..."
     return f"{_NAMES.get(type(value), type(value).__name__)} ({shown})"
 
 
 class Table:
-    """One table of a spec. ``take`` removes and checks a key; ``done`` complains about keys that nobody took.
+    """One table of a spec. ``take`` removes and checks a key; ``done`` raises for keys that were not taken.
 
-    ``origin`` is the file (or whatever the text came from) and ``path`` the table's own name in it, both for messages.
+    ``origin`` is the file (or other source) and ``path`` the table's own name in it, both for messages.
     """
 
     def __init__(self, values: Mapping[str, object], origin: str, path: str = "") -> None:
@@ -97,7 +97,7 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        """The whole TOML file. Raises SpecError when it cannot be read or is not TOML."""
+        """Read a whole TOML file. Raises SpecError if it cannot be read or is not TOML."""
         try:
             with path.open("rb") as file:
                 return cls(tomllib.load(file), str(path))
@@ -111,31 +111,31 @@ class Table:
             raise SpecError(f"{path}: not valid TOML: {error}") from error
 
     def put(self, key: str, value: object) -> None:
-        """In place of what the table says, or of nothing."""
+        """Set a value, replacing the table's."""
         self._left[key] = value
 
     def name(self, key: str) -> str:
-        """The key as a reader finds it: ``preprocess.size``."""
+        """Return the key's full name: ``preprocess.size``."""
         return f"{self.path}.{key}" if self.path else key
 
     def fail(self, key: str, expected: str) -> NoReturn:
-        """Raise SpecError: file, key, what was expected."""
+        """Raise SpecError with file, key, and what was expected."""
         raise SpecError(f"{self.origin}: {self.name(key)}: {expected}")
 
     def __contains__(self, key: str) -> bool:
         return key in self._left
 
     def peek(self, key: str) -> object:
-        """The value as it is, None when absent; it stays to be taken."""
+        """Return the value as it is, None if absent, without taking it."""
         return self._left.get(key)
 
     def take_any(self, key: str) -> object:
-        """The value as it is, None when absent."""
+        """Take the value as it is, None if absent."""
         self._known.append(key)
         return self._left.pop(key, None)
 
     def take(self, key: str, kind: type[Value], expected: str = "") -> Value | None:
-        """The value of a key that may be absent, checked to be of ``kind``; integers pass for floats."""
+        """Take the value of an optional key, checked to be of ``kind``; integers pass as floats."""
         value = self.take_any(key)
         if value is None:
             return None
@@ -146,7 +146,7 @@ class Table:
         return value
 
     def need(self, key: str, kind: type[Value], expected: str = "") -> Value:
-        """As `take`, and raises SpecError when the key is absent."""
+        """Take a required key, as `take`. Raises SpecError if absent."""
         value = self.take(key, kind, expected)
         if value is None:
             # A key spelt wrongly is the usual reason, so the near name comes first.
@@ -156,7 +156,7 @@ class Table:
         return value
 
     def take_list(self, key: str, kind: type[Value], expected: str) -> list[Value] | None:
-        """A list whose items are all of ``kind`` (integers pass for float)."""
+        """Take a list whose items are all of ``kind`` (integers pass as floats)."""
         items = self.take(key, list, expected)
         if items is None:
             return None
@@ -169,7 +169,7 @@ class Table:
         return found
 
     def choice(self, key: str, choices: Iterable[str], default: str) -> str:
-        """One of a few strings."""
+        """Take one of a few strings."""
         value = self.take(key, str)
         if value is None:
             return default
@@ -179,17 +179,17 @@ class Table:
         return value
 
     def table(self, key: str) -> Table | None:
-        """The table of this name, None when absent."""
+        """Take the table of this name, None if absent."""
         values = self.take(key, dict)
         return None if values is None else Table(values, self.origin, self.name(key))
 
     def rest(self) -> dict[str, object]:
-        """Everything not taken yet, taken now: for tables with free keys."""
+        """Take everything left, for tables with free keys."""
         values, self._left = self._left, {}
         return values
 
     def done(self) -> None:
-        """Raise SpecError if a key is left that nobody took."""
+        """Raise SpecError if a key was not taken."""
         for key in self._left:
             where = f"in [{self.path}]" if self.path else "at the top"
             self.fail(key, f"unknown key {where}; known: {', '.join(self._known)}.{near(key, self._known)}")
@@ -205,13 +205,13 @@ _added: set[Path] = set()
 
 
 def looks_like_target(text: str) -> bool:
-    """Whether the text has the form ``package.module:attribute``."""
+    """Return whether the text has the form ``package.module:attribute``."""
     module, colon, attribute = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *attribute.split(".")))
 
 
 def resolve(target: str, folder: Path, where: str) -> Callable[..., Any]:
-    """The callable that ``module:callable`` names; as `lookup`, and raises SpecError for what cannot be called."""
+    """Return the callable that ``module:callable`` names, as `lookup`. Raises SpecError if it cannot be called."""
     value = lookup(target, folder, where)
     if not callable(value):
         raise SpecError(f'{where}: "{target}" is {type(value).__name__}, not something to call')
@@ -220,10 +220,10 @@ def resolve(target: str, folder: Path, where: str) -> Callable[..., Any]:
 
 
 def lookup(target: str, folder: Path, where: str) -> Any:
-    """What ``module:name`` names. ``where`` opens the messages, e.g. "net.toml: factory".
+    """Return what ``module:name`` names. ``where`` prefixes messages, e.g. "net.toml: factory".
 
-    A module that is not installed is looked for in ``folder`` (the spec file's own, or the current one), which is then
-    appended to ``sys.path``: appended, so that it cannot hide an installed module. Raises SpecError.
+    A module that is not installed is searched in ``folder`` (the spec file's own, or the current one), which is then
+    appended to ``sys.path``, so that it cannot hide an installed module. Raises SpecError.
     """
     if not looks_like_target(target):
         raise SpecError(f'{where}: expected "module:callable", found "{target}"')
@@ -239,7 +239,7 @@ def lookup(target: str, folder: Path, where: str) -> Any:
 
 
 def raised(error: BaseException) -> str:
-    """An error of somebody's own code for a message: its innermost cause, with file and line."""
+    """Describe an error of a user's code for a message: its innermost cause, with file and line."""
     while error.__cause__ is not None:
         error = error.__cause__
     at = ""

@@ -1,4 +1,4 @@
-"""Every error Isthmus raises on purpose.
+"""Define every error Isthmus raises on purpose.
 
     IsthmusError
     ├── UnknownLayer          no such layer id or name, or it did not run for this input
@@ -12,20 +12,20 @@
     ├── PlanMismatch          while resuming, the model's code did something the plan does not hold
     │   └── PlaceholderRead   ... it read a value that was not sent
     ├── HookRefused           a life-cycle hook refused the request
-    │   └── ObserverRefused   the server does not let clients ask for this observer
+    │   └── ObserverRefused   the server does not let clients request this observer
     ├── AccessRefused         this caller may not do this
-    │   └── NotAuthenticated  no credentials, or none that hold
-    ├── QuotaExceeded         this caller has used up what it may use in a minute; says when there is more
+    │   └── NotAuthenticated  missing or invalid credentials
+    ├── QuotaExceeded         this caller has used up its quota for the minute; says when there is more
     ├── ModelFailed           the model itself raised; the original is the cause
-    │   ├── WorkerLost        the process that computed the request ended under it
-    │   └── ModelChanged      a run left the model changed, and it cannot be put back
+    │   ├── WorkerLost        the process that computed the request ended
+    │   └── ModelChanged      a run left the model changed, and it cannot be restored
     ├── ServerUnavailable     no server, it went away, or it is draining
     ├── SessionLost           the server does not have this decoding session (any more)
-    ├── CodecFailed           a codec of another package raised where it decodes, or gave another tensor than is due
+    ├── CodecFailed           a plugin's codec failed to decode, or returned a wrong tensor
     ├── ReferenceLost         the server does not have the frame that this one is the difference to (any more)
     ├── StepOutOfOrder        not the next step of its decoding session
     ├── DeadlineExceeded      no answer in time
-    ├── Cancelled             somebody cancelled the request
+    ├── Cancelled             the request was cancelled
     └── RemoteError           an error of the other side that has no class here
 
 `status` is the gRPC status code (by name) with which a server reports the error: the only such table in the project.
@@ -39,8 +39,8 @@ from itertools import takewhile
 from typing import ClassVar
 
 MALFORMED = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What Python raises while it reads JSON of another form than is expected: texts for numbers, infinities for whole
-ones, missing keys, lists within lists.
+"""Exceptions of reading JSON of an unexpected form: texts for numbers, infinities for integers, missing keys, lists
+within lists.
 """
 
 
@@ -49,7 +49,7 @@ class IsthmusError(Exception):
 
     status: ClassVar[str] = "INTERNAL"
     retry_after_seconds: float | None = None
-    """Where it is known when the same may succeed: not sooner than after this."""
+    """Seconds after which the same may succeed, if known."""
 
 
 class UnknownLayer(IsthmusError):
@@ -99,7 +99,7 @@ class Disagreement(IsthmusError):
 
     status = "FAILED_PRECONDITION"
     wants_facts: bool = False
-    """Whether what the greeting's digests are made of would tell more (`shared_hooks.modules.manifest`)."""
+    """Whether the contents of the greeting's digests would tell more (`shared_hooks.modules.manifest`)."""
 
 
 class PlanMismatch(IsthmusError):
@@ -119,23 +119,23 @@ class HookRefused(IsthmusError):
 
 
 class ObserverRefused(HookRefused):
-    """The server does not let clients ask for this observer. Older servers and clients call it `HookRefused`."""
+    """The server does not let clients request this observer. Older servers and clients call it `HookRefused`."""
 
 
 class AccessRefused(IsthmusError):
-    """Who asks may not do this; the message says what."""
+    """The caller may not do this; the message says what."""
 
     status = "PERMISSION_DENIED"
 
 
 class NotAuthenticated(AccessRefused):
-    """No credentials came, or none that hold; the message says which and why."""
+    """Missing or invalid credentials; the message says which and why."""
 
     status = "UNAUTHENTICATED"
 
 
 class QuotaExceeded(IsthmusError):
-    """Who asks has used up what it may use in a minute; the message says when there is more."""
+    """The caller has used up its quota for the minute; the message says when there is more."""
 
     status = "RESOURCE_EXHAUSTED"
 
@@ -147,11 +147,12 @@ class ModelFailed(IsthmusError):
 
 
 class WorkerLost(ModelFailed):
-    """The process that computed the request ended under it, more than once: a crash, or no memory."""
+    """The process that computed the request ended, more than once: a crash, or out of memory."""
 
 
 class ModelChanged(ModelFailed):
-    """A run of the model has changed what later runs use, and it cannot be put back: the model has to be loaded again.
+    """A run of the model has changed what later runs use, and it cannot be restored: the model must be loaded again.
+
     Raised by that run and by every later one.
     """
 
@@ -163,7 +164,7 @@ class ServerUnavailable(IsthmusError):
 
 
 class SessionLost(IsthmusError):
-    """The server does not have this decoding session (any more): the message says why. It can be made again from its
+    """The server does not have this decoding session (any more), and the message says why. It can be rebuilt from its
     steps.
     """
 
@@ -171,19 +172,19 @@ class SessionLost(IsthmusError):
 
 
 class ReferenceLost(IsthmusError):
-    """A frame came as the difference to one that the server does not keep (any more): it is to be sent whole."""
+    """A frame is coded as the difference to one that the server does not keep (any more), and must be sent whole."""
 
     status = "FAILED_PRECONDITION"
 
 
 class CodecFailed(IsthmusError):
-    """A codec of another package raised, or gave something else than is due: the request is to be sent without it."""
+    """A plugin's codec raised, or returned a wrong tensor; the request must be sent without it."""
 
     status = "FAILED_PRECONDITION"
 
 
 class StepOutOfOrder(IsthmusError):
-    """A step of a decoding session that is not its next one."""
+    """A step of a decoding session is not its next one."""
 
     status = "FAILED_PRECONDITION"
 
@@ -195,7 +196,7 @@ class DeadlineExceeded(IsthmusError):
 
 
 class Cancelled(IsthmusError):
-    """Somebody cancelled the request."""
+    """The request was cancelled."""
 
     status = "CANCELLED"
 
@@ -211,12 +212,14 @@ def _descendants(base: type[IsthmusError]) -> list[type[IsthmusError]]:
 
 
 def by_name(name: str) -> type[IsthmusError]:
-    """The class of this tree called ``name``; `RemoteError` when there is none."""
+    """Return the class of this tree called ``name``; `RemoteError` if there is none."""
     return {error.__name__: error for error in _descendants(IsthmusError)}.get(name, RemoteError)
 
 
 def near_path(name: str, known: Iterable[str]) -> str:
-    """As `near`, of dotted paths: first those that end alike, below another prefix ("layer.0", "encoder.layer.0")."""
+    """Suggest similar dotted paths, as `near`: first those with an equal end, below another prefix ("layer.0",
+    "encoder.layer.0").
+    """
     known, parts = list(known), name.split(".")[::-1]
     alike = {
         path: len(list(takewhile(lambda pair: pair[0] == pair[1], zip(parts, path.split(".")[::-1], strict=False))))
@@ -229,8 +232,8 @@ def near_path(name: str, known: Iterable[str]) -> str:
 
 
 def near(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """For the end of a message about an unknown ``name``: ``" Did you mean a, b?"``, or nothing. ``cutoff``: how near,
-    1 the same.
+    """Suggest similar names for an unknown ``name``: ``" Did you mean a, b?"``, or nothing. ``cutoff``: similarity, up
+    to 1.
     """
     close = difflib.get_close_matches(name, list(known), n=3, cutoff=cutoff)
     return f" Did you mean {', '.join(close)}?" if close else ""

@@ -1,6 +1,6 @@
-"""What crosses a cut and why, and what the tail does with it, as facts and as text (`Explanation`).
+"""Explain what crosses a cut and why, and what the tail does with it, as data and as text (`Explanation`).
 
-It is worked out from the trace: what made each value that crosses, and what reads it.
+It is derived from the trace: what made each value that crosses, and what reads it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _ROWS = 12
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """One storage that crosses. ``value``: what it is: an input, or what made it and where; ``written_before``: what
-    wrote it in place last before the cut. ``sent_bytes`` of ``storage_bytes`` cross, in ``pieces`` pieces.
+    """One storage that crosses.
 
-    ``read_by``: what reads it first after the cut, or "the output"; nothing if nobody on this path does; ``read_more``:
-    how many read it after that. ``written_by``: what writes it in place first after the cut. ``other_path``: another
-    known path through the model reads it.
+    ``value``: an input, or what made it and where; ``written_before``: the last in-place write before the cut.
+    ``sent_bytes`` of ``storage_bytes`` cross, in ``pieces`` pieces. ``read_by``: its first reader after the cut, or
+    "the output"; empty if there is none on this path; ``read_more``: number of further readers. ``written_by``: the
+    first in-place write after the cut. ``other_path``: another known path through the model reads it.
     """
 
     slot: int
@@ -51,9 +51,9 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class CallReports:
-    """What is said of a place before the cut: ``what`` it is ("item", an operation, a module), ``where`` in the model.
+    """A report on a place before the cut: ``what`` it is ("item", an operation, a module), ``where`` in the model.
 
-    ``value``: of a Python value that was read from data, as the plan saw it; every request brings its own.
+    ``value``: of a Python value that was read from data, in the plan; every request sends its own.
     """
 
     what: str
@@ -64,11 +64,11 @@ class CallReports:
 @short
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A cut on inputs of one form: what is sent, what is said, and what the tail does up to the cut.
+    """A cut on inputs of one form: what is sent, what is reported, and what the tail does up to the cut.
 
-    ``whole``: Python reads data after the cut, so that storages cross whole. ``reads``: values that Python read from
-    data before it; ``given``: forms that cannot be worked out without data; ``generators``: of which the state is sent.
-    ``description_bytes``: of the cut's description, sent once a stream. ``skipped`` and ``entered`` module calls,
+    ``whole``: Python reads data after the cut, so storages cross whole. ``reads``: values that Python read from data
+    before it; ``given``: forms that cannot be computed without data; ``generators``: those whose state is sent.
+    ``description_bytes``: of the cut's description, sent once per stream. ``skipped`` and ``entered`` module calls,
     ``answered``, ``read`` and ``run`` operations are those of ``steps``, a line each, indented by module.
     """
 
@@ -99,7 +99,9 @@ class Explanation:
         return self.text()
 
     def text(self, width: int = WIDTH, *, everything: bool = False) -> str:
-        """Lines of at most ``width`` characters, where names allow it; long lists folded unless ``everything``."""
+        """Format lines of at most ``width`` characters, if names allow it; long lists are folded unless
+        ``everything``.
+        """
         lines = [line for part in self._parts(everything) for line in part]
         return "\n".join(wrapped for line in lines for wrapped in _wrapped(line, width))
 
@@ -191,7 +193,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _folded(rows: list[str], most: int, everything: bool) -> list[str]:
-    """The first third and the last two thirds of a long list: what is near the cut comes last."""
+    """Return the first third and the last two thirds of a long list: what is near the cut comes last."""
     if everything or len(rows) <= most + 1:
         return rows
     first = most // 3
@@ -216,7 +218,7 @@ _LONGEST = 60
 
 
 def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) -> Explanation:
-    """What ``cutting`` of ``plan`` sends and why, and what ``recipe`` does with it."""
+    """Explain what ``cutting`` of ``plan`` sends and why, and what ``recipe`` does with it."""
     number, place = crossing.layer_id, plan.place_at(crossing.layer_id, crossing.layer_name)
     layer = plan.resolve(place)
     telling = _Telling(plan.trace, cutting)
@@ -246,7 +248,7 @@ def explain(plan: Plan, cutting: Cutting, crossing: Crossing, recipe: Recipe) ->
 
 
 class _Uses:
-    """What happens to one storage after the cut, and what wrote it last before."""
+    """Uses of one storage after the cut, and its last write before."""
 
     def __init__(self, elements: int) -> None:
         self.overwritten = LiveSet.empty(elements)
@@ -255,7 +257,7 @@ class _Uses:
         self.written_before = ""
 
     def read(self, event: Event, storage: Storage, name: str) -> None:
-        """Noted if anything is read that was not overwritten since the cut."""
+        """Record a read of anything that was not overwritten since the cut."""
         for view in (view for one, view in event.reads if one is storage):
             wanted = LiveSet.empty(storage.elements).add(view)
             if self.overwritten and not self._left(wanted):
@@ -303,7 +305,7 @@ class _Telling:
                 uses.written_before = self.name(event.seq)
 
     def _made_at(self, storage: Storage) -> int:
-        """The last seq of the operation that made a storage: what it writes itself is no write in place."""
+        """Return the last seq of the operation that made a storage, whose own writes are no in-place writes."""
         found = self._around(storage.created)
         return storage.created if found is None else max(found[0].end, storage.created)
 
@@ -312,7 +314,7 @@ class _Telling:
         return None if index < 0 else self.placed[index][1:]
 
     def name(self, seq: int) -> str:
-        """What happens at ``seq``: "batch_norm in stem.1"."""
+        """Return what happens at ``seq``: "batch_norm in stem.1"."""
         if seq == self.trace.end:
             return "the output"
         call = self.opaque.get(seq)
@@ -322,7 +324,7 @@ class _Telling:
         return "code that torch functions do not stand for" if found is None else _named(*found)
 
     def sent(self, number: int, storage: Storage, slot: Slot, capture: Capture, *, elsewhere: bool) -> Sent:
-        """One slot."""
+        """Describe one slot."""
         uses = self.uses[storage]
         shape = (storage.elements,) if capture.kind == "nothing" else capture.view.shape
         return Sent(
@@ -371,7 +373,7 @@ def _value(structure: Structure | None) -> str:
 
 
 def _leaf_names(structure: Structure) -> dict[int, str]:
-    """What the tensors of (args, kwargs) are called: "input 0", "input mask"."""
+    """Return names of the tensors of (args, kwargs): "input 0", "input mask"."""
     args, kwargs = structure[1]
     found: dict[int, str] = {}
     for name, inner in [*enumerate(args[1]), *((key, inner) for key, inner in kwargs[1])]:
@@ -381,7 +383,7 @@ def _leaf_names(structure: Structure) -> dict[int, str]:
 
 
 def _leaves(structure: Any) -> Iterator[tuple[str, int]]:
-    """The tensors of one input, with the way to them."""
+    """Yield the tensors of one input, with their paths."""
     kind = structure[0]
     if kind == "t":
         yield "", structure[1]

@@ -1,9 +1,9 @@
-"""The middle: resume after one cut and stop at a later one. It is a tail that banks, as a head does.
+"""Run a middle part: resume after one cut and stop at a later one. It is a tail that banks, as a head does.
 
-What crosses the second cut is worked out from a plan of this side: of inputs of the form that the first cut's
-description gives, whose values do not matter. Both cuts are of that plan, so a storage that crosses both is the same
-storage in both: it lies in a slot already. What is made between them is captured where the plan says. If the plan's
-path is not the one that the edge took (its description of the first cut differs), there is no middle.
+What crosses the second cut is taken from a plan of this side, of inputs of the form in the first cut's description,
+whose values do not matter. Both cuts are of that plan, so a storage that crosses both is the same storage in both: it
+is in a slot already. What is made between them is captured where the plan says. If the plan's path differs from the
+edge's (its description of the first cut differs), no middle part is possible.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from shared_hooks.tensors import ClassFinder, Structure, View, form_of
 
 @dataclass(frozen=True)
 class Span:
-    """A plan, and two cuts of it: ``first`` with what crossed there, ``last`` with what is to cross, the later one."""
+    """A plan and two cuts of it: ``first`` with what crossed there, ``last`` with what is to cross, the later one."""
 
     plan: Plan
     first: Cutting
@@ -50,7 +50,7 @@ class Span:
 
 
 def span_between(planner: Planner, early: EarlyOutput, end: Cut, device: torch.device, find: ClassFinder) -> Span:
-    """The way from where ``early`` was cut to ``end``; inputs of its form are planned if none such was.
+    """Return the span from ``early``'s cut to ``end``; inputs of its form are planned if needed.
 
     Raises UnknownLayer, and CutRefused with the reason.
     """
@@ -66,9 +66,7 @@ def span_between(planner: Planner, early: EarlyOutput, end: Cut, device: torch.d
 
 
 def span_of(plans: Iterable[Plan], early: EarlyOutput, end: Cut) -> Span:
-    """The span of the plan whose path is the one that ``early`` took. Raises UnknownLayer, and CutRefused with the
-    reason.
-    """
+    """Return the span of the plan whose path ``early`` took. Raises UnknownLayer, and CutRefused with the reason."""
     crossing, wrong = early.crossing, "no plan of this side takes the path that the first part took"
     for plan in plans:
         last_one = plan.resolve(end)
@@ -99,7 +97,7 @@ def span_of(plans: Iterable[Plan], early: EarlyOutput, end: Cut) -> Span:
 
 
 def _known_values(plan: Plan, cut: Cut) -> list[Structure] | None:
-    """What the plan's own run read from data before a cut; None where there is no such cut."""
+    """Return what the plan's own run read from data before a cut; None if there is no such cut."""
     try:
         banked = plan.cutting(cut)[0].banked
     except CutRefused:
@@ -108,7 +106,7 @@ def _known_values(plan: Plan, cut: Cut) -> list[Structure] | None:
 
 
 def _is_same(mine: Crossing, theirs: Crossing) -> bool:
-    """Whether both are of one path, with the same storages; more of a storage may cross there than here."""
+    """Return whether both are of one path, with the same storages; more of a storage may cross there than here."""
     slots = [[(slot.dtype, slot.elements) for slot in one.slots] for one in (mine, theirs)]
     return (
         mine.path_digest == theirs.path_digest
@@ -122,7 +120,7 @@ def _is_same(mine: Crossing, theirs: Crossing) -> bool:
 def likely_inputs(
     crossing: Crossing, device: torch.device, find: ClassFinder
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Inputs of the form of a cut's, to plan with: values that many models take, then others."""
+    """Yield inputs of the form of a cut's, to plan with: values that many models accept, then others."""
     dice = torch.Generator().manual_seed(0)
     for number in (0, 1):
         tensors = []
@@ -135,7 +133,7 @@ def likely_inputs(
 
 
 class MiddleSession(Banking, TailSession):
-    """A tail of ``span.first`` that leaves at ``span.last`` with an `EarlyOutput`."""
+    """A tail of ``span.first`` that stops at ``span.last`` with an `EarlyOutput`."""
 
     ends = False
 
@@ -187,7 +185,7 @@ class MiddleSession(Banking, TailSession):
             self.watchers.close()
 
     def through(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EarlyOutput:
-        """What crosses the second cut. Raises CutRefused where the model leaves the plan's path."""
+        """Return what crosses the second cut. Raises CutRefused if the model leaves the plan's path."""
         try:
             try:
                 model(*args, **kwargs)
@@ -228,7 +226,7 @@ class MiddleSession(Banking, TailSession):
         return output
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Behind the first cut."""
+        """Run a call behind the first cut."""
         if self.stopped:
             raise self.exit  # the model has caught it
         self.in_opaque += info.opaque
@@ -261,19 +259,20 @@ def _between(span: Span) -> str:
 
 Make = Callable[[], nn.Module]
 SECONDS = 5.0
-"""For a process to end by itself."""
+"""Seconds for a process to end by itself."""
 
 
 class Gone(Exception):
-    """The process cannot be asked: it has ended, or what it is to be sent or to answer goes to no other process. That
-    says nothing about the model's answer.
+    """The process cannot answer: it has ended, or its input or output cannot be sent to another process. Says nothing
+    about the model's answer.
     """
 
 
 class Apart:
-    """One process. ``make`` is called there, and ``wrap`` for what runs tails of the model. As always with Python's
-    ``multiprocessing``, both must be importable there, and a script guards what it runs by
-    ``if __name__ == "__main__"``. Use as a context manager. Raises `Gone` where they are not.
+    """A process that runs cold models. ``make`` is called there, and ``wrap`` for what runs tails of the model.
+
+    As always with Python's ``multiprocessing``, both must be importable there, and a script guards what it runs by ``if
+    __name__ == "__main__"``. Use as a context manager. Raises `Gone` if they are not importable.
     """
 
     def __init__(self, make: Make, wrap: Callable[[nn.Module], Any]) -> None:
@@ -302,14 +301,16 @@ class Apart:
         self._process.close()
 
     def whole(self, args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
-        """The output of a new model that runs there, whose generators begin as ``dice`` says. Raises ModelFailed with
-        the model's own error, and `Gone`.
+        """Run a new model there, whose generators start with ``dice``, and return its output.
+
+        Raises ModelFailed with the model's own error, and `Gone`.
         """
         return self._ask("whole", (args, kwargs, dice))
 
     def tail(self, data: bytes) -> Any:
-        """The output of a tail there, of `EarlyOutput.to_bytes`. Raises ModelFailed, `Gone`, and IsthmusError for a
-        refusal.
+        """Run a tail there, of `EarlyOutput.to_bytes`, and return its output.
+
+        Raises ModelFailed, `Gone`, and IsthmusError for a refusal.
         """
         return self._ask("tail", data)
 
@@ -325,7 +326,7 @@ class Apart:
 
 
 def _answer(pipe: Connection, make: Make, wrap: Callable[[nn.Module], Any], threads: int) -> None:
-    """The process: answers until nothing is asked any more. It ends with its parent, whatever the model does then."""
+    """Serve requests in the process until there are no more. It ends with its parent, whatever the model does then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to both, and the parent ends this one
     threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(threads)

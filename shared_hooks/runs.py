@@ -1,4 +1,4 @@
-"""Forwards of one wrapped model, whole or a part: what runs around the model, and what it leaves for this thread."""
+"""Run a wrapped model, whole or in part, and keep each thread's results."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:  # where heads run, these are not loaded
 
 
 SPANS: Final = 256
-"""Middle parts that are remembered; of more it starts again."""
+"""Maximum number of middle parts kept; beyond it all are dropped."""
 
 
 class Runs:
-    """What `WrappedModel` runs. One planner, one book of recipes, and each thread's last forward."""
+    """The state and runs of `WrappedModel`: a planner, the recipes, and each thread's last forward."""
 
     def __init__(
         self,
@@ -61,14 +61,14 @@ class Runs:
         self._recipes: RecipeBook | None = None
         self._pure: dict[nn.Module, bool] = {}
         self._spans: dict[tuple[str, Cut], tuple[int, Span]] = {}
-        """Middle parts by the cut's digest and their end, and how many plans there were then."""
+        """Middle parts by the cut's digest and their end, with the number of plans at that time."""
         self._making = threading.Lock()
         self._own = threading.local()
         self._attached = self._detached = False
 
     @property
     def device(self) -> torch.device:
-        """Where the model runs: where its first parameter or buffer is; the CPU if it has none."""
+        """The device of the model's first parameter or buffer; the CPU if it has none."""
         return self._planner.device
 
     @property
@@ -90,7 +90,7 @@ class Runs:
         return self._planner.plan(args, kwargs)
 
     def _check_attached(self) -> None:
-        """Shims are put on the modules before the first run: a model that nobody runs by this stays bare."""
+        """Attach shims to the modules before the first run, so that a model that is never run stays untouched."""
         if self._attached:
             return
         if self._detached:
@@ -124,7 +124,7 @@ class Runs:
         return output
 
     def _check_saved(self, plans: list[Plan]) -> None:
-        """Names and ids in `save_layers` must exist; a layer of another path does."""
+        """Check that the names and ids in `save_layers` exist, on this path or another."""
         for layer in self._save:
             path = layer.partition("#")[0] if isinstance(layer, str) else None
             known = {info.path for info in self._modules.values()}
@@ -133,7 +133,7 @@ class Runs:
                     plan.layer_id(layer)
 
     def _measurement(self) -> Measurement | None:
-        """Begins now."""
+        """Begin a measurement, if wanted."""
         wanted = self.metrics_enabled and getattr(self._own, "metrics", True)
         return Measurement(self.device) if wanted else None
 
@@ -173,7 +173,7 @@ class Runs:
         raise CutRefused("the model takes another path each time it runs on this input: its Python state differs")
 
     def _walk(self, plan: Plan, cutting: Cutting, crossing: Crossing) -> Walk | None:
-        """What a head compares when layers are neither saved nor observed; None: all that it can."""
+        """Return what a head compares if layers are neither saved nor observed; None: all that it can."""
         if self._save or attach.watchers or crossing.layer_id < 0 or cutting.branch is not None:
             return None
         return plan.walk(cutting, plan.place_at(crossing.layer_id, crossing.layer_name), self._modules)
@@ -215,7 +215,7 @@ class Runs:
         return early
 
     def _is_pure(self, module: nn.Module) -> bool:
-        """Whether calls of a module leave nothing behind but their result; looked at once."""
+        """Return whether calls of a module have no effect but their result; checked once."""
         found = self._pure.get(module)
         if found is None:
             found = self._pure[module] = is_pure(module)
@@ -238,7 +238,7 @@ class Runs:
         return early if span is None else self._resumed(early, partial(MiddleSession, span))
 
     def _span(self, early: EarlyOutput, end: Cut) -> Span | None:
-        """The part between two cuts, planned the first time; None where nothing lies between them."""
+        """Return the part between two cuts, planned the first time; None if nothing lies between them."""
         from shared_hooks.middle import span_between
 
         crossing = early.crossing
@@ -281,7 +281,7 @@ class Runs:
         context.check(crossing.context, self._modules, crossing.cache)
 
     def _resumed(self, early: EarlyOutput, kind: Callable[..., TailSession], gradients: bool = False) -> Any:
-        """From a cut on, as far as a session of this kind goes."""
+        """Run a session of this kind from a cut on."""
         crossing = early.crossing
         self.lifecycle.emit(Stage.BEFORE_INJECT, split=crossing.layer_name, early=early)
         started = time.perf_counter_ns()
@@ -322,7 +322,7 @@ class Runs:
         self._own.durations = durations
 
     def _emit_after(self, stage: Stage, **facts: Any) -> None:
-        """A hook that runs the model is not this thread's last forward."""
+        """Call the hooks. If one runs the model, that does not become this thread's last forward."""
         session, durations = self._own.session, self._own.durations
         try:
             self.lifecycle.emit(stage, **facts)
@@ -331,14 +331,14 @@ class Runs:
 
 
 def _ended(session: Session) -> int:
-    """Now; with metrics that is when the device is done, too."""
+    """Return the time of the end; with metrics that is when the device is done, too."""
     if session.measurement is not None:
         session.measurement.end()
     return time.perf_counter_ns()
 
 
 class _running:  # used as a function
-    """The block is a forward of this session."""
+    """Mark the block as a forward of this session."""
 
     def __init__(self, session: Any) -> None:
         self._session = session

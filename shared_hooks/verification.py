@@ -24,9 +24,9 @@ from shared_hooks.tensors import Buffers, copied, identical, tensors_in
 
 @dataclass(frozen=True)
 class Report:
-    """Cuts that are exact bit for bit, that the plan refuses (with the reason), and that differ (a defect).
+    """Cuts that are bit-exact, that the plan refuses (with the reason), and that differ (a defect).
 
-    ``unsendable``: why the model's output can be no answer to a request, whatever the cut; empty where it can.
+    ``unsendable``: why the model's output cannot be an answer, at any cut; empty if it can.
     """
 
     exact: tuple[LayerInfo, ...]
@@ -71,11 +71,11 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether no cut gives another answer than the whole model, and the answer can be sent."""
+        """Whether no cut's answer differs from the whole model's, and the answer can be sent."""
         return not self.differing and self.input_exact and not self.unsendable
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return JSON data."""
         return {
             "ok": self.ok,
             "input_exact": self.input_exact,
@@ -90,24 +90,22 @@ class Report:
 Forward = Callable[..., Any]
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 OnCut = Callable[[int, int, str, str], None]
-"""(cuts done, cuts in all, the cut's name, what was found: one of the following)"""
+"""(cuts done, cuts in all, the cut's name, the verdict: one of the following)"""
 Make = Callable[[], nn.Module]
 EXACT, REFUSED, DIFFERS = "exact", "refused", "differs"
 
 
 class Cold(NamedTuple):
-    """What runs models that never ran. Both raise an IsthmusError for what is refused, and `Gone` where they cannot be
-    asked.
-    """
+    """Runs models that never ran before. Both raise an IsthmusError for a refusal, and `Gone` if there is no answer."""
 
     whole: Callable[[tuple[Any, ...], dict[str, Any], Dice], Any]
-    """The output of a new model, whose generators begin so."""
+    """Returns the output of a new model, whose generators start like this."""
     tail: Callable[[bytes], Any]
-    """What a tail gives for `EarlyOutput.to_bytes`; its generators stand elsewhere."""
+    """Returns a tail's output for `EarlyOutput.to_bytes`; its generators have another state."""
 
 
 def cold_here(make: Make, tail: Forward) -> Cold:
-    """In this process: such models share its globals and classes."""
+    """Run cold models in this process, where they share its globals and classes."""
 
     def whole(args: tuple[Any, ...], kwargs: dict[str, Any], dice: Dice) -> Any:
         made = make()
@@ -132,11 +130,10 @@ def verify(
     first: Cut = INPUT,
     only: Sequence[Cut] | None = None,
 ) -> Report:
-    """Every cut of ``plan``, or ``only`` these, on these inputs, ``first`` before the others; ``forward`` runs heads
-    and tails.
+    """Verify every cut of ``plan``, or ``only`` these, ``first`` before the others; ``forward`` runs heads and tails.
 
-    ``cold``: what runs the whole model and tails of it on models that never ran. Then inputs that are drawn are tried
-    beside the given ones: of those a cut may be refused by name. A cut that differs is refused from then on.
+    ``cold``: runs the whole model and tails of it on models that never ran. Then generated inputs are tried beside the
+    given ones: for those a cut may be refused by name. A cut that differs is refused from then on.
     """
     dice = Dice()
     buffers = Buffers(model)
@@ -195,7 +192,7 @@ def _named(info: LayerInfo | None) -> tuple[int, str]:
 
 
 def _drawn(inputs: Inputs) -> Inputs | None:
-    """Inputs of the same form, with other numbers wherever they are floating point; None where none are."""
+    """Return inputs of the same form, with other numbers in float tensors; None if there are none."""
     args, kwargs = copied(*inputs)
     generator = torch.Generator().manual_seed(0)
     changed = False
@@ -208,7 +205,7 @@ def _drawn(inputs: Inputs) -> Inputs | None:
 
 
 def _unsendable(output: Any) -> str:
-    """Why a server could not send this answer; nothing where it could."""
+    """Return why a server could not send this answer; empty if it could."""
     try:
         Parcel.of_value(output)
     except IsthmusError as error:

@@ -1,4 +1,4 @@
-"""`WrappedModel`: the one object people use. It walks a model, plans, cuts, resumes, measures, verifies."""
+"""Define `WrappedModel`, which plans, cuts, resumes, measures and verifies a model."""
 
 from __future__ import annotations
 
@@ -35,14 +35,15 @@ if TYPE_CHECKING:  # where heads run, these are not loaded
 class WrappedModel(Runs):
     """A model that can be stopped after any layer, and resumed there by another `WrappedModel` of the same model.
 
-    ``depth``: how far to descend into the module tree; None = down to the leaves, 1 = the model's children. The model
-    is not edited; `detach`, or leaving the ``with`` block, removes exactly what was attached. Several threads may run
-    requests at once; each thread has its own results of the last forward (`get_layer_metrics`, `banked_output`,
-    `durations`). Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail.
-    ``rehearsals`` bounds what working out tails may cost. ``loads`` has weights at hand that are not in memory.
+    ``depth``: how far to descend into the module tree; None: to the leaves, 1: the model's children. The model is not
+    edited; `detach`, or leaving the ``with`` block, removes exactly what was attached. Several threads may run requests
+    at once; each thread has its own results of the last forward (`get_layer_metrics`, `banked_output`, `durations`).
+    Hooks of ``lifecycle`` are called at the stages of planning, head, bank, inject and tail. ``rehearsals`` bounds the
+    work of preparing tails. ``loads`` provides weights that are not in memory.
 
-    What a run leaves in the model's Python state is put back after it; but where no cut is allowed, a whole forward
-    keeps what the model's own would keep, unless it is ``isolated`` (on a server, where callers share the model).
+    Changes that a run makes to the model's Python state are reverted after it; but where no cut is allowed, a whole
+    forward keeps what the model's own would keep, unless it is ``isolated`` (on a server, where callers share the
+    model).
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class WrappedModel(Runs):
         self.detach()
 
     def detach(self) -> None:
-        """Remove what was attached; the model is as before. A second call does nothing."""
+        """Remove what was attached; the model is as before. A second call has no effect."""
         with attach.lock:
             modules = self._modules if self._attached else ()
             self._attached, self._detached = False, True
@@ -95,35 +96,37 @@ class WrappedModel(Runs):
                 attach.detach(module)
 
     def beside(self) -> WrappedModel:
-        """Another one of the same model, with plans, recipes and results of its own, without hooks and metrics."""
+        """Return another one of the same model, with its own plans, recipes and results, without hooks and metrics."""
         made = WrappedModel(self.model, self.depth, metrics=False, rehearsals=self._rehearsals, isolated=self._isolated)
         made._turns = self._turns  # a model that keeps state runs once at a time, whoever runs it
         return made
 
     def turn(self) -> AbstractContextManager[Any]:
-        """Meanwhile nobody else runs the model, if it may keep state; nests in one thread."""
+        """Hold the model while in the context, if it may keep state; reentrant within a thread."""
         return self._turns.one(foreseen=False)
 
     @property
     def turns(self) -> Turns:
-        """In which all runs of the model are made, whoever makes them."""
+        """The lock that all runs of the model take."""
         return self._turns
 
     def renew(self) -> None:
-        """The owner has put the model right after a run that ended in `ModelChanged`."""
+        """Allow runs again: the owner has repaired the model after a run that raised `ModelChanged`."""
         self._turns.renew()
 
     # -- planning -----------------------------------------------------------------------------------------------
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """Record the model on these inputs, after one forward to let it settle, and remember the path taken.
+        """Record the model on these inputs, after one forward for warm-up, and keep the plan.
 
-        `forward` plans by itself on a new input signature. An input that takes a new path adds that path.
+        `forward` plans by itself for a new input signature. Inputs that take a new path add that path.
         """
         return self._plan(args, kwargs)
 
     def refuse(self, layer: str, reason: str) -> None:
-        """Refuse every later cut after the layer of this name ("input": before the first): CutRefused, ``reason``."""
+        """Refuse every later cut after the layer of this name ("input": before the first) with CutRefused and
+        ``reason``.
+        """
         self._planner.refuse(layer, reason)
 
     @property
@@ -133,18 +136,22 @@ class WrappedModel(Runs):
 
     @property
     def cuts(self) -> Layers:
-        """Every place for a cut in the latest plan, in execution order: its layers, and the blocks behind whose last
-        layer something still runs (a sum, an activation): a block's name is the cut after it has returned.
+        """All possible cuts of the latest plan, in execution order: its layers, and the blocks with code after their
+        last layer (a sum, an activation). A block's name is the cut after it has returned.
         """
         return self._planner.latest.cuts
 
     def resolve(self, cut: Cut) -> LayerInfo | None:
-        """The layer or block of a cut in the latest plan; None for "input". Raises UnknownLayer with near names."""
+        """Return the layer or block of a cut in the latest plan; None for "input". Raises UnknownLayer with similar
+        names.
+        """
         return self._planner.latest.resolve(cut)
 
     def check_cut(self, cut: Cut, /, *args: Any, **kwargs: Any) -> None:
-        """Whether inputs such as these can be cut there; they are planned if none such was. Raises UnknownLayer and
-        CutRefused. A module that these do not run passes: others may run it.
+        """Check that inputs such as these can be cut there, planning them if needed. Raises UnknownLayer and
+        CutRefused.
+
+        A module that these inputs do not run passes, as others may run it.
         """
         self._check_attached()
         wrong: UnknownLayer | CutRefused | None = None
@@ -161,8 +168,8 @@ class WrappedModel(Runs):
             raise wrong
 
     def most_output_bytes(self, *args: Any, **kwargs: Any) -> int | None:
-        """A generous bound on the bytes of this model's answer to such inputs, by the plans that are known; None
-        without any. An answer from elsewhere that is larger is none of this model's.
+        """Return a generous bound on the bytes of this model's answer to such inputs, from the known plans; None
+        without any. A larger answer from elsewhere cannot be this model's.
         """
         return self._planner.most_output_bytes(args, kwargs)
 
@@ -173,14 +180,15 @@ class WrappedModel(Runs):
 
     @property
     def modules(self) -> dict[nn.Module, tables.ModuleInfo]:
-        """The modules that it hooks, and their names; do not change it."""
+        """The modules that it hooks, and their names; do not modify it."""
         return self._modules
 
     def explain(self, cut: Cut, /, *args: Any, **kwargs: Any) -> Explanation:
-        """What crosses at a cut on these inputs and why, and what the tail skips, enters and replays; print it.
+        """Explain what crosses at a cut on these inputs and why, and what the tail skips, enters and replays; print the
+        result.
 
-        Plans, and rehearses the tail here; without inputs, of the latest plan. Raises `UnknownLayer`, for want of any
-        plan, too, and `CutRefused` with the reason.
+        Plans, and rehearses the tail here; without inputs, uses the latest plan. Raises `UnknownLayer`, also without
+        any plan, and `CutRefused` with the reason.
         """
         from shared_hooks.explaining import explain
 
@@ -200,8 +208,8 @@ class WrappedModel(Runs):
         """Run the head (``end``), the tail (``start``) or the whole model (neither).
 
         ``end=cut`` runs up to and including the cut layer and returns an `EarlyOutput`. ``start=cut`` takes that
-        `EarlyOutput` as its only argument and returns the model's own output; with a later ``end``, too, a middle part,
-        it gives the `EarlyOutput` that a head would have given there. A cut is a layer id, the name of a
+        `EarlyOutput` as its only argument and returns the model's own output; together with a later ``end`` it runs a
+        middle part, and returns the `EarlyOutput` that a head would return there. A cut is a layer id, the name of a
         layer or block, or ``"input"``. Everything runs without gradients. Raises `UnknownLayer`, `CutRefused`,
         `PlanMismatch`, and whatever the model raises.
         """
@@ -220,11 +228,11 @@ class WrappedModel(Runs):
     __call__ = forward
 
     def whole(self, /, *args: Any, **kwargs: Any) -> Any:
-        """The whole model. Like `forward` without a cut, for models whose own arguments are called start or end."""
+        """Run the whole model, like `forward` without a cut, whatever its arguments are called."""
         return self._without_cut(args, kwargs)
 
     def head(self, cut: Cut, /, *args: Any, **kwargs: Any) -> EarlyOutput:
-        """Run up to and including the cut layer. Like ``forward(..., end=cut)``, whatever the arguments are called."""
+        """Run up to and including the cut layer, like ``forward(..., end=cut)``, whatever the arguments are called."""
         self._check_attached()
         self.lifecycle.emit(Stage.BEFORE_HEAD, split=cut)
         early = self._head(cut, args, kwargs)
@@ -232,17 +240,20 @@ class WrappedModel(Runs):
         return early
 
     def crossing_at(self, early: EarlyOutput, end: Cut) -> Crossing:
-        """Describes what `forward` with this later ``end`` would return, without running the model up to there. Raises
-        `UnknownLayer` and `CutRefused`.
+        """Describe what `forward` with this later ``end`` would return, without running the model up to there.
+
+        Raises `UnknownLayer` and `CutRefused`.
         """
         self._check_attached()
         span = self._span(early, end)
         return early.crossing if span is None else span.target
 
     def tail(self, early: EarlyOutput, /, *, substitutes: Substitutes | None = None, gradients: bool = False) -> Any:
-        """Resume from what a head gave; the model's own output. ``substitutes``: what runs in place of modules
-        behind the cut (`shared_hooks.compiling`); layers inside of these are not seen. ``gradients``: autograd sees
-        what is computed from ``early.pieces``, and may differentiate by these.
+        """Resume from a head's result, and return the model's own output.
+
+        ``substitutes``: replacements of modules behind the cut (`shared_hooks.compiling`); layers inside of these are
+        not seen. ``gradients``: autograd records what is computed from ``early.pieces``, and can differentiate with
+        respect to them.
         """
         self._check_attached()
         return self._tail(early, early.layer_id, substitutes, gradients)
@@ -265,21 +276,23 @@ class WrappedModel(Runs):
         return {} if session is None else session.banked
 
     def measure(self, wanted: bool) -> None:
-        """Whether forwards of this thread measure their layers from now on, if `metrics` was given."""
+        """Set whether forwards of this thread measure their layers from now on, if `metrics` was given."""
         self._own.metrics = wanted
 
     def get_layer_metrics(self) -> list[LayerMetrics]:
-        """One record per layer call of this thread's last forward."""
+        """Return one record per layer call of this thread's last forward."""
         session: Session | None = getattr(self._own, "session", None)
         return [] if session is None else session.metrics()
 
     def get_forward_metrics(self) -> ForwardMetrics | None:
-        """This thread's last forward as a whole; None before the first, and without metrics."""
+        """Return the record of this thread's last forward as a whole; None before the first, and without metrics."""
         session: Session | None = getattr(self._own, "session", None)
         return None if session is None or session.measurement is None else session.measurement.forward_metrics()
 
     def last_records(self) -> Callable[[], tuple[list[LayerMetrics], ForwardMetrics | None]]:
-        """Makes both for this thread's last forward, some microseconds a layer: call it now, or when there is time."""
+        """Return a function that makes both for this thread's last forward, in some microseconds per layer, now or
+        later.
+        """
         session: Session | None = getattr(self._own, "session", None)
         measurement = None if session is None else session.measurement
         return lambda: (
@@ -302,9 +315,10 @@ class WrappedModel(Runs):
             return constants.weights_hash(self.model)
 
     def other_numbers(self, model: nn.Module) -> list[str]:
-        """Numbers in modules of ``model``, a model with the same layers, and in objects that they hold, that are not
-        what they were here when this was made, and that the code of its forward reads and does not set. Modules of
-        libraries are left out: they set many by themselves.
+        """Return names of numbers that differ from those when this object was made.
+
+        They are in modules of ``model``, a model with the same layers, and in objects that they hold, and the code of
+        its forward reads and does not set them. Modules of libraries are left out: they set many by themselves.
         """
         own = {path for path, module in model.named_modules() if not is_installed(file_of(type(module)))}
         code = ForwardCode(model)
@@ -319,7 +333,7 @@ class WrappedModel(Runs):
         )
 
     def environment(self) -> dict[str, str]:
-        """What else must be the same on both sides: settings that change kernels, the model's configuration and
+        """Return what else must be equal on both sides: settings that change kernels, the model's configuration and
         code.
         """
         configuration = constants.digest_of([constants.configuration_digest(self._attributes), self._held])
@@ -329,8 +343,10 @@ class WrappedModel(Runs):
         return {**context.environment(), **own}
 
     def manifest(self, plan: Plan | None = None) -> dict[Fact, str]:
-        """What the digests are made of, fact by fact (`shared_hooks.modules.manifest`); with a plan, its operations,
-        too. To be compared where the digests of two sides differ.
+        """Return the contents of the digests, fact by fact (`shared_hooks.modules.manifest`), with a plan's operations,
+        too.
+
+        To be compared if the digests of two sides differ.
         """
         with nullcontext() if self._loads is None else self._loads.reading():
             operations = plan.names if plan is not None else ()
@@ -351,12 +367,12 @@ class WrappedModel(Runs):
         """Compare every cut, ``first`` before the others, or ``only`` these, through bytes, with the whole model on
         these inputs.
 
-        ``on_cut(done, total, name, verdict)`` shows progress; a verdict is "exact", "refused" or "differs".
-        ``cold`` makes the same model once more: then tails run on one that never ran before, as a server's may be,
-        answers are compared with those of others, and inputs that are drawn are tried, too. That finds what one model
-        hides. With ``processes`` the tails and the whole models run in a process each, which calls ``cold``: that finds
-        what one process hides. Raises ModelFailed where that cannot be had: ``cold`` is not importable there, an output
-        goes to no other process, or one has ended. A cut that differs is refused from then on.
+        ``on_cut(done, total, name, verdict)`` reports progress; a verdict is "exact", "refused" or "differs". ``cold``
+        makes the same model again: then tails run on one that never ran before, as a server's may be, answers are
+        compared with those of others, and generated inputs are tried, too. That finds what one model hides. With
+        ``processes`` the tails and the whole models run in a process each, which calls ``cold``: that finds what one
+        process hides. Raises ModelFailed if that is impossible: ``cold`` cannot be imported there, an output cannot be
+        sent to another process, or one has ended. A cut that differs is refused from then on.
         """
         from shared_hooks.middle import Apart, Gone
         from shared_hooks.verification import Cold, cold_here, verify
