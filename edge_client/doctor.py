@@ -1,4 +1,6 @@
-"""What a server serves, whether this side has the same, and whether a request comes back as the model's own answer."""
+"""Diagnose a server: what it serves, whether this side has the same, and whether a request returns the model's
+answer.
+"""
 
 from __future__ import annotations
 
@@ -42,14 +44,14 @@ from shared_hooks.tensors import identical
 
 
 SECONDS: Final = 5.0
-"""For each step."""
+"""Timeout of each step in seconds."""
 _PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How every HTTP/2 connection begins, with empty SETTINGS (RFC 9113, 3.4)."""
+"""Start of every HTTP/2 connection, with empty SETTINGS (RFC 9113, 3.4)."""
 _SETTINGS: Final = 4
 
 
 def own(credentials: Credentials) -> Iterator[Finding]:
-    """What this side shows, and whom it trusts."""
+    """Check this side's certificates, and whom it trusts."""
     if credentials.certificate is not None and credentials.key is not None:
         yield from doctor.pair("own cert", Path(credentials.certificate), Path(credentials.key), server=False)
     if credentials.ca is not None:
@@ -69,7 +71,7 @@ def own(credentials: Credentials) -> Iterator[Finding]:
 
 
 def way(server: str, credentials: Credentials) -> Iterator[Finding]:
-    """Ends with the first step that is wrong."""
+    """Check the way to the server. Ends with the first failing step."""
     for step in (_name, _tcp, _tls if credentials.encrypted else _clear, _health):
         for finding in step(server, credentials):
             yield finding
@@ -166,7 +168,7 @@ def _health(server: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def clock(there: int) -> Finding:
-    """``there``: the server's, in seconds since 1970."""
+    """Compare the server's clock, in seconds since 1970, with this one."""
     apart = there - datetime.now(timezone.utc).timestamp()
     says = f"the server's is {abs(apart):.0f} s {'ahead of' if apart > 0 else 'behind'} this one"
     if abs(apart) > 60:
@@ -191,7 +193,7 @@ _DIFFERENCES: Final = re.compile(r"client and server differ in (.*?)(?: \(client
 
 
 def served(server: str, credentials: Credentials) -> Iterator[Finding]:
-    """What `ListModels` says: models, versions, clock."""
+    """Check what `ListModels` returns: models, versions, clock."""
     with dial(server, credentials=credentials) as channel:
         stub: Any = SplitStub(channel)
         try:
@@ -213,7 +215,7 @@ def served(server: str, credentials: Credentials) -> Iterator[Finding]:
 
 
 def greeted(server: str, credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
-    """The greeting, as every client begins; then one request, compared with the whole model here."""
+    """Check the greeting, as every client begins; then one request, compared with the whole model here."""
     connection = ConnectionOptions(patience=AGREE_SECONDS, credentials=credentials)
     client = EdgeClient(server, choice, "input", connection=connection)
     try:
@@ -254,7 +256,9 @@ def _greeting(client: EdgeClient) -> Iterator[Finding]:
 
 
 def along(servers: Sequence[str], credentials: Credentials, choice: ModelChoice) -> Iterator[Finding]:
-    """One request through all servers of a chain, its cuts spread evenly: what each did, and whether it is exact."""
+    """Make one request through all servers of a chain, with evenly spread cuts: each one's part, and whether it is
+    exact.
+    """
     connection = ConnectionOptions(patience=AGREE_SECONDS, credentials=credentials)
     with EdgeClient(servers, choice, EDGE_ONLY, connection=connection) as client:
         example = None if client.spec is None else client.spec.example(client.device)
@@ -296,7 +300,7 @@ def _mend_chain(error: IsthmusError) -> str:
 
 
 def differences(text: str) -> Iterator[Finding]:
-    """A refusal's text, one finding for each thing in which the two sides differ."""
+    """Yield a finding for each difference of the two sides in a refusal's text."""
     found = _DIFFERENCES.search(text)
     for each in found[1].split("; ") if found else [text]:
         mend = next((mend for name, mend in MEND.items() if name in each), "the server's log may say more")

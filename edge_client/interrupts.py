@@ -1,9 +1,9 @@
-"""Ctrl-C, never lost.
+"""Handle Ctrl-C so that it is never lost.
 
-A KeyboardInterrupt is an exception like any other: raised while a library is imported, in a destructor or a callback
-from C++, it may be caught there, printed or dropped, and the process continues. So there are two handlers. While
-nothing has begun (`ends_at_once`) the process is ended without an exception. Afterwards (`insists`) it is raised again,
-until somebody says `heard`. Loads nothing, so that it can be there before anything else.
+A KeyboardInterrupt is an ordinary exception: raised during an import, in a destructor or a callback from C++, it may be
+caught, printed or dropped there, and the process continues. So there are two handlers. Before any work (`ends_at_once`)
+the process is ended without an exception. Afterwards (`insists`) it is raised repeatedly, until `heard` is called.
+Loads nothing, so that it can be installed first.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from types import FrameType
 from typing import Final
 
 AGAIN_SECONDS: Final = 3.0
-"""As long as a command may take to get from where it was interrupted to where it knows what to do about it."""
+"""Seconds that a command may need to get from the interruption to its handling."""
 INTERRUPTED: Final = 130
 
 
 @contextmanager
 def ends_at_once() -> Iterator[None]:
-    """In this block Ctrl-C ends the process, with exit status 130 and one line, until `insists` is called."""
+    """End the process on Ctrl-C in this block, with exit status 130 and one line, until `insists` is called."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGALRM)
     installed = _install(_end)
     try:
@@ -36,19 +36,19 @@ def ends_at_once() -> Iterator[None]:
 
 
 def insists() -> None:
-    """From now on Ctrl-C raises KeyboardInterrupt in the main thread, and again every `AGAIN_SECONDS` until `heard`."""
+    """Raise KeyboardInterrupt in the main thread on Ctrl-C, and again every `AGAIN_SECONDS` until `heard`."""
     if _install(_raise):
         signal.signal(signal.SIGALRM, _raise)
 
 
 def heard() -> None:
-    """The interrupt has arrived. A second Ctrl-C is a new one."""
+    """Confirm that the interrupt has arrived. A second Ctrl-C is a new one."""
     if threading.current_thread() is threading.main_thread():
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def _install(handler: signal._HANDLER) -> bool:
-    """Not where somebody else decides: another thread's caller, a program of its own handler, a shell's background."""
+    """Install a handler, unless called from another thread, or a program or a background shell has set its own."""
     if threading.current_thread() is not threading.main_thread():
         return False
     if signal.getsignal(signal.SIGINT) not in (signal.default_int_handler, _end, _raise):

@@ -1,4 +1,4 @@
-"""`EdgeClient.intervene`: activations changed on purpose, in the layers that run here."""
+"""Implement `EdgeClient.intervene`, which changes activations in the layers that run here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shared_hooks.observers import Transform
 
 
 class Intervention(Transform):
-    """Puts what functions make of modules' outputs in place of these. One that raises fails its request."""
+    """Replaces modules' outputs with functions' results. An exception fails its request."""
 
     def __init__(self, wrapped: WrappedModel, changes: Mapping[str, Callable[[Any], Any]]) -> None:
         """``changes``: the name of a block or layer -> a function of the output of each of its calls."""
@@ -29,13 +29,13 @@ class Intervention(Transform):
         return self._changes[name](output)
 
     def failed(self, error: Exception, where: str) -> None:
-        """Kept for the request, whose head runs in this thread."""
+        """Store the error for the request, whose head runs in this thread."""
         self.failures += 1
         self._of_thread.error = f"intervene, {where}: {raised(error)}"
 
     def check(self, cut: Cut) -> None:
-        """Called when a request's head has run in this thread. Raises ModelFailed where a function raised, or gave
-        another shape or dtype, and CutRefused where a module runs behind the cut.
+        """Raise the errors of a request whose head has run in this thread: ModelFailed if a function raised, or
+        returned another shape or dtype, and CutRefused if a module runs behind the cut.
         """
         error = getattr(self._of_thread, "error", None)
         if error is not None:

@@ -1,8 +1,8 @@
-"""Codecs of what crosses, in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
+"""Encode what crosses in numpy: the same bytes as `shared_hooks.codecs` makes, without PyTorch.
 
-`Learned` is of edge-client learn. "lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" keep every bit; "fp16",
-"int8" and "int6" round. Packages lz4 and zstandard are needed by those that are called so, zstandard by "sparse",
-"int8" and "int6", too.
+`Learned` is a codec of edge-client learn. "lz4", "shuffle-lz4", "zstd", "shuffle-zstd" and "sparse" are lossless;
+"fp16", "int8" and "int6" round. The codecs need the packages lz4 and zstandard by their names; "sparse", "int8" and
+"int6" need zstandard, too.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Coded = tuple[bytes, list[int]]
 
 
 def encode(name: str, array: Array) -> Coded | None:
-    """An array, encoded; None where that does not become smaller, or is another one after it: it goes as it is.
+    """Encode an array. Returns None if that does not shrink it, or would alter it: then it is sent raw.
 
-    Raises SpecError without such a codec here.
+    Raises SpecError for an unknown codec.
     """
     if name not in CODECS:
         raise SpecError(f"codec={name!r}: here must be one of {', '.join(CODECS)}.{near(name, CODECS)}")
@@ -54,13 +54,13 @@ def _zstd(data: bytes) -> bytes:
 
 
 def _shuffled(array: Array) -> bytes:
-    """First the first byte of every element, then the second."""
+    """Return the first byte of every element, then the second, and so on."""
     flat = np.frombuffer(array.tobytes(), np.uint8)
     return np.ascontiguousarray(flat.reshape(-1, array.itemsize).T).tobytes()
 
 
 def _sparse(array: Array) -> Coded:
-    """Where elements are that are not zero, and these, turned left by a bit and byte by byte."""
+    """Encode the positions of nonzero elements, and these, rotated left by a bit and byte by byte."""
     words = np.frombuffer(array.tobytes(), f"<u{array.itemsize}")
     mask = words != 0
     kept = words[mask]
@@ -89,7 +89,7 @@ _OTHERS: Final = {_OF_ALL: (0, 1, 2), _OF_CHANNEL: (0, 2), _OF_TOKEN: (1,)}
 
 
 def _grain(shape: tuple[int, ...]) -> tuple[int, tuple[int, int, int]]:
-    """Whose steps pay, and the elements as outer, channels, inner (`shared_hooks.codecs.Grain`)."""
+    """Return the grouping of steps, and the layout as outer, channels, inner (`shared_hooks.codecs.Grain`)."""
     count, is_map = int(np.prod(shape)), len(shape) >= 4
     axis = 1 if is_map else len(shape) - 1
     if axis < 0 or shape[axis] <= 1:
@@ -151,7 +151,7 @@ def _quantised(array: Array, bits: int) -> Coded | None:
 
 
 def _apart(values: Array, uneven: Array, axes: tuple[int, ...]) -> tuple[Array, Array, Array] | None:
-    """What lies far from the rest of its group, the largest of the rest, and the limit. None where that is too much."""
+    """Return the outliers, the largest of the rest, and the limit. None if there are too many."""
     size = np.abs(values)
     near_values = values
     limit = np.zeros_like(uneven, dtype=np.float32)
@@ -176,7 +176,7 @@ def _steps(wanted: Array) -> tuple[int, Array] | None:
 
 
 def _run(run: Array) -> bytes:
-    """A run of bytes behind its size, compressed where that is smaller."""
+    """Return a run of bytes preceded by its size, compressed if that is smaller."""
     zstandard = _package("zstandard")
     plain = run.tobytes()
     packed = plain
@@ -198,9 +198,9 @@ _DIGITS, _BITS, _BLOCK, _AREA = 12, 12, 512, 16
 
 
 class Learned:
-    """A file of ``edge-client learn``. Raises SpecError for one that is none; needs the package safetensors.
+    """A file of ``edge-client learn``. Raises SpecError for any other; needs the package safetensors.
 
-    ``name``: on the wire; ``cut`` and ``weights``: what it is for.
+    ``name``: on the wire; ``cut`` and ``weights``: what it was trained for.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -231,7 +231,7 @@ class Learned:
         self.name = LEARNED + hashlib.sha256(plain).hexdigest()[:_DIGITS]
 
     def encode(self, number: int, array: Array) -> Coded | None:
-        """The ``number``-th piece of its cut; None for what it was not trained for: that goes as it is."""
+        """Encode the ``number``-th piece of its cut; None for what it was not trained for, which is sent raw."""
         design = self._designs[number] if number < len(self._designs) else None
         if design is None or array.dtype not in (np.float32, np.float64, np.float16) or not np.isfinite(array).all():
             return None
@@ -254,7 +254,7 @@ class Learned:
         return None if len(data) >= array.nbytes else (data, [number, 0, *form])
 
     def _levels(self, number: int, design: Any, values: Array) -> Array:
-        """What the encoder gives, before it is bounded."""
+        """Return the encoder's output before bounding."""
 
         def own(name: str) -> Array:
             found: Array = self._tensors[f"{number}.{name}"]
@@ -276,7 +276,7 @@ class Learned:
         return last
 
     def _packed(self, number: int, symbols: Array) -> bytes:
-        """By how often each occurred in training; see `shared_hooks.codecs.learned.SymbolCoder`."""
+        """Pack by the frequencies of training; see `shared_hooks.codecs.learned.SymbolCoder`."""
         often = self._often[number]
         below = [[0, *np.cumsum(row)[:-1].tolist()] for row in often]
         rows = np.tile(np.repeat(np.arange(symbols.shape[1]), symbols.shape[2]), len(symbols)).tolist()
@@ -292,7 +292,7 @@ class Learned:
 
 
 def _conv(values: Array, weight: Array, stride: int) -> Array:
-    """Three by three, with zeros around."""
+    """Convolve three by three with zero padding."""
     padded = np.pad(values, ((0, 0), (0, 0), (1, 1), (1, 1)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(2, 3))[:, :, ::stride, ::stride]
     found: Array = np.tensordot(windows, weight, ((1, 4, 5), (1, 2, 3))).transpose(0, 3, 1, 2)
@@ -310,5 +310,5 @@ CODECS: Final[dict[str, Callable[[Array], Coded | None]]] = {
     "int6": partial(_quantised, bits=6),
 }
 ROUNDING: Final = ("fp16", "int8", "int6")
-"""Those that do not keep every bit."""
+"""Lossy codecs."""
 NAMES: Final = ("raw", *CODECS)

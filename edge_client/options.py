@@ -1,8 +1,8 @@
-"""What tasks take: a dataclass for each, whose fields are its keyword arguments and the options of its command.
+"""Define the tasks' options: a dataclass for each, whose fields are its keyword arguments and its command's options.
 
 `edge_client.plan(..., rtt="30ms")` and ``edge-client plan --rtt 30ms`` are the same field. Fields without a help text
-are keyword arguments alone: what stands for them on a command line is several options, or the command's own doing.
-Loads no torch: ``--help`` imports it.
+are keyword arguments only: on a command line several options, or the command itself, replace them. Loads no torch:
+``--help`` imports it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 LOSSLESS = ("raw", "lz4", "zstd", "shuffle-lz4", "shuffle-zstd", "sparse")
 LOSSY = ("bf16", "fp16", "int8", "int6", "int5", "int4", "int3", "int2", "int1", "basis", "frames")
 CODECS = (*LOSSLESS, *LOSSY)
-"""As `shared_hooks.codecs` has them, which loads torch."""
+"""As in `shared_hooks.codecs`, which loads torch."""
 KINDS = ("classes", "embedding", "boxes", "tensors")
-"""What a model's output may be."""
+"""Kinds of a model's output."""
 BOOLEAN = argparse.BooleanOptionalAction
 OBJECTIVE = "NAME|NAME=WEIGHT,..."
 
 
 def _silent(text: str) -> None:
-    """For `Reporting.say`."""
+    """The default of `Reporting.say`."""
 
 
 def codec_option(auto: str = "") -> Any:
-    """``--codec``. ``auto``: what the word does, where it may stand."""
+    """Declare ``--codec``. ``auto``: what the word does, where it is allowed."""
     known = (*CODECS, "auto") if auto else CODECS
 
     def codec(text: str) -> str:
@@ -66,7 +66,7 @@ def codec_option(auto: str = "") -> Any:
 
 
 def observers_option(default: tuple[str, ...] = (), text: str = "observe both sides") -> Any:
-    """``--observe``."""
+    """Declare ``--observe``."""
     help = (
         f'{text}: "activation" for statistics, "debug" for NaN and Inf, and such; another word lists them; the server '
         f"must allow them (default: {','.join(default) or 'none'})"
@@ -79,7 +79,7 @@ def observers_option(default: tuple[str, ...] = (), text: str = "observe both si
 
 @dataclass(frozen=True, kw_only=True)
 class Reporting:
-    """What is shown meanwhile: ``progress`` on standard error; ``say`` gets lines for people."""
+    """How to report meanwhile: ``progress`` on standard error; ``say`` receives lines for people."""
 
     progress: bool = True
     say: Callable[[str], None] = _silent
@@ -87,14 +87,14 @@ class Reporting:
 
 @dataclass(frozen=True, kw_only=True)
 class Connecting(Reporting):
-    """A server may ask who is there."""
+    """Credentials for a server that requires them."""
 
     credentials: Credentials | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Encoded:
-    """What is sent, in which codec."""
+    """The codec of what is sent."""
 
     codec: str = codec_option("chooses by speed, size and link")
     calibration: str | Path | LossTable | None = option(
@@ -105,7 +105,7 @@ class Encoded:
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What the best cut is, and what it may not exceed. ``power``: watts of this machine, at work and waiting."""
+    """The objective of the best cut, and its constraints. ``power``: watts of this machine, active and idle."""
 
     objective: str = option("latency", OBJECTIVE)
     max_edge_memory: str | float | None = option(None, "SIZE", "such as 64MiB: limit on the edge, weights included")
@@ -123,7 +123,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherLink:
-    """A link that is not measured."""
+    """A link given by its numbers instead of measured."""
 
     uplink: str | None = option(None, "RATE", "such as 5mbit: do not probe the link; needs --rtt")
     downlink: str | None = option(None, "RATE", "(default: same as --uplink)")
@@ -135,7 +135,7 @@ class OtherLink:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions(Encoded, OtherLink, Goal, Connecting):
-    """What `edge_client.plan` takes, which says what each does."""
+    """Options of `edge_client.plan`, which explains them."""
 
     edge_speed: float = option(
         1.0, "X", "plan for a device with X times the speed of the one measured, such as 0.2", parse=float
@@ -152,7 +152,7 @@ class PlanOptions(Encoded, OtherLink, Goal, Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanGenerationOptions(OtherLink, Connecting):
-    """What `edge_client.plan_generation` takes, which says what each does. ``goal`` is what ``--generate`` says."""
+    """Options of `edge_client.plan_generation`, which explains them. ``goal`` is the argument of ``--generate``."""
 
     prompt_tokens: int = option(128, "N", parse=positive_int)
     new_tokens: int = option(128, "N", parse=positive_int)
@@ -171,7 +171,7 @@ class PlanGenerationOptions(OtherLink, Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanChainOptions(Connecting):
-    """What `edge_client.plan_chain` takes, which says what each does."""
+    """Options of `edge_client.plan_chain`, which explains them."""
 
     seconds: float = option(20.0, "S", "for each profile", parse=positive_seconds)
     correct: bool = option(True, help="correct the plan by a few real requests", action=BOOLEAN)
@@ -179,7 +179,7 @@ class PlanChainOptions(Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingOptions(Connecting):
-    """What `edge_client.profile` takes, which says what each does."""
+    """Options of `edge_client.profile`, which explains them."""
 
     side: Literal["edge", "cloud", "both"] | None = option(
         None, help="(default: both with --server, else edge)", choices=("edge", "cloud", "both")
@@ -194,7 +194,7 @@ class ProfilingOptions(Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(Connecting):
-    """What `edge_client.sweep` takes, which says what each does."""
+    """Options of `edge_client.sweep`, which explains them."""
 
     output: str | Path = option(metavar="DIR", help="folder for the results; run again to resume")
     cuts: str | Sequence[str | int] | None = option(
@@ -230,7 +230,7 @@ class SweepOptions(Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class PruneOptions:
-    """What `edge_client.prune` takes, which says what each does."""
+    """Options of `edge_client.prune`, which explains them."""
 
     choose_by: Any = option(None, "FOLDER", "to choose by (default: every other file of --input)")
     keep: str | int | Sequence[int] | None = option(
@@ -255,7 +255,7 @@ class PruneOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LeakageOptions(Reporting):
-    """What `edge_client.leakage` takes, which says what each does."""
+    """Options of `edge_client.leakage`, which explains them."""
 
     splits: str = option("all", "CUT,CUT|all", 'cuts, "input" too')
     every: int | None = option(None, "N", "with all: every n-th cut", parse=positive_int)
@@ -273,7 +273,7 @@ class LeakageOptions(Reporting):
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(Reporting):
-    """What `edge_client.calibrate` takes, which says what each does."""
+    """Options of `edge_client.calibrate`, which explains them."""
 
     labels: str | Path | None = option(None, "FILE.csv", "rows of a file's name and its label")
     max_loss: str | float = option(0.01, "SHARE", "to be allowed, such as 0.5%% (default: 1%%)")
@@ -293,7 +293,7 @@ class CalibrateOptions(Reporting):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnOptions(Reporting):
-    """What `edge_client.learn` takes, which says what each does."""
+    """Options of `edge_client.learn`, which explains them."""
 
     output: str | Path = option(metavar="DIR", help="codec.safetensors; the same command continues")
     rate: str | int | None = option(None, "BYTES", "least loss, payload of at most BYTES on average", exclusive="goal")
@@ -311,7 +311,7 @@ class LearnOptions(Reporting):
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What `edge_client.export` takes, which says what each does."""
+    """Options of `edge_client.export`, which explains them."""
 
     split: str | Sequence[str] = option(
         metavar="CUT,CUT|all", help="the cuts at which heads end", parse=comma_separated
@@ -324,7 +324,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadOptions:
-    """An open load, of `edge_client.bench` and `edge_client.bench_heads`, which say what each does."""
+    """Options of an open load, of `edge_client.bench` and `edge_client.bench_heads`, which explain them."""
 
     rate: float | Sequence[float] | None = option(
         None, "N,N", "requests a second of all clients, one or several (default: 10)", parse=positive_numbers
@@ -344,7 +344,7 @@ class LoadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchOptions(LoadOptions, Connecting):
-    """What `edge_client.bench` takes, which says what each does."""
+    """Options of `edge_client.bench`, which explains them."""
 
     exact: bool = option(
         True,
@@ -357,7 +357,7 @@ class BenchOptions(LoadOptions, Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class LightBenchOptions(LoadOptions, Connecting):
-    """What `edge_client.bench_heads` takes, which says what each does."""
+    """Options of `edge_client.bench_heads`, which explains them."""
 
     split: str = ""
     provider: str = "cpu"
@@ -366,7 +366,7 @@ class LightBenchOptions(LoadOptions, Connecting):
 
 @dataclass(frozen=True, kw_only=True)
 class HierarchyOptions:
-    """What `edge_client.hierarchy` takes, which says what each does."""
+    """Options of `edge_client.hierarchy`, which explains them."""
 
     graphml: str | Path | None = option(None, "FILE", "modules, calls and operations as a graph")
     onnx: str | Path | None = option(None, "FILE", "export, every node tagged; FILE.json lists the tags")
@@ -378,7 +378,7 @@ class HierarchyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """What `edge_client.verify` takes, which says what each does."""
+    """Options of `edge_client.verify`, which explains them."""
 
     cuts: str | Sequence[str] | None = option(
         None, "NAME,NAME", 'these (default: all); "a + b" is a cut along branches'
@@ -392,7 +392,7 @@ class VerifyOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class AutoSplit(Goal):
-    """What goes with ``--split auto``; in Python `edge_client.AutoOptions`."""
+    """Options of ``--split auto``; in Python `edge_client.AutoOptions`."""
 
     profile_seconds: float = option(5.0, "S", "for each profile", parse=positive_seconds)
     log_decisions: str | None = option(None, "FILE", "write every decision and its numbers as lines of JSON")
@@ -400,21 +400,21 @@ class AutoSplit(Goal):
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """What observes a run's models."""
+    """Observers of a run's models."""
 
     observers: Sequence[str] = observers_option()
 
 
 @dataclass(frozen=True, kw_only=True)
 class WatchOptions:
-    """What ``edge-client watch`` takes."""
+    """Options of ``edge-client watch``."""
 
     observers: Sequence[str] = observers_option(("activation", "debug"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class WaitOptions:
-    """How long a command waits."""
+    """Timeouts of a command."""
 
     deadline: float = option(60.0, "S", "for each request", parse=positive_seconds)
     patience: float = option(15.0, "S", "wait for a server", parse=positive_seconds)
@@ -422,7 +422,7 @@ class WaitOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions(Encoded, WaitOptions):
-    """What ``edge-client run`` takes for an `edge_client.EdgeClient` and its requests."""
+    """Options of ``edge-client run`` for an `edge_client.EdgeClient` and its requests."""
 
     in_flight: int = option(1, "N", "requests under way, for throughput", parse=positive_int)
     warmup: int = option(0, "N", "requests of the first input before all, not counted", parse=non_negative_int)

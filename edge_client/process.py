@@ -1,4 +1,4 @@
-"""A cloud server on loopback that this process starts, for measurements on one machine; it is always ended."""
+"""Start a cloud server on loopback, for measurements on one machine; it is always ended."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 
 
 def end_with_parent(number: int = signal.SIGTERM) -> Callable[[], None] | None:
-    """What `subprocess.Popen` takes for ``preexec_fn``: the signal ``number`` when this process has ended. None where
-    there is no such thing.
+    """Return a ``preexec_fn`` for `subprocess.Popen`: send the signal ``number`` when this process ends. None if
+    unsupported.
 
-    Linux ends a child for its parent *thread*; only the main one is there to the end.
+    Linux ends a child with its parent *thread*; only the main thread lives to the end.
     """
     if sys.platform != "linux" or threading.current_thread() is not threading.main_thread():
         return None
@@ -58,14 +58,14 @@ def local_server(
     arguments: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> Iterator[str]:
-    """``python -m cloud_server`` with this side's ``choice`` as a process; yields HOST:PORT when it listens.
+    """Run ``python -m cloud_server`` with this side's ``choice`` as a process; yields HOST:PORT when it listens.
 
         with local_server("digits") as server, EdgeClient(server, "digits", split="auto") as client:
             ...
 
-    The model must be named by words (SpecError): nothing else reaches another process. ``observers`` are those that
-    it allows, ``arguments`` are more of the server's own, ``prefix`` goes before the command (``ip netns exec ...``).
-    Raises ServerUnavailable with the last lines of its log when it does not come up.
+    The model must be given by name (else SpecError): nothing else reaches another process. ``observers``: those that it
+    allows, ``arguments``: more of the server's own, ``prefix``: goes before the command (``ip netns exec ...``). Raises
+    ServerUnavailable with the last lines of its log if it does not start.
     """
     command = [
         *prefix,
@@ -124,13 +124,13 @@ def _words_of(choice: ModelChoice) -> list[str]:
 
 
 def _codecs() -> list[str]:
-    """Those that this process was given, which no other has."""
+    """Return the codecs registered in this process, which a new one lacks."""
     registry = sys.modules.get("shared_hooks.codecs.registry")
     return [] if registry is None else registry.added()
 
 
 def _address(process: subprocess.Popen[bytes], out: Path, log: Path) -> str:
-    """From the line that the server prints when it is ready."""
+    """Read the address from the line that the server prints when it is ready."""
     limit = time.monotonic() + START_SECONDS
     while time.monotonic() < limit:
         status = process.poll()

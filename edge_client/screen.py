@@ -1,9 +1,9 @@
-"""What people see in a terminal or a notebook: numbers as text, tables, what observers found, progress.
+"""Format what people see in a terminal or a notebook: numbers, tables, observations, progress.
 
-What comes from elsewhere - file names, labels, a server's errors - is made fit to be shown (`printable`). Progress is
-one bar with the time that is left, drawn by rich wherever there is a place for it: on a terminal on standard error,
-gone when the work is done; in a notebook in the cell, the same way; elsewhere (a pipe, a file, a log) a plain line as
-soon as the time left is known, and every few seconds.
+Text from elsewhere - file names, labels, a server's errors - is escaped (`printable`). Progress is one bar with the
+remaining time, drawn by rich where possible: on a terminal on standard error, removed at the end; in a notebook in the
+cell, likewise; elsewhere (a pipe, a file, a log) a plain line as soon as the remaining time is known, and every few
+seconds.
 
 Imports nothing of the client, and no torch.
 """
@@ -34,22 +34,22 @@ if TYPE_CHECKING:
 
 
 def printable(text: str) -> str:
-    """``text`` with what does not print escaped: control characters would clear, colour or rewrite a terminal."""
+    """Escape non-printing characters in ``text``, which could clear, colour or rewrite a terminal."""
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def one_line(text: str) -> str:
-    """``text`` as one printable line."""
+    """Return ``text`` as one printable line."""
     return printable(" ".join(text.split()))
 
 
 def milliseconds(ns: float) -> str:
-    """Nanoseconds as milliseconds with microseconds shown."""
+    """Format nanoseconds as milliseconds with three decimals."""
     return f"{ns / 1e6:.3f}"
 
 
 def duration(seconds: float) -> str:
-    """As people say how long something takes: "40 s", "3 min 20 s", "2 h 5 min"."""
+    """Format a duration for people: "40 s", "3 min 20 s", "2 h 5 min"."""
     whole = max(0, round(seconds))
     if whole >= 600:
         whole = round(whole / 60) * 60
@@ -61,7 +61,7 @@ def duration(seconds: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four digits without an exponent; 0 for what only rounding has left."""
+    """Format four digits without an exponent; 0 for rounding noise."""
     if not math.isfinite(value):
         return "none" if math.isnan(value) else "without limit"
     if abs(value) < 1e-6:
@@ -72,7 +72,7 @@ def number(value: float) -> str:
 
 
 def finite(value: Any) -> Any:
-    """``value`` for JSON: NaN and infinities as None, tuples as lists, keys as text."""
+    """Convert ``value`` for JSON: NaN and infinities to None, tuples to lists, keys to text."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
@@ -86,7 +86,9 @@ def finite(value: Any) -> Any:
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
-    """Columns as wide as their widest cell, those in ``right`` flush right. Nothing is cut: lines can be searched."""
+    """Format columns as wide as their widest cell, those in ``right`` right-aligned. Nothing is cut, so lines can be
+    searched.
+    """
     widths = [max(len(row[column]) for row in (headers, *rows)) for column in range(len(headers))]
 
     def line(cells: Sequence[str]) -> str:
@@ -100,7 +102,7 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table; ``right``: flush right."""
+    """One column of a table; ``right``: right-aligned."""
 
     header: str
     cells: Sequence[str]
@@ -108,7 +110,7 @@ class Column:
 
 
 def fitted(columns: Sequence[Column], spare: Sequence[str], width: int | None) -> str:
-    """A table no wider than ``width`` where that can be done by leaving columns out, those of ``spare`` in turn."""
+    """Format a table no wider than ``width``, if possible by dropping the columns in ``spare`` in turn."""
     left, spares = list(columns), list(spare)
     while True:
         rows = list(zip(*(column.cells for column in left), strict=True))
@@ -127,32 +129,34 @@ Row = dict[str, Any]
 
 
 class Tabular(ABC):
-    """A column's name ends in its unit: _ns nanoseconds, _bytes, _j joules. A value that is unknown is null."""
+    """Base of results with rows. A column's name ends in its unit: _ns nanoseconds, _bytes, _j joules. Unknown values
+    are null.
+    """
 
     shown: ClassVar[Mapping[str, str]] = {}
-    """In a notebook: column -> heading. What is in _ns is shown in ms, bytes with a unit."""
+    """In a notebook: column -> heading. Columns in _ns are shown in ms, bytes with a unit."""
     drawn: ClassVar[str] = ""
-    """In a notebook: the column of numbers that the picture shows; none without."""
+    """In a notebook: the column of numbers in the picture; empty for none."""
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """One dictionary a row, all with the same keys; values are numbers, flags, text or None."""
+        """Return one dictionary per row, all with the same keys; values are numbers, flags, text or None."""
 
     @abstractmethod
     def text(self) -> str:
-        """As the command prints it."""
+        """Format as the command prints it."""
 
     @abstractmethod
     def title(self) -> str:
-        """In one line: of what it is, and what came out."""
+        """Return one line: the subject and the result."""
 
     def to_polars(self) -> polars.DataFrame:
-        """`rows` as a polars data frame. Raises SpecError where polars is not installed."""
+        """Return `rows` as a polars data frame. Raises SpecError if polars is not installed."""
         frame: polars.DataFrame = _library("polars", "isthmus[sweep]").DataFrame(self.rows(), infer_schema_length=None)
         return frame
 
     def to_pandas(self) -> pandas.DataFrame:
-        """`rows` as a pandas data frame; pyarrow is not needed. Raises SpecError where pandas is not installed."""
+        """Return `rows` as a pandas data frame; pyarrow is not needed. Raises SpecError if pandas is not installed."""
         rows = self.rows()
         frame: pandas.DataFrame = _library("pandas", "pandas").DataFrame(rows)
         whole = [name for name in frame if _whole([row[name] for row in rows])]
@@ -172,7 +176,7 @@ class Tabular(ABC):
         return panel(self.title(), self._picture(rows), html_table(list(self.shown.values()), cells, numbers))
 
     def _picture(self, rows: list[Row]) -> str:
-        """A bar a row, for `drawn`."""
+        """Return a bar per row, for `drawn`."""
         if not self.drawn:
             return ""
         known = [row for row in rows if row[self.drawn] is not None]
@@ -187,7 +191,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _whole(values: list[Any]) -> bool:
-    """Numbers of things, some of them unknown."""
+    """Return whether the values are counts, some of them unknown."""
     known = [value for value in values if value is not None]
     return 0 < len(known) < len(values) and all(type(value) is int for value in known)
 
@@ -217,23 +221,25 @@ def _library(name: str, package: str) -> Any:
 
 
 ROWS: Final = 60
-"""Most rows of a table; JSON has them all."""
+"""Maximum rows of a table; JSON has them all."""
 
 MOST_BYTES: Final = 2**63
-"""Largest size that is believed."""
+"""Largest plausible size."""
 
 MOST_COLUMNS: Final = 6
 MOST_CHARACTERS: Final = 40
-"""Most characters of a table without a layout of its own, and of a cell of it."""
+"""Maximum characters of a table without its own layout, and of its cells."""
 
 Record = Mapping[str, Any]
 Columns = tuple[tuple[str, ...], Callable[[Record], list[str]]]
-"""Headers, and the cells below them of a record."""
+"""Headers, and a function for a record's cells."""
 
 
 @dataclass(frozen=True)
 class ObservationTable:
-    """``title``, ``headers`` and ``rows`` of text; the first column and the second are the side and the module."""
+    """A table of an observer. ``title``, ``headers`` and ``rows`` of text; the first two columns are side and
+    module.
+    """
 
     title: str
     headers: tuple[str, ...]
@@ -244,7 +250,7 @@ class ObservationTable:
 def tables(
     observations: Mapping[str, Mapping[str, Any]], most: int = ROWS, rest: str = "--json has them"
 ) -> Iterator[ObservationTable]:
-    """One table for each observer, of ``most`` rows; ``rest`` says where more are. ``observations``: side ->
+    """Yield one table for each observer, of ``most`` rows; ``rest`` says where more are. ``observations``: side ->
     observer -> found (`shared_hooks.observers.named`).
     """
     names = dict.fromkeys(name for found in observations.values() for name in found)
@@ -277,7 +283,7 @@ def tables(
 
 
 def _first(sides: list[list[tuple[str, ...]]], most: int) -> list[tuple[str, ...]]:
-    """So many rows, of each side as many as of the others where there are."""
+    """Return so many rows, equally many of each side if possible."""
     limits: dict[int, int] = {}
     for number, side in enumerate(sorted(sides, key=len)):
         limits[id(side)] = min(len(side), (most - sum(limits.values())) // (len(sides) - number))
@@ -290,7 +296,7 @@ def _text(record: Record, key: str) -> str:
 
 
 def _number(value: object, form: str) -> str:
-    """Numbers that JSON does not have come as text; and a server may say anything."""
+    """Format a number. Non-finite numbers come as text; and a server may send anything."""
     try:
         return format(value, form) if isinstance(value, (int, float)) else str(value)
     except OverflowError:  # an integer beyond any float
@@ -342,7 +348,7 @@ def _tokens(record: Record) -> list[str]:
 
 
 def _as_they_are(observer: str, observations: Mapping[str, Mapping[str, Any]]) -> Columns:
-    """For an observer without a table of its own: what its records hold, the first few names that come."""
+    """Return columns of an observer without a table of its own: its records' first few fields."""
     records = [record for side in observations.values() for record in side.get(observer, {"records": []})["records"]]
     found = dict.fromkeys(key for record in records for key in record if key not in ("name", "part", "step"))
     keys = tuple(found)[:MOST_COLUMNS]
@@ -360,23 +366,23 @@ _COLUMNS: Final[Mapping[str, Columns]] = {
     "debug": (("NaN", "Inf", "first at"), _debug),
     "tokens": (("row", "likeliest"), _tokens),
 }
-"""Those that have a table of their own."""
+"""Observers with their own table."""
 
 
 PLAIN_EVERY_SECONDS: Final = 5.0
 KNOWN_AFTER_SECONDS: Final = 1.0
-"""The time left is estimated after this much work."""
+"""Seconds of work after which the remaining time is estimated."""
 NOTEBOOK_EVERY_SECONDS: Final = 0.2
 NOTEBOOK_COLUMNS: Final = 90
 BAR: Final = 16
-"""Columns of the bar itself: on 80 the text beside it is read, too."""
+"""Columns of the bar itself, which leave room for text on 80."""
 SHELLS: Final = ("ZMQInteractiveShell", "Shell")
 """IPython's in a notebook, and Colab's."""
 
 
 class Advance(Protocol):
-    """One step is done; the text says what comes or came. ``done``, ``total``: where steps are counted otherwise;
-    ``left``: seconds of work that are left, where the caller knows better than by the mean of the steps so far.
+    """Reports a finished step; the text describes the next or last one. ``done``, ``total``: if steps are counted
+    otherwise; ``left``: remaining seconds, if the caller knows better than the mean of the steps so far.
     """
 
     def __call__(
@@ -386,7 +392,7 @@ class Advance(Protocol):
 
 @dataclass
 class _Pace:
-    """Steps that were made, and how long the others will take."""
+    """Finished steps, and an estimate of the remaining time."""
 
     total: int | None
     done: int = 0
@@ -408,8 +414,8 @@ class _Pace:
 
 
 def counted(advance: Advance, most: float | None = None) -> Callable[[int, int, str], None]:
-    """``advance`` as a function of (steps done, of how many, what); no steps = unknown. ``most``: seconds from now in
-    which the work ends in any case.
+    """Return ``advance`` as a function of (steps done, total, text); 0 steps: unknown. ``most``: seconds until the work
+    ends in any case.
     """
     began = time.monotonic()
 
@@ -425,7 +431,7 @@ def counted(advance: Advance, most: float | None = None) -> Callable[[int, int, 
 
 @contextmanager
 def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advance]:
-    """Yields a function to call after each of ``total`` steps (None: unknown); its text may come from a server."""
+    """Yield a function to call after each of ``total`` steps (None: unknown); its text may come from a server."""
     if not show:
         yield lambda text, **counted: None
     elif in_notebook():
@@ -439,7 +445,7 @@ def progress(what: str, total: int | None, show: bool = True) -> Iterator[Advanc
 
 
 def in_notebook() -> bool:
-    """Whether what is shown goes into a notebook's cell."""
+    """Return whether output goes to a notebook's cell."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return type(shell).__name__ in SHELLS
@@ -472,7 +478,7 @@ def _bar(what: str, total: int | None) -> Iterator[Advance]:
 
 @contextmanager
 def _notebook_cell(what: str, total: int | None) -> Iterator[Advance]:
-    """rich's own way into a notebook needs ipywidgets; the cell's output can be replaced without them."""
+    """Show progress in a cell's output: rich's own way needs ipywidgets."""
     from IPython.display import display  # type: ignore[import-not-found,unused-ignore]
     from rich.console import Console
 
@@ -532,7 +538,7 @@ def _made(total: int | None, console: Console, **how: Any) -> Progress:
 
 
 def _bundle(html: str) -> dict[str, str]:
-    """What a notebook shows; no more than that where it is read as text."""
+    """Return what a notebook shows; the same where it is read as text."""
     return {"text/html": html, "text/plain": ""}
 
 

@@ -1,11 +1,11 @@
-"""OpenTelemetry traces of an edge client's requests: mount `Traces` on its life cycle.
+"""Trace an edge client's requests with OpenTelemetry: mount `Traces` on its life cycle.
 
     lifecycle = default("edge")
     lifecycle.register(Traces())        # to the application's own tracer provider
     client = EdgeClient(..., lifecycle=lifecycle)
 
-A request's span is a child of the span that its caller is in, if any. It ends with the answer; what it took here and
-on the way is within it, and the server's own span is, too (docs/telemetry.md).
+A request's span is a child of its caller's current span, if any. It ends with the answer; its children are the stages
+here and on the way, and the server's own span (docs/telemetry.md).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 
 class Traces:
-    """Hooks. Any thread may call; several clients may share one."""
+    """Hooks that make spans. Thread-safe; several clients may share one."""
 
     name = "traces"
     built_in = True
     priority = "HIGHEST"  # what other hooks take at the beginning belongs to the request
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        """``provider``: None = the process's own (`opentelemetry.trace.get_tracer_provider`)."""
+        """``provider``: None: the process's own (`opentelemetry.trace.get_tracer_provider`)."""
         self._tracing = Tracing(provider)
         self._lock = threading.Lock()
         self._open: dict[tuple[str, int], tuple[Span, int]] = {}
 
     def before_request(self, event: Event) -> None:
-        """Begins a request's span; what goes to the server names it."""
+        """Begin a request's span; the request carries its context to the server."""
         about = event.request
         assert about is not None
         span = self._tracing.begin("infer", "CLIENT", event.began_ns, about, None)
@@ -46,7 +46,7 @@ class Traces:
             self._open[about.client, about.id] = span, event.began_ns
 
     def after_request(self, event: Event) -> None:
-        """Ends it."""
+        """End the span."""
         about, answer = event.request, event.answer
         assert about is not None
         with self._lock:
@@ -62,7 +62,7 @@ class Traces:
 
 
 def rows(times: Times) -> list[tuple[str, int]]:
-    """(name, ns) in the order in which they come. The server's part is its own to tell; seen from here it is a wait."""
+    """Return (name, ns) in sequence. The server reports its own part; seen from here it is a wait."""
     return [
         ("prepare input", times.prepare),
         ("earlier attempt", times.retry),

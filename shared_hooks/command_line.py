@@ -1,6 +1,6 @@
-"""The parser of both commands: a wrong word is one line that says what there is; ``--version``; a shell's completion.
+"""Define the parser of both commands: one-line errors with suggestions; ``--version``; shell completion.
 
-Loads no torch, whatever is wrong: an answer to a slip must not take seconds.
+Loads no torch, even for errors: a mistyped word must not take seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ USAGE = 2
 
 
 class Parser(argparse.ArgumentParser):
-    """An `argparse.ArgumentParser` whose errors are one line each, with near names; for sub-commands, too.
+    """An `argparse.ArgumentParser` whose errors are one line each, with similar names; for sub-commands, too.
 
     ``--help`` shows the options in `basic`, ``--help all`` every option by the `topics`; without `basic` both show all.
     """
@@ -32,7 +32,7 @@ class Parser(argparse.ArgumentParser):
             self.add_argument("-h", "--help", action=_Help, help="show this help and exit")
 
     def short_help(self) -> str:
-        """What ``--help`` prints."""
+        """Return what ``--help`` prints."""
         if not self.basic:
             return self.format_help()
         by_name = {name: one for one in self._actions for name in one.option_strings}
@@ -48,7 +48,7 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def format_help(self) -> str:
-        """Every option: what ``--help all`` prints."""
+        """Return every option: what ``--help all`` prints."""
         if not self.topics:
             return super().format_help()
         formatter = self._get_formatter()
@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         return formatter.format_help()
 
     def _start(self, formatter: argparse.HelpFormatter) -> None:
-        """Usage, description, and the words that are no options."""
+        """Add usage, description, and positional arguments."""
         words = [one for one in self._actions if not one.option_strings]
         formatter.add_usage(f"%(prog)s {self._usage()}", [], [])
         formatter.add_text(self.description)
@@ -92,7 +92,7 @@ class Parser(argparse.ArgumentParser):
         return any(name in options for name in action.option_strings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As the original, and a word that is left over is an error at once: here its command is known."""
+        """Parse as the original, and report a superfluous word at once, while its command is known."""
         self._check_options(sys.argv[1:] if args is None else args)  # before one that is missing is asked for
         found, left = super().parse_known_args(args, namespace)
         if left:
@@ -100,7 +100,7 @@ class Parser(argparse.ArgumentParser):
         return found, left
 
     def error(self, message: str) -> NoReturn:
-        """Status 2, and one line on standard error."""
+        """Exit with status 2, and one line on standard error."""
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and message.endswith(f"required: {action.metavar}"):
                 message = f"say what to do: {', '.join(action.choices)}"
@@ -132,7 +132,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """``--version`` and ``--print-completion``."""
+    """Add ``--version`` and ``--print-completion``."""
     parser.add_argument("--version", action=_Version, help="show the version and exit")
     parser.add_argument(
         "--print-completion",
@@ -143,7 +143,7 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def quiet_libraries() -> None:
-    """Bars of libraries that a model's code uses (transformers) are not shown. To be called before they are loaded."""
+    """Hide progress bars of libraries that a model's code uses (transformers). Call it before they are loaded."""
     for name in ("TQDM_DISABLE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
 
@@ -194,7 +194,7 @@ class _Completion(argparse.Action):
 
 
 def _all(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """The arguments of a parser, and of its sub-commands."""
+    """Yield the arguments of a parser, and of its sub-commands."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):

@@ -1,8 +1,8 @@
-"""Devices of any kind that torch has: names, streams, events, memory, random numbers.
+"""Wrap devices of any kind that torch has: names, streams, events, memory, random numbers.
 
 Every kind has a module of its own in torch (`torch.cuda`, `torch.xpu`, `torch.mps`, or one that a plug-in brings for
-PrivateUse1), with the same functions under the same names. What one does not have is left out here, by kind: a device
-without streams has one queue, and one without memory counts says nothing. What only CUDA has stands at the end.
+PrivateUse1), with the same functions under the same names. Missing ones are handled by kind: a device without streams
+has one queue, and one without memory counts reports nothing. CUDA-only functions are at the end.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ def _has_autocast(kind: str) -> bool:
 
 
 AUTOCAST: Final = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if _has_autocast(kind))
-"""Kinds whose autocast this torch knows."""
+"""Kinds with autocast in this torch."""
 
 
 def is_host(device: torch.device) -> bool:
-    """Whether its memory is the processor's, and its work done when a call returns."""
+    """Return whether it is the processor: its memory is the host's, and its work is done when a call returns."""
     return device.type in HOST
 
 
 def kinds() -> tuple[str, ...]:
-    """Kinds of devices that this torch and this machine have, the best first; "cpu" last."""
+    """Return kinds of devices that this torch and this machine have, the best first; "cpu" last."""
     found = [kind for kind in ("cuda", "xpu", "mps", _private()) if kind and count(kind)]
     return (*found, "cpu")
 
 
 def _private() -> str | None:
-    """The name that a plug-in has given to its own kind."""
+    """Return the name that a plug-in has given to its own kind."""
     name = torch._C._get_privateuse1_backend_name()
     return name if hasattr(torch, name) else None
 
 
 def count(kind: str) -> int:
-    """How many devices of a kind there are."""
+    """Return the number of devices of a kind."""
     module = getattr(torch, kind, None)
     if module is None or not getattr(module, "is_available", lambda: False)():
         return 0
@@ -61,8 +61,10 @@ def count(kind: str) -> int:
 
 
 def pick(name: str = "auto") -> torch.device:
-    """The device called ``name``: a kind, with a number after a colon where there are several; "auto": the first of the
-    best kind. Raises SpecError for one that this machine or this torch does not have, with those there are.
+    """Return the device called ``name``: a kind, with an optional index after a colon; "auto": the first of the best
+    kind.
+
+    Raises SpecError for one that this machine or this torch does not have, with those it has.
     """
     there = kinds()
     if name == "auto":
@@ -83,19 +85,19 @@ def pick(name: str = "auto") -> torch.device:
 
 
 def name_of(device: torch.device) -> str:
-    """What the maker calls it; the kind where torch does not say, or there is none."""
+    """Return the maker's name of it; the kind if torch does not know one."""
     named = getattr(_module(device), "get_device_name", None) if count(device.type) else None
     return str(named(device)) if named is not None else device.type
 
 
 def properties(device: torch.device) -> Any:
-    """What torch knows of it; None where it knows nothing."""
+    """Return torch's properties of it; None if it has none."""
     found = getattr(_module(device), "get_device_properties", None)
     return None if found is None else found(_index(device))
 
 
 def refuses(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether it has no such numbers."""
+    """Return whether it does not support the dtype."""
     return device.type in NO_FLOAT64 and dtype in (torch.float64, torch.complex128)
 
 
@@ -103,18 +105,18 @@ def refuses(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that was queued; nothing on the host."""
+    """Wait until the device has finished all queued work; no effect on the host."""
     if not is_host(device):
         _module(device).synchronize(*(() if device.type == "mps" else (device,)))
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether it has several queues."""
+    """Return whether it has several queues."""
     return device.type not in HOST and hasattr(_module(device), "current_stream")
 
 
 def current_stream(device: torch.device) -> Any:
-    """This thread's; None where there are none."""
+    """Return this thread's stream; None without streams."""
     return _module(device).current_stream(device) if has_streams(device) else None
 
 
@@ -123,12 +125,12 @@ def new_stream(device: torch.device) -> Any:
 
 
 def on_stream(stream: Any, device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """Work of this thread goes to ``stream`` meanwhile; None: as it does."""
+    """Send this thread's work to ``stream`` in the block; None: unchanged."""
     return contextlib.nullcontext() if stream is None else _module(device).stream(stream)
 
 
 def pins(device: torch.device) -> bool:
-    """Whether copies from pinned memory of the host are faster, and run beside the thread."""
+    """Return whether copies from pinned host memory are faster, and asynchronous."""
     return device.type not in HOST and has_streams(device) and device.type in ("cuda", "xpu", _private())
 
 
@@ -137,13 +139,13 @@ def new_event(device: torch.device, *, timing: bool = False) -> Any:
 
 
 def has_timers(device: torch.device) -> bool:
-    """Whether its events tell the time between them."""
+    """Return whether its events measure time."""
     return has_streams(device) and hasattr(_module(device), "Event")
 
 
 def wait_for_stream(device: torch.device) -> None:
-    """Wait until the device has done what this thread's stream was given; others' work continues. Raises what went
-    wrong there.
+    """Wait until the device has finished the work of this thread's stream; other streams continue. Raises its
+    errors.
     """
     if has_streams(device):
         done = new_event(device)
@@ -157,19 +159,19 @@ def wait_for_stream(device: torch.device) -> None:
 
 
 class Allocated(NamedTuple):
-    """Bytes in torch's allocator: held now, and the most since the process began or somebody reset it."""
+    """Bytes in torch's allocator: held now, and their maximum since the process began or the last reset."""
 
     held: int
     peak: int
 
 
 def counts_memory(device: torch.device) -> bool:
-    """Whether torch's allocator tells what is held and the most that was."""
+    """Return whether torch's allocator counts the bytes held and their maximum."""
     return not is_host(device) and hasattr(_module(device), "max_memory_allocated")
 
 
 def allocated(device: torch.device) -> Allocated:
-    """Only of a device that `counts_memory`."""
+    """Return the counts of a device that `counts_memory`."""
     module = _module(device)
     if device.type == "cuda":  # memory_allocated flattens and sorts some hundred numbers, for one of them
         counts = module.memory_stats_as_nested_dict(_index(device))["allocated_bytes"]["all"]
@@ -178,7 +180,7 @@ def allocated(device: torch.device) -> Allocated:
 
 
 def in_use(device: torch.device) -> int | None:
-    """Bytes that all processes hold on the device; None where torch does not tell."""
+    """Return the bytes that all processes hold on the device; None if torch does not report it."""
     asks = None if is_host(device) else getattr(_module(device), "mem_get_info", None)
     if asks is None:
         return None
@@ -187,13 +189,13 @@ def in_use(device: torch.device) -> int | None:
 
 
 def free(device: torch.device) -> int | None:
-    """Free memory in bytes; None where torch does not report it."""
+    """Return free memory in bytes; None if torch does not report it."""
     found = getattr(_module(device), "mem_get_info", None) if count(device.type) else None
     return None if found is None else int(found(_index(device))[0])
 
 
 def reset_peak(device: torch.device) -> None:
-    """Only of a device that `counts_memory`."""
+    """Reset the maximum of a device that `counts_memory`."""
     _module(device).reset_peak_memory_stats(device)
 
 
@@ -206,7 +208,7 @@ garbage, and so let another thread run; if that one waits for the mutex, it keep
 
 
 def rng_state(device: torch.device | None = None) -> torch.Tensor:
-    """A copy of the state of its generator, on the host; without a device, or on the host, of the processor's."""
+    """Return a copy of its generator's state, on the host; without a device, of the processor's generator."""
     if device is None or is_host(device):
         with _generator:
             return torch.default_generator.get_state()
@@ -215,7 +217,7 @@ def rng_state(device: torch.device | None = None) -> torch.Tensor:
 
 
 def set_rng_state(state: torch.Tensor, device: torch.device | None = None) -> None:
-    """Sets what `rng_state` returned. Raises torch's errors for a state that is none."""
+    """Set what `rng_state` returned. Raises torch's errors for an invalid state."""
     if device is None or is_host(device):
         with _generator:
             torch.default_generator.set_state(state)
@@ -225,7 +227,9 @@ def set_rng_state(state: torch.Tensor, device: torch.device | None = None) -> No
 
 @contextlib.contextmanager
 def forked(device: torch.device | None = None, *, seed: int | None = None) -> Iterator[None]:
-    """Restores the generators of the processor and of ``device`` afterwards. ``seed``: the processor's begins there."""
+    """Restore the generators of the processor and of ``device`` after the block. ``seed``: of the processor's in the
+    block.
+    """
     away = None if device is None or is_host(device) else device
     host, other = rng_state(), None if away is None else rng_state(away)
     try:
@@ -240,7 +244,7 @@ def forked(device: torch.device | None = None, *, seed: int | None = None) -> It
 
 
 def initialized() -> torch.device | None:
-    """The current device of the kind that this process has begun to use; None: the processor alone."""
+    """Return the current device of the kind that this process has initialised; None: only the processor."""
     for kind in ("cuda", "xpu", _private()):
         module = getattr(torch, kind, None) if kind else None
         if module is not None and getattr(module, "is_initialized", lambda: False)():
@@ -261,12 +265,14 @@ def _index(device: torch.device) -> int:
 
 
 def has_graphs(device: torch.device) -> bool:
-    """Whether kernels can be recorded once and run again as one."""
+    """Return whether kernels can be recorded once and replayed as one."""
     return device.type == "cuda" and torch.cuda.is_available()
 
 
 def recorded(device: torch.device, run: Any, warm_runs: int) -> tuple[Any, Any]:
-    """A graph of what ``run`` does, and its result, whose memory each replay fills again. Raises what torch raises."""
+    """Record ``run`` as a graph, and return it with its result, whose memory each replay fills again. Raises torch's
+    errors.
+    """
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
@@ -281,6 +287,6 @@ def recorded(device: torch.device, run: Any, warm_runs: int) -> tuple[Any, Any]:
 
 
 def uuid_of(device: torch.device) -> tuple[int, str]:
-    """NVML's number and name of a GPU."""
+    """Return NVML's index and UUID of a GPU."""
     uuid = getattr(torch.cuda.get_device_properties(_index(device)), "uuid", None)
     return _index(device), "" if uuid is None else f"GPU-{uuid}"

@@ -1,4 +1,4 @@
-"""What was found: ok, warning or wrong, and how to mend it."""
+"""Define a diagnosis's findings: ok, warning or wrong, and how to mend it; and checks that both commands share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``about``: a word or two, the same on every run; ``mend``: what to do, empty where nothing is to be done."""
+    """A finding. ``about``: a word or two, the same on every run; ``mend``: what to do, empty if nothing."""
 
     level: Level
     about: str
@@ -64,7 +64,7 @@ def wrong(about: str, says: str, mend: str) -> Finding:
 
 
 def contained(about: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """``findings``; where looking for them fails, that is one. So one look that breaks costs no other."""
+    """Yield ``findings``; an exception becomes a finding, so that a failing check does not prevent others."""
     try:
         yield from findings
     except IsthmusError as error:
@@ -74,7 +74,7 @@ def contained(about: str, findings: Iterable[Finding]) -> Iterator[Finding]:
 
 
 def report(findings: Iterable[Finding], out: TextIO | None) -> list[Finding]:
-    """All of them; each is written to ``out``, if there is one, as soon as it is found."""
+    """Collect all findings; each is written to ``out``, if given, as soon as it is found."""
     found: list[Finding] = []
     width = min(shutil.get_terminal_size().columns, WIDEST) if out is not None and out.isatty() else None
     for one in findings:
@@ -87,19 +87,21 @@ def report(findings: Iterable[Finding], out: TextIO | None) -> list[Finding]:
 
 
 def counts(found: Iterable[Finding]) -> dict[str, int]:
-    """How many there are of each level, the worst first."""
+    """Count the findings of each level, the worst first."""
     levels = Counter(one.level for one in found)
     return {level.value: levels[level] for level in reversed(Level)}
 
 
 def as_json(found: Iterable[Finding]) -> dict[str, Any]:
-    """As ``--json`` has it."""
+    """Return the data of ``--json``."""
     found = list(found)
     return {**counts(found), "findings": [asdict(one) for one in found]}
 
 
 def _shown(one: Finding, width: int | None) -> str:
-    """A line; on a terminal of ``width`` columns folded below itself. What the other side says may hold anything."""
+    """Format a line; on a terminal of ``width`` columns wrapped with an indent. The other side's text may hold
+    anything.
+    """
     text = f"{one.level.value:<8} {one.about:<12} {one_line(one.line)}"
     if width is None:
         return text
@@ -114,7 +116,7 @@ EXTRA: Final = 'pip install "isthmus[tls]"'
 
 
 def readable(about: str, path: Path) -> Finding | None:
-    """What is wrong with reading it; None if nothing is."""
+    """Return what prevents reading it; None if nothing."""
     try:
         path.read_bytes()
     except OSError as error:
@@ -123,7 +125,7 @@ def readable(about: str, path: Path) -> Finding | None:
 
 
 def pair(about: str, certificate: Path, key: Path, *, server: bool) -> Iterator[Finding]:
-    """One side's own certificate, what lies between it and its authority in the same file, and its key."""
+    """Check one side's own certificate, intermediate ones in the same file, and its key."""
     for path in (certificate, key):
         if (finding := readable(about, path)) is not None:
             yield finding
@@ -159,7 +161,7 @@ def pair(about: str, certificate: Path, key: Path, *, server: bool) -> Iterator[
 
 
 def authorities(about: str, path: Path, own: Path | None = None) -> Iterator[Finding]:
-    """A file of authorities, one of which has signed ``own`` if that is given."""
+    """Check a file of authorities, one of which has signed ``own`` if that is given."""
     if (finding := readable(about, path)) is not None:
         yield finding
         return
@@ -183,7 +185,7 @@ def authorities(about: str, path: Path, own: Path | None = None) -> Iterator[Fin
 
 
 def dates(about: str, path: Path, certificates: list[x509.Certificate]) -> Iterator[Finding]:
-    """When each certificate of a file ends; one line where all is well."""
+    """Check when each certificate of a file expires; one line if all is well."""
     now, soon = datetime.now(timezone.utc), []
     for one in certificates:
         name, left = named(one), (one.not_valid_after_utc - now).total_seconds() / 86400
@@ -202,7 +204,7 @@ def dates(about: str, path: Path, certificates: list[x509.Certificate]) -> Itera
 
 
 def named(certificate: x509.Certificate) -> str:
-    """The names that it is for, else its subject."""
+    """Return the names that it is for, else its subject."""
     from cryptography import x509
 
     try:
@@ -267,17 +269,17 @@ TIME_ERROR: Final = 5
 """A state of adjtimex(2): the clock is not synchronised."""
 STEADY: Final = ("performance", "schedutil", "ondemand")
 OWN: Final = ("intel_pstate", "amd-pstate-epp")
-"""Drivers whose "powersave" raises the frequency with the load all the same."""
+"""Drivers whose "powersave" still raises the frequency with the load."""
 
 
 def versions(protocol: int) -> Finding:
-    """Versions of everything that decides whether both sides agree."""
+    """List versions of everything on which both sides must agree."""
     found = [f"{name} {_version(name)}" for name in PACKAGES]
     return ok("versions", ", ".join([*found, f"protocol {protocol}"]))
 
 
 def processor(about: dict[str, Any], threads: int, root: Path = Path("/")) -> Iterator[Finding]:
-    """``about``: `shared_hooks.profiling.machine.describe`; ``threads``: within one operation."""
+    """Check the processor. ``about``: `shared_hooks.profiling.machine.describe`; ``threads``: within one operation."""
     cores, quota = about["cores_usable"] or 1, about["cpu_quota"]
     may = cores if quota is None else min(cores, quota)
     shown = f"{about['cpu'] or 'processor unknown'}, {cores} cores"
@@ -305,7 +307,7 @@ def _governor(root: Path) -> Iterator[Finding]:
 
 
 def memory(needed: int, what: str) -> Iterator[Finding]:
-    """Whether the machine has the bytes that ``what`` may take."""
+    """Check whether the machine has the bytes that ``what`` may take."""
     import psutil
 
     found = psutil.virtual_memory()
@@ -317,7 +319,7 @@ def memory(needed: int, what: str) -> Iterator[Finding]:
 
 
 def sensors() -> Iterator[Finding]:
-    """Energy meters: which can be read, and which cannot and why."""
+    """List energy meters: which can be read, and which cannot and why."""
     meters = find_meters()
     for meter in meters.found:
         yield ok("energy", f"{meter.name} ({meter.scope}) can be read")
@@ -329,7 +331,7 @@ def sensors() -> Iterator[Finding]:
 
 
 def held_back(machine: Machine | None = None) -> Iterator[Finding]:
-    """Whether heat, the power supply or a limit of current slows this machine."""
+    """Check whether heat, the power supply or a current limit slows this machine."""
     found = throttling(machine)
     hottest = (
         f"hottest: {found.hottest[0]}, {found.hottest[1]:.0f} degrees" if found.hottest else "no temperature shown"
@@ -344,7 +346,7 @@ def held_back(machine: Machine | None = None) -> Iterator[Finding]:
 
 
 def clock() -> Iterator[Finding]:
-    """Whether anything sets it: certificates and tokens begin and end by it; durations are not measured with it."""
+    """Check whether the clock is synchronised: certificates and tokens depend on it; durations do not."""
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(1024))  # asks, and sets nothing

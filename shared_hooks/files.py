@@ -1,8 +1,7 @@
-"""Files that are there whole or not at all, and files of lines of JSON of which each is on the disk or not there.
+"""Write files atomically, and append lines of JSON of which each is complete or absent.
 
-A power cut or a full disk leaves what was there before. Of a `Journal` a line that an interruption cut off is dropped
-when the file is read again, a full disk is reported and leaves no half line, and two processes cannot write to one
-file.
+A power cut or a full disk leaves the old contents. In a journal, a line cut off by an interruption is dropped when the
+file is read again, a full disk is reported and leaves no partial line, and two processes cannot write to one file.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from shared_hooks.errors import SpecError
 
 
 def write_whole(path: str | Path, fill: Callable[[Path], Any], naming: str = "") -> None:
-    """Replace a file by what ``fill`` writes to the path that it is given; on the disk when this returns.
+    """Replace a file by what ``fill`` writes to the path it is given; on the disk on return.
 
-    A pipe, a device, and a file in a folder that takes no other file (a single file mounted into a container) are
-    written in place. ``naming``: the option that named the file, for the message. Raises SpecError where the file
-    cannot be written, and what ``fill`` raises beside OSError.
+    A pipe, a device, and a file in a folder that accepts no other file (a single file mounted into a container) are
+    written in place. ``naming``: the option that named the file, for the message. Raises SpecError if the file cannot
+    be written, and exceptions of ``fill`` other than OSError.
     """
     target = Path(os.path.realpath(path))  # a link stays one
     beside = target.with_name(f".{target.name}.{os.getpid()}.part")
@@ -54,17 +53,17 @@ def write_whole(path: str | Path, fill: Callable[[Path], Any], naming: str = "")
 
 
 def write_bytes(path: str | Path, data: bytes, naming: str = "") -> None:
-    """As `write_whole`, bytes."""
+    """Write bytes, as `write_whole`."""
     write_whole(path, lambda made: made.write_bytes(data), naming)
 
 
 def write_text(path: str | Path, text: str, naming: str = "") -> None:
-    """`write_whole` of a text, in UTF-8."""
+    """Write text in UTF-8, as `write_whole`."""
     write_whole(path, lambda file: file.write_text(text, encoding="utf-8"), naming)
 
 
 def write_json(path: str | Path, value: Any, naming: str = "") -> None:
-    """`write_whole` of JSON; ValueError for NaN and infinities, which JSON has none of."""
+    """Write JSON, as `write_whole`. Raises ValueError for NaN and infinities, which JSON does not have."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n", naming)
 
 
@@ -88,11 +87,13 @@ def _to_disk(path: Path) -> None:
 
 
 BEGINNING: Final = b'{"'
-"""How every record begins: a file that begins otherwise is somebody's own."""
+"""Prefix of every record: a file that starts otherwise is a user's own."""
 
 
 class JournalFile:
-    """Opened or made at ``path`` for ``option``, which messages name; ``kind`` is what else may hold its lock."""
+    """A file of JSON lines at ``path``, created if missing. ``option`` is named in messages; ``kind``: other holders of
+    its lock.
+    """
 
     def __init__(self, path: Path, option: str, kind: str) -> None:
         self.path = path
@@ -116,11 +117,11 @@ class JournalFile:
         self.close()
 
     def close(self) -> None:
-        """Lets the file and its lock go."""
+        """Release the file and its lock."""
         os.close(self._file)
 
     def write(self, record: dict[str, Any]) -> None:
-        """One line, on the disk when this returns; all of it or nothing. Raises SpecError, for a full disk for one."""
+        """Append one line, atomically; it is on the disk on return. Raises SpecError, as for a full disk."""
         data = json.dumps(record, separators=(",", ":"), allow_nan=True).encode() + b"\n"
         good = os.fstat(self._file).st_size
         try:
@@ -132,11 +133,11 @@ class JournalFile:
             raise SpecError(f"{self._option}: {self.path} cannot be written: {error.strerror}") from error
 
     def clear(self) -> None:
-        """Nothing is in it any more."""
+        """Delete all lines."""
         os.ftruncate(self._file, 0)
 
     def lines(self) -> Iterator[tuple[int, bytes]]:
-        """Number (from 1) and bytes of each line; an end that was cut off is taken away."""
+        """Yield number (from 1) and bytes of each line; a truncated end is removed."""
         good = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
@@ -152,7 +153,7 @@ class JournalFile:
                 yield number, line
 
     def parsed(self, number: int, line: bytes) -> dict[str, Any]:
-        """A line's record. Raises SpecError naming the line."""
+        """Parse a line. Raises SpecError naming the line."""
         try:
             record = json.loads(line)
             if not isinstance(record, dict):

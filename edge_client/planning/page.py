@@ -1,4 +1,4 @@
-"""A plan as a page that asks no network: the model's graph, which part of it runs where, and what that wins."""
+"""Render a plan as a page without network requests: the model's graph, where each part runs, and the gain."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from edge_client.screen import printable, size
 
 TEMPLATE: Final = Path(__file__).parent / "page.html.j2"
 MOST_NODES: Final = 40
-"""Drawn one by one; of more, those of a block on one side are one."""
+"""Maximum number of nodes drawn one by one; beyond it those of a block on one side are merged."""
 MOST_ROWS: Final = 30
 """Rows of the table, the best first."""
 
 
 def render(model: str, decision: Decision, candidates: Sequence[Candidate], best: Best | None) -> str:
-    """HTML of a plan and, where sets of calls were compared, of the ``best`` of all."""
+    """Render a plan, and if sets of calls were compared, the ``best`` of all, as HTML."""
     model = printable(model)
     ranking = list(decision.ranking[:MOST_ROWS])
     graph = None if best is None else drawn(best)
@@ -84,8 +84,8 @@ _STAGES: Final = (("prepare", "edge", "encode", "finish"), ("network",), ("queue
 
 
 def drawn(best: Best) -> dict[str, Any]:
-    """JSON-able: ``nodes`` with the side that they run on, what they take there, and their place (``level`` from the
-    top, ``lane`` of ``lanes``); ``edges`` between them with their bytes, and whether they cross the cut.
+    """Return the graph as JSON data: ``nodes`` with their side, time there, and place (``level`` from the top, ``lane``
+    of ``lanes``); ``edges`` between them with their bytes, and whether they cross the cut.
     """
     nodes, own = best.graph.nodes, best.own
     names = [node.name for node in nodes]
@@ -122,7 +122,7 @@ def drawn(best: Best) -> dict[str, Any]:
 
 
 def _place(groups: list[dict[str, Any]], edges: dict[tuple[int, int], int]) -> None:
-    """Below all that it reads, beside what does not need it: by the mean place of what it reads."""
+    """Place nodes below all that they read, ordered by the mean place of what they read."""
     before: dict[int, list[int]] = {}
     for a, b in edges:
         if a < b:  # of blocks that need each other by turns, the one that ran first

@@ -1,7 +1,8 @@
-"""Partitioners by name: they pick the cut. Others are ``module:Class``, or entry points of "isthmus.partitioners".
+"""Find partitioners by name, which choose the cut. Others are ``module:Class``, or entry points of
+"isthmus.partitioners".
 
-Here are the interface, what a partitioner is given, and those that are built in: most pick a candidate as it was
-predicted; `Regression` predicts layer times from the layers' features, for a model of which only these are known.
+Defines the interface, a partitioner's input, and the built-in ones: most pick a predicted candidate; `Regression`
+predicts layer times from the layers' features, for a model of which only these are known.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from shared_hooks.profiling.profile import INPUT_CUT, CutProfile, LayerProfile, 
 
 @dataclass(frozen=True)
 class Situation:
-    """``candidates`` are predicted from the two profiles, the link and the load; ``option`` is the partitioner's own
-    word from the command line.
+    """A partitioner's input. ``candidates`` are predicted from the two profiles, the link and the load; ``option`` is
+    the partitioner's own option from the command line.
     """
 
     candidates: Sequence[Candidate]
@@ -39,17 +40,17 @@ class Situation:
 
 
 class Partitioner(Protocol):
-    """Decides. Made once without arguments, asked as often as wanted, so it may remember."""
+    """Interface of partitioners. Created once without arguments and called repeatedly, so it may keep state."""
 
     about: str
     """One line for people."""
 
     def decide(self, situation: Situation) -> Decision:
-        """Raises SpecError naming what it lacks."""
+        """Decide. Raises SpecError naming what is missing."""
 
 
 class ByObjective:
-    """The best candidate in the objective that was asked for, or in one of its own."""
+    """Picks the best candidate by the requested objective, or by one of its own."""
 
     def __init__(self, about: str = "the best in --objective (the default)", own: Objective | None = None) -> None:
         self.about, self.own = about, own
@@ -59,7 +60,7 @@ class ByObjective:
 
 
 class Cycle:
-    """Each decision takes the next candidate, in the order of the layers, and starts over after the last."""
+    """Picks candidates in turn, in the order of the layers."""
 
     about = "each allowed candidate in turn, for experiments"
 
@@ -76,7 +77,7 @@ class Cycle:
 
 
 class Fixed:
-    """``option`` is a candidate's key or name, or its layer's id."""
+    """Picks the candidate of ``option``: its key or name, or its layer's id."""
 
     about = "the candidate that --partitioner-option names"
 
@@ -101,12 +102,16 @@ class Fixed:
 
 
 def _with_unsteady(situation: Situation) -> Situation:
-    """The situation for a choice that is not by predictions: what could not be measured steadily counts, too."""
+    """Return the situation for a choice that is not by predictions: candidates with unsteady measurements are
+    included.
+    """
     return replace(situation, candidates=[replace(one, unsteady="") for one in situation.candidates])
 
 
 def chosen(decision: Decision, winner: Candidate, by: str) -> Decision:
-    """A decision in which a partitioner, named ``by``, picked the winner; the best of the others is the runner-up."""
+    """Return a decision for the winner picked by a partitioner named ``by``; the best of the others is the
+    runner-up.
+    """
     others = tuple(one for one in decision.ranking if one.key != winner.key)
     return replace(
         decision,
@@ -135,7 +140,9 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Fit:
-    """One type's model. ``error``: median relative error of each layer predicted by a model fitted without it."""
+    """The model of one layer type. ``error``: median relative error of each layer predicted by a model fitted without
+    it.
+    """
 
     layer_type: str
     kind: Kind
@@ -145,27 +152,27 @@ class Fit:
     shortest_ns: float
 
     def ns(self, features: Mapping[str, float]) -> float:
-        """Nanoseconds; never less than a tenth of the shortest layer that was fitted."""
+        """Return nanoseconds, at least a tenth of the shortest layer in the fit."""
         value = float(_figures(features, self.kind) @ np.array(self.coefficients))
         if self.kind == "logarithmic":
             value = float(np.exp(min(value, 60.0)))
         return max(value, self.shortest_ns / 10)
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {"type": self.layer_type, "kind": self.kind, "layers": self.layers, "error": self.error}
 
 
 @dataclass(frozen=True)
 class LayerModel:
-    """``general`` is the model of all types together."""
+    """Models of layer times; ``general`` is of all types together."""
 
     fits: Mapping[str, Fit]
     general: Fit
 
     @classmethod
     def fit(cls, measured: Sequence[Profile]) -> LayerModel:
-        """Raises SpecError where there are too few layers with figures, or profiles of both sides."""
+        """Fit models. Raises SpecError for too few layers with features, or profiles of both sides."""
         if len({profile.side for profile in measured}) > 1:
             raise SpecError("a layer model is of one side: profiles of the edge and of the cloud do not mix")
         layers = [layer for profile in measured for layer in profile.layers if layer.features]
@@ -178,7 +185,9 @@ class LayerModel:
         return cls(fits, _best("all types", layers))
 
     def ns(self, layer_type: str, features: Mapping[str, float], strict: bool = False) -> float:
-        """Nanoseconds. ``strict``: SpecError naming a type without a model, in place of the general one's answer."""
+        """Return nanoseconds. ``strict``: raise SpecError for a type without a model, instead of using the
+        general one.
+        """
         fit = self.fits.get(layer_type)
         if fit is None:
             if strict:
@@ -213,7 +222,7 @@ def _best(name: str, layers: Sequence[LayerProfile]) -> Fit:
 
 
 def _solve(figures: Numbers, times: Numbers, kind: Kind) -> tuple[float, ...]:
-    """Least squares of the relative error; columns are scaled, and where figures do not vary the least norm wins."""
+    """Return least squares of the relative error; columns are scaled, and for constant features the norm is minimal."""
     if kind == "logarithmic":
         rows, goal = figures, np.log(times)
     else:
@@ -225,11 +234,12 @@ def _solve(figures: Numbers, times: Numbers, kind: Kind) -> tuple[float, ...]:
 
 
 class Regression:
-    """``option``: profile files, comma-separated, to fit on (several models' if you like); "strict" among them refuses
-    layer types without a model. Without files it fits on the two profiles at hand, and only shows what it is worth.
+    """``option``: profile files to fit on, comma-separated (of several models, if you like); "strict" among them
+    refuses layer types without a model. Without files it fits on the two profiles at hand, which only shows its
+    accuracy.
 
-    The edge's and the tail's times are the sums of the layers' predicted times; what a cut costs besides (encoding, the
-    link, the queue) stays as it was. Every candidate's notes tell the error on layers left out of the fit.
+    The edge's and the tail's times are the sums of the layers' predicted times; other costs of a cut (encoding, the
+    link, the queue) are unchanged. Every candidate's notes give the error on layers left out of the fit.
     """
 
     about = (
@@ -263,7 +273,7 @@ def _fit(side: Side, paths: Sequence[str], own: Profile) -> LayerModel:
 
 
 class _Times:
-    """Predicted nanoseconds by layer id, in order, and what to say of them."""
+    """Predicted nanoseconds by layer id, in order, and notes."""
 
     def __init__(self, layers: dict[int, float], outside: float, note: str) -> None:
         self.layers, self.outside, self.note = layers, outside, note
@@ -273,7 +283,7 @@ class _Times:
         return sum(self.layers.values()) + self.outside
 
     def until(self, layer_id: int) -> float:
-        """The head's: its layers, and its share of what lies outside layers."""
+        """Return the head's time: its layers, and its share of what lies outside layers."""
         inside = sum(ns for at, ns in self.layers.items() if at <= layer_id)
         total = sum(self.layers.values())
         return inside + (self.outside * inside / total if total else 0.0)
@@ -291,7 +301,7 @@ def _times(profile: Profile, model: LayerModel, strict: bool) -> _Times:
 
 
 def _leaves(profile: Profile) -> list[tuple[int, str, dict[str, float]]]:
-    """Layers that hold no other: a container's time would count twice."""
+    """Return layers that contain no other, as a container's time would count twice."""
     names = [layer.name.partition("#")[0] for layer in profile.layers]
     return [
         (layer.layer_id, layer.layer_type, dict(layer.features))
@@ -301,7 +311,7 @@ def _leaves(profile: Profile) -> list[tuple[int, str, dict[str, float]]]:
 
 
 def _around(cut: CutProfile) -> float:
-    """What the server does for a tail besides its layers: decode, inject, encode."""
+    """Return the server's time for a tail beside its layers: decode, inject, encode."""
     return sum(stage.middle for name, stage in cut.stages.items() if name != "compute")
 
 
@@ -331,17 +341,17 @@ BUILT_IN: Final[Mapping[str, Callable[[], Partitioner]]] = {
 
 
 def partitioners() -> dict[str, str]:
-    """Name -> what it does, without loading what others have plugged in."""
+    """Return name -> description, without loading plugins."""
     known = {name: make().about for name, make in BUILT_IN.items()}
     return {**{name: f"plugged in: {one.value}" for name, one in _plugged().items()}, **known}
 
 
 def find_partitioner(name: str) -> Partitioner:
-    """A new one. What ``module:Class`` or an entry point names is called without arguments; ``module`` may be in the
-    current folder. A built-in name cannot be taken by an entry point.
+    """Return a new partitioner. ``module:Class`` or an entry point is called without arguments; ``module`` may be in
+    the current folder. An entry point cannot replace a built-in name.
 
-    Raises SpecError for an unknown name and for one that cannot be loaded; later, from ``decide``, for what one
-    from outside raises, and for a decision that is none.
+    Raises SpecError for an unknown name and for one that cannot be loaded; later, from ``decide``, for a plugin's
+    exceptions and invalid decisions.
     """
     where = option("partitioner", name)
     if name in BUILT_IN:
@@ -363,7 +373,7 @@ def find_partitioner(name: str) -> Partitioner:
 
 
 class _Foreign:
-    """A partitioner from outside: what goes wrong in it is reported as its own."""
+    """A plugin's partitioner, whose errors are reported as its own."""
 
     def __init__(self, inner: Partitioner, target: str) -> None:
         self._inner, self._target = inner, target

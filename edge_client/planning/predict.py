@@ -1,11 +1,11 @@
-"""From two profiles, the link and the load: what every candidate takes.
+"""Predict every candidate's latency, energy and throughput from two profiles, the link and the load.
 
     latency    = prepare + edge + encode + network(bytes up, bytes down) + queue + tail + finish
     energy     = the edge's own, and idle power times the waiting for the rest
     throughput = 1 / the slowest of: the edge's work, each direction of the link, the tail over the workers
 
-The middles of profiles are added (`Quartiles`). What is not in them, and how far off such sums are on this device, this
-link and this server, comes from a few real requests (`Correction`).
+The middles of profiles are added (`Quartiles`). What they omit, and the error of such sums on this device, link and
+server, comes from a few real requests (`Correction`).
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from shared_hooks.profiling.profile import INPUT_CUT, CodecProfile, CutProfile, 
 
 CUTS_ASKED: Final = 9
 BATCHES: Final = 2
-"""A plan sends real requests at `CUTS_ASKED` cuts, in `BATCHES`: before and after all else is measured, so that a
-machine that drifts is seen."""
+"""A plan makes real requests at `CUTS_ASKED` cuts, in `BATCHES`: before and after all other measurements, to detect a
+machine that drifts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Real requests of a candidate, in one batch: what was predicted of it without correction, and the median of what
-    they took, in nanoseconds.
+    """Real requests of a candidate, in one batch: the prediction without correction, and the measured median, in
+    nanoseconds.
     """
 
     name: str
@@ -45,24 +46,24 @@ class Sample:
 
     @property
     def missing_ns(self) -> float:
-        """Measured less predicted."""
+        """Measured minus predicted."""
         return self.measured_ns - self.predicted_ns
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """``overhead_ns``: the median of what predictions of cuts lacked, added to the network stage of every networked
-    candidate; ``alone_ns``: what edge-only lacked, added to it. Either may be negative.
+    """A correction of predictions. ``overhead_ns``: the median of what predictions of cuts lacked, added to the network
+    stage of every networked candidate; ``alone_ns``: what edge-only lacked, added to it. Either may be negative.
     """
 
     samples: tuple[Sample, ...]
-    """One for each cut that was asked."""
+    """One for each cut that was measured."""
     overhead_ns: float
     alone_ns: float = 0.0
 
     @classmethod
     def fit(cls, samples: Sequence[Sample], alone: Sequence[Sample] = ()) -> Correction:
-        """Raises ValueError for no samples."""
+        """Fit a correction. Raises ValueError for no samples."""
         if not samples:
             raise ValueError("no requests to correct by")
         overhead = statistics.median(one.missing_ns for one in samples)
@@ -70,8 +71,8 @@ class Correction:
 
     @property
     def error_ns(self) -> float | None:
-        """How far the median of real requests of any candidate is from its corrected prediction, nine times of ten: by
-        the second largest distance of the samples. None where there are too few.
+        """The distance within which, nine times of ten, the median of real requests of any candidate lies from its
+        corrected prediction: the second largest distance of the samples. None with too few of them.
 
         Of 19 numbers in random order, the last is within the second largest of the 18 before it 17 times (split
         conformal prediction, Vovk et al. 2005).
@@ -81,7 +82,7 @@ class Correction:
         return sorted(abs(one.missing_ns - self.overhead_ns) for one in self.samples)[-2]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON-able."""
+        """Return JSON data."""
         return {
             "overhead_ns": self.overhead_ns,
             "alone_ns": self.alone_ns,
@@ -94,19 +95,20 @@ class Correction:
 
 
 def cuts_to_ask(names: Sequence[str]) -> list[str]:
-    """`CUTS_ASKED` of ``names`` (of cuts, in the order of the layers), evenly spread; all where there are fewer."""
+    """Return `CUTS_ASKED` of the cuts ``names``, in the order of the layers, evenly spread; all if there are fewer."""
     count = min(CUTS_ASKED, len(names))
     return [names[int((number + 0.5) * len(names) / count)] for number in range(count)]
 
 
 UNSTEADY: Final = 2.5
-"""The third quartile of what a side takes over the first: beyond it, and where that is a quarter of the latency, a
-candidate cannot be ranked."""
+"""Ratio of the third quartile of a side's time to the first, from which, if that is also a quarter of the latency, a
+candidate cannot be ranked.
+"""
 
 
 @dataclass(frozen=True)
 class Power:
-    """Watts of this machine as the user gives them: while it computes, and while it waits."""
+    """Watts of this machine as given by the user: active, and idle."""
 
     active: float
     idle: float
@@ -117,7 +119,7 @@ class Power:
 
 
 def watts_of(power: tuple[float, float] | None) -> Power | None:
-    """This machine's at work and idle; None where they are not given. Raises SpecError for what is none."""
+    """Return this machine's watts; None if not given. Raises SpecError for invalid ones."""
     if power is None:
         return None
     if not isinstance(power, (tuple, list)) or len(power) != 2:
@@ -142,10 +144,11 @@ def predict(
     keys: Collection[str] | None = None,
     bytes_up: Mapping[str, float] | None = None,
 ) -> list[Candidate]:
-    """edge-only, cloud-only, cloud-only-file, and every cut that both profiles know, in the order of the layers.
+    """Predict edge-only, cloud-only, cloud-only-file, and every cut that both profiles have, in the order of the
+    layers.
 
-    With ``codecs`` each cut is a candidate for each codec that may be used there and that both profiles measured.
-    ``bytes_up``: what requests of a candidate (by its key) were seen to take, in place of the profile's.
+    With ``codecs`` each cut is a candidate for each allowed codec that both profiles measured. ``bytes_up``: by a
+    candidate's key, the size of real requests, in place of the profile's.
 
     ``file`` is the input file whose preparation here counts; it also crosses as it is unless ``file_crosses`` is False
     (a server that cannot read files). Without ``cloud`` or ``link`` there is edge-only alone. The factors multiply the
@@ -189,7 +192,7 @@ class _Coded(NamedTuple):
 
 
 def _coded(edge: Profile, cloud: Profile, head: CutProfile, tail: CutProfile, codec: str) -> _Coded | None:
-    """``codec`` empty: the one of the edge's profile. None where a side did not measure it."""
+    """Return the frontier with ``codec`` (empty: the edge profile's). None if a side did not measure it."""
     mine, theirs = edge.settings.get("codec", "raw"), cloud.settings.get("codec", "raw")
     name = codec or mine
     known, away = head.codecs.get(name), tail.codecs.get(name)
@@ -203,7 +206,7 @@ def _coded(edge: Profile, cloud: Profile, head: CutProfile, tail: CutProfile, co
 
 
 def check_same_model(edge: Profile, cloud: Profile) -> None:
-    """SpecError naming what differs."""
+    """Raise SpecError naming what differs."""
     for field, what in (
         ("weights_hash", "weights"),
         ("structure_digest", "layers"),
@@ -254,7 +257,7 @@ class _Edge:
         )
 
     def energy(self, own: Reading, work_ns: float, waiting_ns: float) -> Reading:
-        """Joules of ``work_ns`` of computing, whose head took ``own``, and of waiting for the rest."""
+        """Return joules of ``work_ns`` of computing, of which the head took ``own``, and of waiting for the rest."""
         if self.power is not None:
             joules = (self.power.active * work_ns + self.power.idle * waiting_ns) / 1e9
             return Reading.estimated(
@@ -278,7 +281,7 @@ class _Edge:
         return own if len(source) == 1 else Reading.estimated(joules, "; ".join(source))
 
     def memory(self, peak: Reading) -> Reading:
-        """The peak beyond the weights, and the weights."""
+        """Return the peak including the weights."""
         return peak if peak.value is None else replace(peak, value=peak.value + self.profile.weights_bytes)
 
 
@@ -295,14 +298,14 @@ class _Cloud:
         return max(0.0, self.link.network_ns(bytes_up, self.profile.answer_bytes) + overhead)
 
     def resized(self, one: Candidate, bytes_up: float) -> Candidate:
-        """With other bytes on the way up."""
+        """Return the candidate with another size on the way up."""
         stages = {**one.stages_ns, "network": self.network_ns(bytes_up)}
         off = stages["network"] - one.stages_ns["network"]
         interval = one.interval_ns and (one.interval_ns[0] + off, one.interval_ns[1] + off)
         return replace(one, stages_ns=stages, bytes_up=round(bytes_up), interval_ns=interval)
 
     def rate(self, work_ns: float, bytes_up: float, tail_ns: float) -> float | None:
-        """Round trips overlap when several are under way; what they occupy does not."""
+        """Return the throughput. Concurrent round trips overlap; what occupies a resource does not."""
         up, down = self.link.up, self.link.down
         return _rate(
             max(
@@ -389,14 +392,14 @@ def _file(here: _Edge, there: _Cloud, file: FileInput, tail: CutProfile | None) 
 
 
 def _interval(stages: Mapping[str, float], correction: Correction | None) -> tuple[float, float] | None:
-    """Around the sum of ``stages``; None where too few real requests say how far off it may be."""
+    """Return the interval around the sum of ``stages``; None with too few real requests."""
     error = None if correction is None else correction.error_ns
     latency = sum(stages.values())
     return None if error is None else (max(0.0, latency - error), latency + error)
 
 
 def _unsteady(stages: Mapping[str, float], **sides: tuple[Quartiles, float]) -> str:
-    """Why it cannot be ranked: what a side takes changes too much from one time to the next; empty: it does not."""
+    """Return why it cannot be ranked, if a side's time varies too much; else ""."""
     latency = sum(stages.values())
     for side, (one, factor) in sides.items():
         if one.q3 > UNSTEADY * one.q1 and (one.q3 - one.q1) * factor > latency / 4:
@@ -406,7 +409,9 @@ def _unsteady(stages: Mapping[str, float], **sides: tuple[Quartiles, float]) -> 
 
 
 def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str]:
-    """Nanoseconds the server takes to read a file, and what that is guessed from: processors do it on either side."""
+    """Return nanoseconds of the server to read a file, and the source of the estimate: processors do it on
+    either side.
+    """
     here = file.prepare_ns.middle
     if all(str(one.machine.get("device")) == "cpu" for one in (edge, cloud)):
         ratio = cloud.alone_ns.middle / max(1.0, edge.alone_ns.middle)
@@ -415,7 +420,9 @@ def _reading(edge: Profile, cloud: Profile, file: FileInput) -> tuple[float, str
 
 
 def _agreement(edge: Profile, cloud: Profile) -> float | None:
-    """Cuts are exact between devices of one kind; between kinds they are as good, and nobody has counted."""
+    """Return 1 between devices of one kind, where cuts are exact; None between kinds, where agreement was not
+    measured.
+    """
     kinds = {str(one.machine.get("device")).partition(":")[0] for one in (edge, cloud)}
     return 1.0 if len(kinds) == 1 else None
 
