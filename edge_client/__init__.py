@@ -1,45 +1,45 @@
 """The edge side: run a model up to a cut, stream what crosses it to a cloud server, get the model's own output.
 
 client        `EdgeClient`: infer, infer_many
-core          its model, its connection, what the server said of itself, requests at a given cut
-inputs        what infer takes, made into a call
+core          model, connection, the server's greeting, requests at a given cut
+inputs        the arguments of infer, converted to a call
 answer        `Answer`, `Failure`
-call          what a model is called with; how busy a server says it is
+call          a model's arguments; a server's reported load
 given         one input, from a file or from memory
-spoken        what messages call a setting; ways to run without a cut; sizes, rates, durations as people write them
+spoken        names of settings in messages; ways to run without a cut; parses sizes, rates, durations
 sources       where inputs come from: files, videos, cameras
 tracing       a trace for every request, for OpenTelemetry
 model_choice  which model, on what device
-dial          the one place that opens a channel, and why one does not open
-light         an edge without PyTorch: heads as ONNX files
-light_codecs  ... codecs of what crosses, in numpy
+dial          opens channels, and diagnoses failures
+light         a client without PyTorch: heads as ONNX files
+light_codecs  its codecs, in numpy
 interrupts    Ctrl-C, never lost
 intervention  activations changed on purpose
-credentials   what this side shows a server
-options       what tasks take: keyword arguments and options of commands, declared once
-settings      which server is asked where nobody names one
-choosing      which codec every tensor travels with
+credentials   certificates and tokens for a server
+options       options of tasks and commands, declared once
+settings      the default server
+choosing      the codec of every tensor
 request       one request: head, transport, answer; or everything here
-transport     the standing connection
-witness       answers also computed whole here
-probing       what the link carries, measured; the server's profile, fetched
+transport     the connection and its streams
+witness       compares answers with the whole model's
+probing       measures the link; fetches the server's profile
 survey        gathers what a plan needs: link, server's profile, our own
-planning      which cut is best, from numbers alone
-generation    generation cut in two: generate() of transformers, and sessions' way to the server
-adaptive      `AutoClient`: the cut chosen for every request
+planning      predicts and chooses the best cut
+generation    split generation with generate() of transformers
+adaptive      `AutoClient`: chooses the cut of every request
 serving       a split language model behind OpenAI's protocol
 live          a page in the browser, and sinks, while requests run
-sweeping      every cut measured: tables and a report
-pruning       channel selection, tested
-calibrating   what codecs cost in answers, at every cut
-learning      what is trained at a cut: codecs, and attacks on what crosses
+sweeping      measures every cut: tables and a report
+pruning       evaluates channel selections
+calibrating   the accuracy that codecs cost, at every cut
+learning      trains codecs, and attacks on what crosses
 benching      an open load on a server
-tasks         what the commands do, as functions: plan, profile, sweep, bench and the others
+tasks         the commands as functions: plan, profile, sweep, bench and others
 process       a server that the client starts on loopback
 screen        text, progress, tables
-pages         what the pages of results share: styles, charts that are saved and printed
+pages         shared parts of result pages: styles, charts
 aio           `EdgeClient` for asyncio
-doctor        the way to a server, and whether both sides agree
+doctor        diagnoses the way to a server
 commands      the command line
 """
 

@@ -1,4 +1,4 @@
-"""`ModelChoice`: which model, and how it is set up on this side. Made once, and handed on as it is."""
+"""Define `ModelChoice`: which model, and how it is set up on this side."""
 
 from __future__ import annotations
 
@@ -29,29 +29,30 @@ class ModelChoice:
 
     model: str | ModelSpec | nn.Module = "digits"
     model_id: str | None = None
-    """In place of the spec's own."""
+    """Replaces the spec's own."""
     example: Inputs | str | None = field(default=None, compare=False)
-    """In place of the spec's own: ``(args, kwargs)``, or words such as "1,3,224,224" or "1,16:int64" (`load_spec`),
-    which the server then needs, too."""
+    """Replaces the spec's own: ``(args, kwargs)``, or text such as "1,3,224,224" or "1,16:int64" (`load_spec`), which
+    the server then needs, too.
+    """
     weights: tuple[str, ...] = ()
-    """Files in place of those of the spec that `model` names."""
+    """Files that replace those of the spec that `model` names."""
     selection: str | Path | None = None
-    """A file of ``edge-client prune``, in place of that of the spec that `model` names."""
+    """A file of ``edge-client prune`` that replaces that of the spec that `model` names."""
     depth: int | None = None
-    """How many levels of modules to descend; None = down to the leaves."""
+    """How many levels of modules to descend; None: to the leaves."""
     device: str = "auto"
     threads: int | None = None
-    """Inside one operation on the CPU: a setting of the whole process. None = torch's choice."""
+    """Threads inside one operation on the CPU, for the whole process. None: torch's choice."""
     only_head: int | str | None = None
     """A layer's id or name: only weights of heads that end there or before are loaded (docs/results/footprint.md)."""
 
     @classmethod
     def of(cls, model: str | ModelSpec | nn.Module | ModelChoice) -> ModelChoice:
-        """``model`` with the defaults for everything else; a choice is returned unchanged."""
+        """Return ``model`` with defaults for everything else; a choice is returned unchanged."""
         return model if isinstance(model, ModelChoice) else cls(model)
 
     def spec(self) -> ModelSpec:
-        """The model's spec. Raises SpecError for a module, UnknownModel, and what is wrong with the spec."""
+        """Return the model's spec. Raises SpecError for a module, UnknownModel, and what is wrong with the spec."""
         if isinstance(self.model, nn.Module):
             raise SpecError("a module has no spec")
         if isinstance(self.model, ModelSpec):
@@ -60,11 +61,11 @@ class ModelChoice:
         return load_spec(self.model, weights=self.weights or None, selection=self.selection, example=example)
 
     def with_spec(self, spec: ModelSpec) -> ModelChoice:
-        """The same settings for the model of ``spec``, which names its own weights."""
+        """Return the same settings for the model of ``spec``, which names its own weights."""
         example = None if isinstance(self.example, str) else self.example
         return replace(self, model=spec, weights=(), selection=None, example=example)
 
     def set_up(self) -> torch.device:
-        """Sets torch's threads and returns the device. Raises SpecError for a device that this machine lacks."""
+        """Set torch's threads and return the device. Raises SpecError for a device that this machine lacks."""
         set_threads(self.threads)
         return pick_device(self.device)

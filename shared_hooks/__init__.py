@@ -2,44 +2,44 @@
 
 wrapped       `WrappedModel`
 errors        every error raised on purpose
-sharing       who of many is evicted at a bound
+sharing       fair eviction at a bound
 devices       devices of any kind that torch has
 tensors       values and memory
-config        what users write
-files         written whole or not at all
+config        reads users' TOML tables
+files         atomic writes, journals
 command_line  the parser of both commands
-options       options that are declared once: keyword arguments and words of a command
-modules       the model as it stands
-codecs        how a tensor's bytes travel
+options       options declared once: keyword arguments and command-line options
+modules       the model's modules, shims and digests
+codecs        encodings of tensors
 crossing      what crosses a cut, as both sides see it
-state         Python state, compared and put back
-metrics       what a forward took
+state         Python state, compared and restored
+metrics       measurements of a forward
 tracing       OpenTelemetry spans, and where they go
-lifecycle     stages, and hooks at them
+lifecycle     stages and their hooks
 doctor        findings, and how to mend them
 selection     channels scored, masked, cut out
 models        specs, weights, inputs; the shipped model
 forward       one forward: layers, operations, settings
-purity        modules that provably write no state
+purity        modules proven to write no state
 recording     one forward recorded
 planning      from a recording to cuts
-generation    step by step: models that keep state between calls, each half with its own
+generation    split generation: models with state between calls
 head          a forward that stops early
 tail          a forward that starts late
-middle        and stops early, too; which runs in a process of its own
-mapping       the module tree joined with what ran; ONNX files
+middle        a forward that starts late and stops early
+mapping       the module tree with what ran; ONNX files
 explaining    one cut explained
 verification  every cut against the whole model
 runs          forwards of one model: whole, heads, tails, middles
-compiling     tails whose modules torch.compile has made faster
-observers     looks at modules on either side
+compiling     tails compiled with torch.compile
+observers     observe modules on either side
 batching      requests of several callers as one batch
 profiling     layers and cuts measured
 picture       image files decoded in a process with limits of memory and time
 frames        frames of videos and cameras
-showing       what objects say of themselves: a line, a table, a small picture
+showing       representations of objects: a line, a table, a small picture
 version       of all three packages
-sinks         where numbers of observers and metrics go
+sinks         destinations of observers' and metrics' numbers
 ...
 
 print(wrapped.explain("layer3.0.conv1", x))  # what crosses and why, and what the tail does

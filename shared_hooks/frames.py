@@ -1,4 +1,4 @@
-"""Frames of videos and cameras: pixels, and which they are. Loads no torch."""
+"""Define frames of videos and cameras: pixels, and their origin. Loads no torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ Pixels = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class FrameId:
-    """Which frame it is: of a ``source`` (a file, a device, an address without its password), ``index`` from 0.
+    """Identifies a frame: of a ``source`` (a file, a device, an address without its password), ``index`` from 0.
 
-    A live source counts the frames that were dropped, too. ``seconds``: when a video shows it; None where nothing says
-    so. ``truth`` is the label it should get.
+    A live source counts dropped frames, too. ``seconds``: its time in a video; None if unknown. ``truth`` is its label.
     """
 
     source: str
@@ -30,18 +29,18 @@ class FrameId:
 
     @property
     def name(self) -> str:
-        """For tables and messages."""
+        """Short name for tables and messages."""
         return f"{self.source if '://' in self.source else Path(self.source).name}#{self.index}"
 
     @property
     def origin(self) -> str:
-        """Where it came from, in full."""
+        """Full origin."""
         return f"{self.source}#{self.index}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # arrays compare by element
 class Frame:
-    """A frame's pixels (`Pixels`), and which it is. Raises InputMismatch for another kind of array."""
+    """A frame's pixels (`Pixels`), and its identity. Raises InputMismatch for another kind of array."""
 
     id: FrameId
     pixels: Pixels

@@ -1,4 +1,4 @@
-"""Options that are declared once: fields of a dataclass, which are keyword arguments and words of a command line.
+"""Declare options once, as fields of a dataclass: keyword arguments and command-line options.
 
     @dataclass(frozen=True, kw_only=True)
     class Measuring:
@@ -31,9 +31,9 @@ _OPTION = "option"
 
 @dataclass(frozen=True)
 class Option:
-    """What a command line says of a field. ``words``: the option's names, where they are not made of the field's.
-    ``exclusive``: at most one of the options with the same word is given. ``key``: what a key of a file by the field's
-    name has to be; None: there is none. ``how``: as `argparse.ArgumentParser` takes it.
+    """A field's command-line option. ``words``: its names, if not derived from the field's. ``exclusive``: at most one
+    of the options with the same word may be given. ``key``: the expected value of a file's key with the field's name;
+    None: there is none. ``how``: as `argparse.ArgumentParser` takes it.
     """
 
     metavar: str | None
@@ -56,16 +56,16 @@ def option(
     key: type | None = None,
     **how: Any,
 ) -> Any:
-    """A field of a dataclass that is an option of a command, too; without ``default`` it is required.
+    """Declare a field of a dataclass that is a command's option, too; without ``default`` it is required.
 
-    One that is False by default is switched on by ``--name``, one that is True is switched off by ``--no-name``.
-    ``parse``: what makes the value of the text; it raises ArgumentTypeError.
+    One that is False by default is enabled by ``--name``, one that is True is disabled by ``--no-name``. ``parse``:
+    converts the text; it raises ArgumentTypeError.
     """
     return field(default=default, metadata={_OPTION: Option(metavar, help, parse, words, exclusive, key, how)})
 
 
 def option_of(each: Field[Any]) -> Option | None:
-    """What was declared of a field; None of one that is a keyword argument alone."""
+    """Return a field's option; None for one that is a keyword argument only."""
     found: Option | None = each.metadata.get(_OPTION)
     return found
 
@@ -73,8 +73,8 @@ def option_of(each: Field[Any]) -> Option | None:
 def add_options(
     parser: argparse._ActionsContainer, options: type, but: type | None = None, *, unset: bool = False
 ) -> None:
-    """Adds the options of a dataclass to a command, less those of ``but``. ``unset``: one that is not given
-    is None, for a command that also reads a file.
+    """Add the options of a dataclass to a command, without those of ``but``. ``unset``: options that are not given are
+    None, for a command that also reads a file.
     """
     exclusive: dict[str, argparse._ActionsContainer] = {}
     others = set() if but is None else {each.name for each in fields(but)}
@@ -104,7 +104,7 @@ def add_options(
 
 
 def _help(declared: Option, default: object) -> str:
-    """With the default behind it, where the text has none."""
+    """Return the help with the default appended, unless the text has one."""
     plain = default in (MISSING, None, "") or isinstance(default, (bool, tuple))
     if plain or "(default: " in declared.help:
         return declared.help
@@ -121,8 +121,8 @@ class WithKeywords(Protocol[P, R_co]):
 
 
 def takes(options: Callable[P, Any]) -> Callable[[Callable[..., R]], WithKeywords[P, R]]:
-    """Decorates a function that takes ``options``, an object of that dataclass: it then takes the dataclass's fields as
-    keyword arguments in its place.
+    """Decorate a function that takes ``options``, an object of that dataclass, to take the dataclass's fields as
+    keyword arguments instead.
     """
     assert isinstance(options, type)
     declared = fields(options)
@@ -157,26 +157,26 @@ def takes(options: Callable[P, Any]) -> Callable[[Callable[..., R]], WithKeyword
 
 
 def positive_int(text: str) -> int:
-    """A whole number of at least 1."""
+    """Parse a whole number of at least 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 1")
     return int(text)
 
 
 def non_negative_int(text: str) -> int:
-    """A whole number of at least 0."""
+    """Parse a whole number of at least 0."""
     if not text.isdigit():
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return int(text)
 
 
 def comma_separated(text: str) -> list[str]:
-    """Names with commas between."""
+    """Parse names separated by commas."""
     return [name.strip() for name in text.split(",")]
 
 
 def fraction(text: str) -> float:
-    """A number from 0 to 1."""
+    """Parse a number from 0 to 1."""
     try:
         value = float(text)
     except ValueError:
@@ -187,22 +187,22 @@ def fraction(text: str) -> float:
 
 
 def positive_seconds(text: str) -> float:
-    """A time above 0."""
+    """Parse a time above 0."""
     return _above_0(text, "a number of seconds")
 
 
 def positive_number(text: str) -> float:
-    """A number above 0."""
+    """Parse a number above 0."""
     return _above_0(text, "a number")
 
 
 def positive_numbers(text: str) -> list[float]:
-    """Numbers above 0 with commas between."""
+    """Parse numbers above 0 separated by commas."""
     return [positive_number(one.strip()) for one in text.split(",")]
 
 
 def non_negative_seconds(text: str) -> float:
-    """A time of 0 or more."""
+    """Parse a time of 0 or more."""
     return 0.0 if text.strip() in ("0", "0.0") else positive_seconds(text)
 
 

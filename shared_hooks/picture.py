@@ -1,12 +1,12 @@
-"""Image files decoded in a process of its own, where limits of memory and time hold whatever the decoder does.
+"""Decode image files in a separate process, with limits of memory and time whatever the decoder does.
 
-A file may come from a stranger, and announce little and take much: a tile of gigabytes, thousands of scans. Headers are
-looked at before anything is decoded; what nobody thought of ends the process, not its parent. It is used again for as
-long as it behaves. This file is also the process's program (`python picture.py`), and loads Pillow and nothing else of
-ours, so that it starts in a fraction of a second.
+A file may be untrusted, and announce little and take much: a tile of gigabytes, thousands of scans. Headers are checked
+before anything is decoded; anything unforeseen ends the process, not its parent. It is reused while it behaves. This
+file is also the process's program (`python picture.py`), and loads Pillow and nothing else of ours, so that it starts
+in a fraction of a second.
 
-Between the two: JSON in a line, then bytes. To the process {"bytes", "how"} and the file; back {"size", "mode",
-"bytes"} and the pixels, or {"error", "message"}.
+The protocol: JSON in a line, then bytes. To the process {"bytes", "how"} and the file; back {"size", "mode", "bytes"}
+and the pixels, or {"error", "message"}.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ if TYPE_CHECKING:
 
 
 IMAGE_FORMATS = ("PNG", "JPEG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-"""The only decoders that files reach: of Pillow's others, one starts Ghostscript."""
+"""The only decoders used: one of Pillow's others starts Ghostscript."""
 MAX_PIXELS = 25_000_000
-"""Most pixels of an image from elsewhere; what is compressed well may take seconds to decode."""
+"""Maximum pixels of an untrusted image: highly compressed ones may take seconds to decode."""
 MAX_OWN_PIXELS = 89_478_485
-"""Most pixels of an image of one's own: where Pillow begins to warn."""
+"""Maximum pixels of the user's own image: where Pillow begins to warn."""
 MAX_SCANS = 200
-"""Most scans of a JPEG; a progressive one has some ten."""
+"""Maximum scans of a JPEG; a progressive one has about ten."""
 MAX_TAGS = 1000
-"""Most tags of a TIFF."""
+"""Maximum tags of a TIFF."""
 SECONDS = 10.0
 SPARE_BYTES = 192 << 20
-"""Address space beside what the pixels take: the decoders' own libraries and tables."""
+"""Address space beside the pixels: the decoders' own libraries and tables."""
 BYTES_A_PIXEL = 16
-"""As decoded, converted, turned and scaled: four copies of four bytes."""
+"""Decoded, converted, rotated and scaled: four copies of four bytes."""
 
 
 class How(TypedDict):
-    """What becomes of an image, as `ImagePreprocess` says: ``size`` is (height, width)."""
+    """How to process an image, as in `ImagePreprocess`: ``size`` is (height, width)."""
 
     mode: str
     size: tuple[int, int] | None
@@ -66,7 +66,7 @@ class Refused(Exception):
 
 
 def scaled(width: int, height: int, shorter_side: int | None) -> tuple[int, int]:
-    """The size of an image before it is cropped: one that is long and thin becomes large."""
+    """Return the size of an image before cropping: a long and thin one becomes large."""
     if shorter_side is None or not width or not height:
         return width, height
     factor = shorter_side / min(width, height)
@@ -76,7 +76,7 @@ def scaled(width: int, height: int, shorter_side: int | None) -> tuple[int, int]
 def resized(
     image: Image.Image, size: tuple[int, int] | None, shorter_side: int | None, interpolation: str
 ) -> Image.Image:
-    """Straight to ``size``; or the shorter side to ``shorter_side``, and a crop from the middle."""
+    """Resize directly to ``size``; or the shorter side to ``shorter_side``, with a centre crop."""
     if size is None:
         return image
     from PIL import Image
@@ -91,7 +91,7 @@ def resized(
 
 
 def decoded(data: bytes, how: How) -> Image.Image:
-    """Raises `Refused`, before anything is decoded where a header says enough."""
+    """Decode an image. Raises `Refused`, before decoding if the header shows enough."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     check = partial(_check_size, how["max_pixels"])
@@ -116,7 +116,7 @@ def _check_size(most: int, width: int, height: int, what: str) -> None:
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height that the first chunk of a WebP file announces (RFC 9649); None for other files."""
+    """Return width and height from the first chunk of a WebP file (RFC 9649); None for other files."""
     if data[:4] != b"RIFF" or data[8:12] != b"WEBP" or len(data) < 30:
         return None
     number = partial(int.from_bytes, byteorder="little")
@@ -146,9 +146,9 @@ def _check(file: Image.Image, data: bytes, how: How, check: Callable[[int, int, 
 
 
 class Decoder:
-    """Processes that decode, each one file at a time; started when they are needed. Any thread may call.
+    """Processes that decode one file at a time each, started on demand. Thread-safe.
 
-    ``seconds``: for one file, by the clock.
+    ``seconds``: wall time limit of one file.
     """
 
     def __init__(self, seconds: float = SECONDS) -> None:
@@ -158,14 +158,14 @@ class Decoder:
         self._pid = os.getpid()
 
     def close(self) -> None:
-        """Ends the processes that have nothing to do."""
+        """End the idle processes."""
         with self._lock:
             idle, self._idle = self._idle if self._pid == os.getpid() else [], []
         for process in idle:
             process.end()
 
     def __call__(self, data: bytes, how: How) -> tuple[str, tuple[int, int], bytes]:
-        """(mode, (width, height), pixels). Raises `Refused`."""
+        """Return (mode, (width, height), pixels). Raises `Refused`."""
         with self._lock:
             if self._pid != os.getpid():  # the processes are a parent's
                 self._idle, self._pid = [], os.getpid()
@@ -195,7 +195,7 @@ class Decoder:
 
 
 class _Process:
-    """One of them."""
+    """One decoding process."""
 
     def __init__(self, max_pixels: int) -> None:
         self.max_pixels = max_pixels
@@ -214,7 +214,7 @@ class _Process:
         return self.max_pixels == how["max_pixels"] and self._process.poll() is None
 
     def ask(self, data: bytes, how: How, until: float) -> tuple[dict[str, Any], bytes]:
-        """What it says. Raises TimeoutError, and OSError where it has ended."""
+        """Send a file and return the reply. Raises TimeoutError, and OSError if the process has ended."""
         assert self._process.stdin is not None
         head = json.dumps({"bytes": len(data), "how": how}).encode() + b"\n"
         for part in (head, memoryview(data)):
@@ -249,7 +249,7 @@ class _Process:
         return b"".join(parts)
 
     def end(self) -> None:
-        """At once, whatever it does."""
+        """Kill the process."""
         self._selector.close()
         with contextlib.suppress(OSError):
             self._process.kill()
@@ -260,12 +260,12 @@ class _Process:
 
 
 decode = Decoder()
-"""Those of this process."""
+"""The decoder of this process."""
 atexit.register(decode.close)
 
 
 def _limited(nbytes: int) -> None:
-    """From here on this process takes ``nbytes`` of address space more than it has, and no core is kept."""
+    """Limit this process's further address space to ``nbytes``, and disable core dumps."""
     try:
         import resource
     except ImportError:  # not on this system
@@ -278,7 +278,7 @@ def _limited(nbytes: int) -> None:
 
 
 def main() -> None:
-    """Decodes what comes, until nothing comes any more."""
+    """Decode files until the input ends."""
     from PIL import Image, ImageOps
 
     Image.init()

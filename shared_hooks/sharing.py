@@ -1,8 +1,8 @@
-"""One bounded thing, used by many: who is evicted when there is no more of it.
+"""Share a bounded resource fairly, and decide who is evicted at the bound.
 
-While there is room, everybody takes what they ask for. At the bound it is max-min fairness that decides: who holds the
-most is evicted for one who would hold less, even with what it asks for. That is asked twice: between *accounts*, then
-between the *clients* of one account, which say themselves who they are. Nothing here locks.
+While there is room, all get what they request. At the bound max-min fairness decides: the largest holder is evicted for
+one who would hold less, including the request. It is applied twice: between *accounts*, then between the *clients* of
+one account, which choose their own names. Nothing here locks.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ V = TypeVar("V")
 T = TypeVar("T")
 
 MAX_USERS = 8
-"""Clients that one kept thing counts for; who used it longer ago loses it sooner, and uses it none the less."""
+"""Maximum clients that an entry counts for: its earlier users may still use it, but no longer hold it."""
 
 
 class Party(NamedTuple):
-    """Who holds something. ``client`` is what it calls itself, and costs nothing; ``account`` is who it is known as."""
+    """A holder. ``client`` is its self-chosen name, of which it may have many; ``account`` its authenticated
+    identity.
+    """
 
     account: str = ""
     client: str = ""
 
 
 class Shares:
-    """What each party holds of one bound."""
+    """The holdings of all parties, against one bound."""
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
@@ -37,7 +39,7 @@ class Shares:
         self._sums: dict[str, int] = {}
 
     def add(self, party: Party, amount: int) -> None:
-        """Adds ``amount``, which may be negative, to what the party holds. Does not check the bound; see `has_room`."""
+        """Add ``amount``, which may be negative, to a party's holding. Does not check the bound; see `has_room`."""
         if amount < 0:
             self.remove(party, -amount)
         elif amount:
@@ -48,7 +50,7 @@ class Shares:
             self.total += amount
 
     def remove(self, party: Party, amount: int) -> None:
-        """The party holds so much less; nothing is remembered of one who holds nothing. Raises ValueError below 0."""
+        """Reduce a party's holding; a party without any is forgotten. Raises ValueError below 0."""
         if not amount:
             return
         account, client = party
@@ -69,11 +71,11 @@ class Shares:
         return self.total + amount <= self.limit
 
     def account(self, account: str) -> int:
-        """What all clients of an account hold together."""
+        """Return the sum over all clients of an account."""
         return self._sums.get(account, 0)
 
     def of(self, account: str, limit: float) -> Shares:
-        """A copy: what one account holds, against a limit of its own."""
+        """Return a copy of one account's holdings, against a limit of its own."""
         own = Shares(limit)
         for client, amount in self._of.get(account, {}).items():
             own.add(Party(account, client), amount)
@@ -83,7 +85,7 @@ class Shares:
         return self._of.get(party.account, {}).get(party.client, 0)
 
     def fullest(self) -> Party | None:
-        """The client that holds the most, of the account that holds the most; None where nobody holds anything."""
+        """Return the largest client of the largest account; None if nobody holds anything."""
         if not self._sums:
             return None
         account = max(self._sums, key=self._sums.__getitem__)
@@ -98,10 +100,10 @@ class Shares:
 
 @dataclass(frozen=True)
 class Holding(Generic[T]):
-    """A thing that holds so much of a bound, as far as it may have to go.
+    """An evictable holding.
 
-    ``usefulness``: of what a party holds the least goes first; None: it cannot be given up. ``is_idle``: it waits for
-    its client, who does nothing.
+    ``usefulness``: of a party's holdings the least useful is evicted first; None: it cannot be evicted. ``is_idle``: it
+    waits for its client, which is inactive.
     """
 
     thing: T
@@ -112,19 +114,19 @@ class Holding(Generic[T]):
 
 
 def giving_way(shares: Shares, newcomer: Party, amount: int, holdings: Iterable[Holding[T]]) -> list[T] | None:
-    """What has to go so that ``newcomer`` can have ``amount``; None when it has to do without, and nothing goes.
+    """Return what to evict so that ``newcomer`` can have ``amount``; None if it is denied, and nothing is evicted.
 
-    First goes what is idle in the newcomer's own account; then what the account with the most has, while the newcomer's
-    has less with what it asks for; then the same between the clients of the newcomer's own account.
+    First what is idle in the newcomer's own account; then holdings of the largest account, while the newcomer's is
+    smaller including the request; then the same between the clients of the newcomer's own account.
     """
     left = sorted((one for one in holdings if one.usefulness is not None and one.amount), key=_least_useful)
     accounts: Counter[str] = Counter()
     clients: Counter[Party] = Counter()
-    """What goes, of each."""
+    """Evictions, by client."""
     gone: list[T] = []
 
     def heavy(one: Holding[T]) -> tuple[int, int, int] | None:
-        """How much there is on this one's side; None for one that need not go."""
+        """Return how much this one's side holds; None if it need not be evicted."""
         account = shares.account(one.party.account) - accounts[one.party.account]
         client = shares.client(one.party) - clients[one.party]
         if one.party.account != newcomer.account:
@@ -154,21 +156,21 @@ def _least_useful(one: Holding[T]) -> tuple[float, ...]:
 
 
 class SharedCache(Generic[K, V]):
-    """Things kept while they are used, within bounds on their number and their size together.
+    """A cache bounded by number and total size.
 
-    Each counts for those who used it last. Beyond a bound, who holds the most loses what it has not used for longest;
-    what nobody holds any more is gone. So one who brings ever new things pushes out its own.
+    Each entry counts for its latest users. Beyond a bound, the largest holder loses its least recently used entry; an
+    entry without holders is dropped. So a party with ever new entries evicts its own.
     """
 
     def __init__(self, most: int, most_bytes: float) -> None:
-        """``most_bytes``: of the sizes given to `put`, in whatever unit they are."""
+        """``most_bytes``: of the sizes passed to `put`, in any unit."""
         self._kept: dict[K, tuple[V, int]] = {}
         self._users: dict[K, list[Party]] = {}
         self._used: dict[Party, OrderedDict[K, None]] = {}
         self._most, self._most_bytes = most, most_bytes
         self._numbers, self._sizes = Shares(most), Shares(most_bytes)
         self.nbytes = 0
-        """Sizes of all that is kept, each counted once."""
+        """Total size of all entries, each counted once."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -177,7 +179,7 @@ class SharedCache(Generic[K, V]):
         return key in self._kept
 
     def get(self, key: K, party: Party) -> V | None:
-        """What is kept under this key; from now on it counts for ``party``, too."""
+        """Return the entry of this key, which then counts for ``party``, too."""
         found = self._kept.get(key)
         if found is None:
             return None
@@ -185,7 +187,7 @@ class SharedCache(Generic[K, V]):
         return found[0]
 
     def put(self, key: K, value: V, size: int, party: Party) -> None:
-        """Keeps it, in place of what was under this key; at least until the next call."""
+        """Keep an entry, replacing the key's old one; at least until the next call."""
         self.drop(key)
         self._kept[key] = value, size
         self._users[key] = []
@@ -200,7 +202,7 @@ class SharedCache(Generic[K, V]):
             self._disclaim(self._oldest(fullest), fullest)
 
     def drop(self, key: K) -> None:
-        """Forgets it; an unknown key is ignored."""
+        """Drop an entry; an unknown key is ignored."""
         for party in list(self._users.get(key, ())):
             self._disclaim(key, party)
 

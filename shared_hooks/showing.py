@@ -1,5 +1,4 @@
-"""What objects say of themselves: a line of text, never long; a table and a small picture in a notebook.
-
+"""Represent objects: a short line of text; a table and a small picture in a notebook.
 
 Knows nothing of what it shows, and loads no torch.
 """
@@ -37,7 +36,7 @@ __all__ = [
 # its class: another's ``__repr__`` may be of any length, and take any time.
 
 MOST: Final = 2000
-"""Characters of any public object's ``repr``, at most."""
+"""Maximum characters of any public object's ``repr``."""
 _EACH: Final = 120
 _ENTRIES: Final = 4
 _DEPTH: Final = 2
@@ -48,24 +47,26 @@ AClass = TypeVar("AClass", bound=type)
 
 
 def short(cls: AClass) -> AClass:
-    """A class decorator, above ``@dataclass``: ``Name(field=..., ...)`` with every field brief."""
+    """Decorate a class, above ``@dataclass``, with a short repr: ``Name(field=..., ...)``."""
     cls.__repr__ = _of_fields  # type: ignore[assignment,method-assign]
     return cls
 
 
 def summary_of(of: object, *facts: str) -> str:
-    """``Name(fact, fact)``: what objects say that are no list of fields. Facts may hold others' names."""
+    """Return ``Name(fact, fact)``, for objects whose repr is no list of fields. Facts may contain names from
+    elsewhere.
+    """
     text = ", ".join(cut(fact, _EACH) for fact in facts if fact)
     return cut(f"{type(of).__name__}({text})", MOST)
 
 
 def brief(value: Any, most: int = _EACH, depth: int = _DEPTH) -> str:
-    """``value`` in at most ``most`` characters; containers to ``depth`` levels."""
+    """Format ``value`` in at most ``most`` characters; containers to ``depth`` levels."""
     return cut(_text(value, most, depth), most)
 
 
 def cut(text: str, most: int) -> str:
-    """The beginning of a long text, and that there is more."""
+    """Truncate a long text, with an ellipsis."""
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
@@ -101,7 +102,7 @@ def _text(value: Any, most: int, depth: int) -> str:
 
 
 def _array(value: Any) -> str:
-    """A tensor or an array."""
+    """Format a tensor or an array."""
     try:
         shape = "x".join(str(one) for one in islice(value.shape, 16)) or "scalar"
     except Exception:  # of nested tensors, for one
@@ -139,7 +140,7 @@ COLOURS: Final = ("#3b82c4", "#8a63d2", "#d9822b", "#2f9e6e", "#c94f6d", "#8c8c8
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """``value`` is what the length says, ``text`` what it is, shown under the pointer; ``faint``: drawn pale."""
+    """``value`` is the length, ``text`` its label, shown under the pointer; ``faint``: drawn pale."""
 
     value: float
     text: str
@@ -147,7 +148,9 @@ class Bar:
 
 
 def bars(of: Sequence[Bar], label: str) -> str:
-    """One upright bar for each, from the left; of very many, the highest of each few. ``label`` is its caption."""
+    """Draw one vertical bar for each, from the left; of very many, the highest of each few. ``label`` is the
+    caption.
+    """
     if not of:
         return ""
     each = -(-len(of) // MOST_BARS)
@@ -166,9 +169,10 @@ def bars(of: Sequence[Bar], label: str) -> str:
 
 
 def strip(of: Sequence[tuple[str, float]], label: str, said: Sequence[str] = ()) -> str:
-    """One lying bar, in parts as long as their values, with a legend; ``said``: the legend's words for the values.
+    """Draw one horizontal bar, in parts as long as their values, with a legend; ``said``: the legend's text of the
+    values.
 
-    Parts of nothing are left out.
+    Empty parts are left out.
     """
     total = sum(max(0.0, value) for _, value in of)
     if not total:
@@ -207,18 +211,20 @@ def _drawing(content: str, height: int, label: str) -> str:
 _STYLE: Final = "font: 13px/1.4 system-ui, sans-serif; max-width: 60em"
 _CELL: Final = "padding: 1px 10px 1px 0; border: 0; white-space: nowrap; max-width: 34em; overflow: hidden"
 _LONGEST: Final = 160
-"""Characters of a cell."""
+"""Maximum characters of a cell."""
 
 
 def folded(rows: Sequence[Any], first: int, last: int) -> tuple[Sequence[Any], int, Sequence[Any]]:
-    """The first and the last of many rows, and how many lie between; all of them, 0 and none where they are few."""
+    """Return the first and the last of many rows, and the number in between; few rows are returned whole, with 0 and
+    none.
+    """
     if len(rows) <= first + last + 1:
         return rows, 0, ()
     return rows[:first], len(rows) - first - last, rows[len(rows) - last :]
 
 
 def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = ()) -> str:
-    """Columns as wide as their widest cell; ``right``: the columns of numbers."""
+    """Format columns as wide as their widest cell; ``right``: the columns of numbers."""
     cells = [[_one_line(cell, 48) for cell in row] for row in (heads, *rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(heads))]
     ends = set(right)
@@ -232,7 +238,7 @@ def text_table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Itera
 def html_table(
     heads: Sequence[str], rows: Sequence[Sequence[str]], right: Iterable[int] = (), first: int = 16, last: int = 8
 ) -> str:
-    """A table of text, escaped; of many rows the ``first`` and ``last``."""
+    """Return a table of text, escaped; of many rows the ``first`` and ``last``."""
     ends = set(right)
 
     def cells(row: Sequence[str], tag: str) -> str:
@@ -255,7 +261,7 @@ def html_table(
 
 
 def panel(title: str, *parts: str) -> str:
-    """One object in a notebook: a title, which is escaped, and what `html_table` and `pictures` made."""
+    """Return an object's notebook view: a title, which is escaped, and results of `html_table` and `pictures`."""
     return (
         f'<div style="{_STYLE}"><div style="font-weight: 600; margin: 4px 0">{html.escape(_one_line(title, 400))}</div>'
         f'<div style="overflow-x: auto">{"".join(parts)}</div></div>'
@@ -273,7 +279,7 @@ _TIMES: Final = ((1e9, "s"), (1e6, "ms"), (1e3, "µs"), (1.0, "ns"))
 
 
 def size(nbytes: float | None) -> str:
-    """Bytes with a unit, such as "12.0 KiB"; "-" for None."""
+    """Format bytes with a unit, such as "12.0 KiB"; "-" for None."""
     if nbytes is None or not math.isfinite(nbytes):
         return "-"
     value = float(nbytes)
@@ -285,7 +291,7 @@ def size(nbytes: float | None) -> str:
 
 
 def duration(ns: float | None) -> str:
-    """Nanoseconds with the unit that fits, such as "1.25 ms"; "-" for None."""
+    """Format nanoseconds with a suitable unit, such as "1.25 ms"; "-" for None."""
     if ns is None or not math.isfinite(ns):
         return "-"
     for factor, unit in _TIMES:

@@ -1,8 +1,8 @@
-"""What crosses a cut, as both sides see it: a description, and bytes.
+"""Represent what crosses a cut: a description, and bytes.
 
 description  what describes a cut: inputs, slots, marks, a digest of the path
-format       ... read from untrusted bytes
-early        the values that cross, with their description and what was learnt of them
+format       reads a description from untrusted bytes
+early        the values that cross, with their description
 parcel       tensors <-> header and payload
 named        what crosses as tensors with names, for heads that are not torch's
 generators   states of random generators that cross

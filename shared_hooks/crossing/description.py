@@ -1,8 +1,8 @@
-"""What the head's side says of one cut: the form of the inputs, what crosses, and where the tail takes it up.
+"""Describe one cut to the tail's side: the form of the inputs, what crosses, and where the tail takes it up.
 
-It names no code and no memory. The tail's side works out by itself what happens before the cut (`rehearsal`), and takes
-from here only what it cannot know: which storages arrive, in which layout, and the results of what cannot be worked out
-without data. All of it is compared with what the tail's side finds. It is written here and read in `crossing.format`.
+It names no code and no memory. The tail's side computes by itself what happens before the cut (`rehearsal`), and takes
+from here only what it cannot know: which storages arrive, in which layout, and results that cannot be computed without
+data. All of it is compared with what the tail's side finds. It is written here and read in `crossing.format`.
 
 A *place* is where a tensor first appears: an input, the result of a module call, or the result of the n-th operation
 that a module call makes itself.
@@ -36,31 +36,31 @@ CALL = "(call)"
 
 
 class PathDigest:
-    """Grows with the run; `hexadecimal` at any moment."""
+    """A running digest of a path; `hexadecimal` at any time."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=16)
 
     def call(self, path: str, number: int) -> None:
-        """A module is called for the ``number``-th time."""
+        """Add the ``number``-th call of a module."""
         self._digest.update(f"call {path} {number}\n".encode())
 
     def operation(self, name: str, results: Iterable[Any]) -> None:
-        """A torch function gives ``results``: tensors or values of a trace, with shape and dtype."""
+        """Add a torch function with its ``results``: tensors or values of a trace, with shape and dtype."""
         self._operation(name, [f"{tuple(result.shape)}{result.dtype}" for result in results])
 
     def _operation(self, name: str, forms: list[str]) -> None:
         self._digest.update(f"{unreflected(name)} {forms}\n".encode())
 
     def item(self, item: tuple[Any, ...]) -> None:
-        """One of `Trace.path_items`."""
+        """Add one of `Trace.path_items`."""
         if item[0] == CALL:
             self.call(item[1], item[2])
         else:
             self._operation(item[0], [f"{shape}{dtype}" for shape, dtype in item[1]])
 
     def hexadecimal(self) -> str:
-        """The digest of everything so far."""
+        """Return the digest so far."""
         return self._digest.hexdigest()
 
 
@@ -68,7 +68,8 @@ FORMAT = 2
 
 
 class Place(NamedTuple):
-    """``index``-th operation made by the ``number``-th call of the module at ``path`` itself; -1: the call's result.
+    """The ``index``-th operation made by the ``number``-th call of the module at ``path`` itself; -1: the call's
+    result.
 
     ``Place("", 0, -1)`` is the model's inputs; path "" with number 1 is what runs around the model's own forward.
     """
@@ -97,8 +98,8 @@ class TensorForm:
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One storage that crosses: its size in elements of ``dtype``, the pieces (disjoint views) that are sent, whether
-    the tail writes it.
+    """One storage that crosses: its size in elements of ``dtype``, the pieces (disjoint views) that are sent, and
+    whether the tail writes it.
     """
 
     dtype: torch.dtype
@@ -134,7 +135,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """The operation at ``place`` writes for the last time before the cut to the storage of its ``argument``-th tensor,
+    """The operation at ``place`` makes the last write before the cut to the storage of its ``argument``-th tensor,
     which began as a constant: the slot's pieces are its content from there on.
     """
 
@@ -145,10 +146,10 @@ class Fill:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a place gives that cannot be worked out without data: a shape that depends on values, a scripted module.
+    """A place's result that cannot be computed without data: a shape that depends on values, a scripted module.
 
-    ``name``: of the operation, or the module's path. ``leaves``: a form, or the number of the argument that is handed
-    through. ``writes``: arguments written in place.
+    ``name``: of the operation, or the module's path. ``leaves``: a form, or the index of an argument that is returned.
+    ``writes``: arguments written in place.
     """
 
     place: Place
@@ -160,7 +161,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """At ``place`` the operation ``name`` reads a Python value from data; every request brings one of this form
+    """At ``place`` the operation ``name`` reads a Python value from data; every request sends one of this form
     (`trees.form_of`).
     """
 
@@ -181,18 +182,17 @@ class Layout:
 @short
 @dataclass(frozen=True, eq=False)
 class Crossing:
-    """One cut on one signature and path. ``layer_id`` is -1 and ``layer_name`` "input" for the cut before any layer.
+    """One cut of one signature and path. ``layer_id`` is -1 and ``layer_name`` "input" for the cut before any layer.
 
     ``inputs``: the forms of the tensors of ``input_structure``, which is (args, kwargs). ``path_digest``: over the
     operations and calls before the cut, with the forms of their results; both sides must find the same.
-    ``plan_digest``: of the edge's plan (`Plan.digest`), which holds what comes after the cut, too; compared where the
-    tail's side has one.
-    ``generators``: states of random number generators that arrive with every request, of ``"torch"`` as it is at the
-    cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins.
-    ``leaves``: names of Python state that a forward was seen to leave changed and that tells on no later one.
-    ``books``: of each piece, what the codec "basis" sends it by; empty where no calibration gave any.
-    ``calls`` and ``later``: of a branch cut, the names of the calls that it is after, and the places of operations, and
-    of whole calls (index -1), that come before its end and that the tail runs; empty for a plain cut.
+    ``plan_digest``: of the edge's plan (`Plan.digest`), which includes what comes after the cut; compared if the tail's
+    side has one. ``generators``: states of random number generators that arrive with every request: of ``"torch"`` as
+    it is at the cut, of ``"python"`` and ``"numpy"`` as they are when the forward begins. ``leaves``: names of Python
+    state that a forward was seen to change without any effect on later ones. ``books``: for each piece, the book of the
+    codec "basis"; empty without a calibration. ``calls`` and ``later``: of a branch cut, the names of its calls, and
+    the places of operations, and of whole calls (index -1), that come before its end and run in the tail; empty for a
+    plain cut.
     """
 
     layer_id: int
@@ -218,7 +218,7 @@ class Crossing:
 
     @cached_property
     def name(self) -> str:
-        """Where it is cut, in words: the layer's or block's name; of a branch cut all of its calls' names."""
+        """The cut's name: the layer's or block's; of a branch cut all of its calls' names."""
         return " + ".join(self.calls) or self.layer_name
 
     @cached_property
@@ -233,30 +233,30 @@ class Crossing:
 
     @property
     def working_bytes(self) -> int:
-        """What decoding by its books leaves behind, and no text tells."""
+        """Bytes that decoding by its books keeps in memory, which are not in the text."""
         return sum(8 * book.coefficients for book in self.books if book is not None)
 
     @cached_property
     def bound(self) -> Bound:
-        """For each piece the codecs that need its book, as far as they need nothing else."""
+        """Return, for each piece, codecs bound to its book, if they need nothing else."""
         return self.bound_to(lambda number: None)
 
     def bound_to(self, references: Callable[[int], References | None]) -> Bound:
-        """... and what this side keeps of earlier frames of the piece of that number."""
+        """Return the same, with this side's earlier frames of the piece of that number."""
         return tuple(
             {Basis.name: Basis(book), Frames.name: Frames(book, references(number))}
             for number, book in enumerate(self.books)
         )
 
     def with_books(self, books: tuple[Book | None, ...]) -> Crossing:
-        """The same cut, of which pieces may travel by these books; another digest names it. Raises ValueError."""
+        """Return the same cut with books for its pieces, and therefore another digest. Raises ValueError."""
         if len(books) != len(self.grains):
             raise ValueError(f"{len(books)} books for {len(self.grains)} pieces")
         return replace(self, books=books, cache={})
 
     @cached_property
     def views(self) -> tuple[View, ...]:
-        """How each piece lies in memory: one that is a whole storage is flat, and its marks say what lies in it."""
+        """The layout of each piece: one that is a whole storage is flat, and its marks describe what it holds."""
         shapes: dict[int, View] = {}
         for mark in self.marks:
             known = len(shapes[mark.slot].shape) if mark.slot in shapes else 0
@@ -270,11 +270,11 @@ class Crossing:
 
     @cached_property
     def grains(self) -> tuple[Grain, ...]:
-        """How the elements of each piece hang together."""
+        """The channel layout of each piece."""
         return tuple(Grain.of(view.shape, view.stride) for view in self.views)
 
     def covers_its_slot(self, mark: Mark) -> bool:
-        """Whether the mark's view is every element of a storage, as they lie there."""
+        """Return whether the mark's view is every element of a storage, in order."""
         if not 0 <= mark.slot < len(self.slots):
             return False
         slot, view = self.slots[mark.slot], mark.view
@@ -283,7 +283,7 @@ class Crossing:
 
     @cached_property
     def truths(self) -> frozenset[int]:
-        """Slots in which truth values lie."""
+        """Slots that hold booleans."""
         whole = {number for number, slot in enumerate(self.slots) if slot.dtype is torch.bool}
         return frozenset(whole | {mark.slot for mark in self.marks if mark.dtype is torch.bool})
 
@@ -299,7 +299,7 @@ class Crossing:
         return digest_of(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """UTF-8 JSON; the same crossing gives the same bytes."""
+        """Return UTF-8 JSON; the same crossing gives the same bytes."""
         return self._bytes
 
     @cached_property
@@ -350,15 +350,15 @@ def _form(form: TensorForm) -> list[Any]:
 
 
 def digest_of(data: bytes) -> str:
-    """Digest by which both sides name a crossing."""
+    """Return the digest by which both sides name a crossing."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
 def mixes_truth(slots: tuple[Slot, ...], marks: tuple[Mark, ...]) -> bool:
-    """Whether memory is marked as truth values and as something else, too.
+    """Return whether memory is marked as booleans and as another type, too.
 
-    A write through the other type, in the tail, would make truth values of it that are neither 0 nor 1, and kernels
-    that count them and then copy go beyond their memory.
+    A write through the other type, in the tail, could make booleans that are neither 0 nor 1, and kernels that count
+    them and then copy would exceed their memory.
     """
     seen: dict[int, set[bool]] = {}
     for mark in marks:

@@ -37,23 +37,23 @@ from shared_hooks.tensors import PLAIN, View, dtype_named
 MAX_CROSSING_BYTES = 4 << 20
 MAX_ENTRIES = 65_536
 MAX_NODES = 262_144
-"""Entries, at all depths, of the forms of inputs, values and given results."""
+"""Maximum entries, at all depths, of the forms of inputs, values and given results."""
 MAX_RANK = 32
 MAX_NAME = 1_000
 MAX_ELEMENTS = 1 << 40
 MAX_REPEATED = 16
-"""How often a tensor may repeat the elements that were sent for it (stride 0), beyond `FREE_BYTES`."""
+"""Maximum repetition of elements sent for a tensor (stride 0), beyond `FREE_BYTES`."""
 FREE_BYTES = 64 << 10
 FREE_LISTS = 32_768
 LIST_BYTES = 16
-"""Beyond these a list must have so many bytes: short ones take far more time and memory than their size says."""
+"""Minimum bytes of each of further lists: short ones take far more time and memory than their size suggests."""
 GENERATORS = ("torch", "python", "numpy")
 _REMEMBERED_BYTES = 256 << 10
 
 
 def decode(data: bytes, max_bytes: int = 1 << 32, *, remember: bool = True) -> Crossing:
-    """The crossing of these bytes. `BadFrame` if malformed; `TooLarge` beyond the limits, or if its storages or its
-    inputs, as large as they say they are, exceed ``max_bytes``. ``remember``: for a caller that keeps none of them.
+    """Decode a crossing. Raises `BadFrame` if malformed; `TooLarge` beyond the limits, or if its storages or its
+    inputs, by their announced sizes, exceed ``max_bytes``. ``remember``: False for a caller that keeps none of them.
     """
     if len(data) > MAX_CROSSING_BYTES:
         raise TooLarge(f"a cut's description of {len(data)} bytes; at most {MAX_CROSSING_BYTES} are taken")
@@ -144,7 +144,7 @@ def _books(entries: Any, slots: tuple[Slot, ...]) -> tuple[Book | None, ...]:
 
 
 def _check_size(tree: Any) -> None:
-    """JSON that is kept as it came has a bound on its entries; its depth is the parser's to bound."""
+    """Bound the entries of JSON that is kept as it is; the parser bounds its depth."""
     left, waiting = MAX_NODES, [tree]
     while waiting:
         node = waiting.pop()
@@ -278,12 +278,12 @@ def _given(place: Any, name: Any, structure: Any, leaves: Any, writes: Any) -> G
 
 
 _OBJECTS = {b"[": 72, b"{": 64, b":": 48, b",": 32, b'"': 32}
-"""What a character of JSON stands for in objects of CPython 3.11, as measured, rounded up."""
+"""Bytes of objects of CPython 3.11 per character of JSON, as measured, rounded up."""
 
 
 def decoded_bytes(data: bytes) -> int:
-    """At most what a description takes in memory once it is read, from its bytes alone: an empty list of two bytes
-    becomes an object of 56, and is referred to.
+    """Return the maximum memory of a description once read, from its bytes alone: an empty list of two bytes becomes an
+    object of 56, and a reference.
     """
     wide = 1 if data.isascii() and b"\\u" not in data else 4  # one character makes a text four times as wide
     books = 2 * len(data) if b'"books"' in data else 0  # the arrays beside their text

@@ -1,4 +1,4 @@
-"""Values and memory: nested values taken apart, views of a storage, sets of its elements.
+"""Handle values and memory: nested values, views of a storage, sets of its elements.
 
 trees    nested values <-> a structure and a list of tensors
 views    views of a storage, and which part of it they cover
