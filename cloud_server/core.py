@@ -209,8 +209,8 @@ class Core:
             time.sleep(nbytes / PROBE_BYTES_PER_SECOND)
 
     def load(self, caller: Caller | None = None, but: Request | None = None) -> split_pb2.Load:
-        """How busy the server is, not counting the request ``but``, and how long ``caller`` (None: the average caller)
-        waits for a worker.
+        """Return how busy the server is, not counting the request ``but``, and how long ``caller`` (None: the average
+        caller) waits for a worker.
         """
         queue_ns = self.scheduler.waits.mean_ns(caller.account if caller else None)
         return split_pb2.Load(pending=self.requests.pending(but), workers=self._workers.count, queue_ns=queue_ns)

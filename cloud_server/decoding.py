@@ -162,7 +162,7 @@ class SessionQuota:
         yield "max_sessions_bytes", self.memory, nbytes, True
 
     def _holding(self, session: Session, amount: int, newcomer: Party) -> Holding[Session]:
-        """What a session holds, for eviction: the least recently used goes first.
+        """Return what a session holds, for eviction: the least recently used goes first.
 
         Sessions of the client that needs room may go whenever no step of theirs is in progress; those of the account's
         other clients, which would only be built again, once they have been idle for a while.
@@ -277,8 +277,8 @@ class Sessions:
         return self._quota.memory.total
 
     def turn(self, engine: Engine, party: Party, step: Step, link: Link | None = None) -> Turn:
-        """What a worker does with the step's header and payload. ``link``: to the next server of a chain, if there is
-        one.
+        """Return what a worker does with the step's header and payload. ``link``: to the next server of a chain, if
+        there is one.
         """
         run, begin = partial(self.run, engine, party, step, link=link), partial(self.begin, engine, party, step)
         return Turn(step, run, begin, self.end)

@@ -57,7 +57,7 @@ def _register(options: argparse.Namespace) -> None:
 
 
 def _command(options: argparse.Namespace) -> Callable[[argparse.Namespace], int]:
-    """What runs it, loaded now: a module of its own, or one of `commands.tasks`."""
+    """Import and return what runs the command: a module of its own, or a function of `commands.tasks`."""
     if getattr(options, "heads", None) is not None:
         from edge_client.commands import light
 

@@ -94,7 +94,7 @@ def fails_on(
 
 
 def example_of(choice: ModelChoice, inputs: Sequence[str] | None = None) -> Inputs:
-    """What to plan on, on the model's device: the first of ``inputs`` (--input), else the spec's example."""
+    """Return what to plan on, on the model's device: the first of ``inputs`` (--input), else the spec's example."""
     spec, device = choice.spec(), choice.set_up()
     call = spec.preprocess(find(inputs)[0]) if inputs else spec.example(device)
     if call is None:

@@ -166,7 +166,8 @@ _NAMED: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYW
 
 
 def unfit(model: nn.Module, inputs: Inputs, example: Inputs | None, error: Exception) -> InputMismatch | None:
-    """What is wrong with ``inputs``, on which ``model`` raised ``error``, in one line; None if nothing seems to be.
+    """Return what is wrong with ``inputs``, on which ``model`` raised ``error``, in one line; None if nothing seems to
+    be.
 
     Wrong are unknown names, too many or too few arguments, and, compared with the ``example``, another dtype or rank,
     or something that is no tensor in place of one. Sizes may differ: `another_size`.
@@ -179,7 +180,7 @@ def unfit(model: nn.Module, inputs: Inputs, example: Inputs | None, error: Excep
 
 
 def another_size(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:
-    """For the end of a message: that the example's first input is missing, or which one differs in a size other than
+    """Return the end of a message: that the example's first input is missing, or which one differs in a size other than
     the batch; "" otherwise.
     """
     if example is None:
@@ -219,7 +220,7 @@ def _misnamed(model: nn.Module, inputs: Inputs, example: Inputs | None) -> str:
 
 
 def _unlike(model: nn.Module, inputs: Inputs, example: Inputs | None) -> Iterator[str]:
-    """What differs in kind, dtype or rank from the example."""
+    """Return what differs in kind, dtype or rank from the example."""
     if example is not None:
         ours, theirs = _by_name(model, inputs), _by_name(model, example)
         for name, other in theirs.items():

@@ -33,7 +33,7 @@ OTHERS: Final = ("lifecycle", "tracing")
 
 
 def how_named() -> str:
-    """What to do if no server is named."""
+    """Return a hint what to do if no server is named."""
     give = either("--server HOST:PORT", 'server="HOST:PORT"')
     return f'give {give}, set {VARIABLE}, or write server = "HOST:PORT" under [client] in {FILE_NAME}'
 

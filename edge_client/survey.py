@@ -245,7 +245,9 @@ class Gathered:
         power: Power | None = None,
         keys: Collection[str] | None = None,
     ) -> list[Candidate]:
-        """What `predict` makes of it; on another ``link``, or with either side's times multiplied, to ask what if."""
+        """Return what `predict` makes of it; on another ``link``, or with either side's times multiplied, to ask what
+        if.
+        """
         return predict(
             self.edge,
             self.cloud,
@@ -480,7 +482,7 @@ def _measure_edge(loaded: Loaded, wanted: Wanted, pause: float | None, progress:
 
 
 def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
-    """What the edge's profile knows of the file; else it is prepared a few times now."""
+    """Return what the edge's profile knows of the file; else it is prepared a few times now."""
     if path is None:
         return None
     nbytes = Path(path).stat().st_size
@@ -496,7 +498,7 @@ def _file(edge: Profile, path: str | None, loaded: Loaded) -> FileInput | None:
 
 
 def models_of(server: str, credentials: Credentials | None = None) -> list[Any]:
-    """What the server says of its models (`split_pb2.ModelInfo`); nothing where it says nothing."""
+    """Return what the server says of its models (`split_pb2.ModelInfo`); nothing where it says nothing."""
     import grpc
 
     with dial(server, credentials=credentials) as channel:
@@ -512,7 +514,7 @@ def models_of(server: str, credentials: Credentials | None = None) -> list[Any]:
 
 
 def _served(server: str, who: ModelIdentity, credentials: Credentials | None) -> Any:
-    """What the server says of this model, of the version with these weights; None where it says nothing."""
+    """Return what the server says of this model, of the version with these weights; None where it says nothing."""
     ids = [one for one in models_of(server, credentials) if who.model_id in (one.model_id, name_of(one.model_id))]
     return next((one for one in ids if one.weights_hash == who.weights_hash), ids[0] if ids else None)
 

@@ -323,7 +323,7 @@ class Witnesses:
         return dict(self._refused)
 
     def keep(self, call: Call) -> Kept | None:
-        """What a witness of this request will need; None if it has none."""
+        """Return what a witness of this request will need; None if it has none."""
         if not self.share or not self._taken.take():
             return None
         return Kept(self._wrapped.model, self._wrapped.device, call)
@@ -391,7 +391,7 @@ def _limit(kept: Kept, whole: Any, about: Mapping[str, str], model: nn.Module, d
 
 
 def _difference(found: Comparison, limit: float, apart: list[str]) -> tuple[str, str]:
-    """How it differs, and what else is known."""
+    """Return how it differs, and what else is known."""
     if math.isinf(found.largest):
         how = "in types, shapes, whole numbers, NaN or infinities"
     elif found.largest:

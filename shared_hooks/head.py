@@ -627,7 +627,7 @@ class BranchHead(HeadSession):
         return output
 
     def run(self, info: ModuleInfo, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What passes through on placeholders is not measured here."""
+        """Run a module; what passes through on placeholders is not measured."""
         if not self.later_calls or self.measurement is None:
             return super().run(info, forward, args, kwargs)
         measurement, self.measurement = self.measurement, None

@@ -201,7 +201,9 @@ def build(config: ServerConfig, start: Start) -> serve.Application:
 
 
 def application(arguments: Mapping[str, Any]) -> serve.Application:
-    """For a Serve configuration file: ``args: {config: /etc/isthmus/server.toml, options: [--log-format, json]}``."""
+    """Build the application for a Serve configuration file: ``args: {config: /etc/isthmus/server.toml, options:
+    [--log-format, json]}``.
+    """
     unknown = set(arguments) - {"config", "options"}
     if unknown:
         raise SpecError(f"args: {', '.join(sorted(unknown))}: not known; there are config and options")

@@ -59,7 +59,7 @@ def _labelled(sample: Sample, replica: str) -> Sample:
 
 
 def text(registry: CollectorRegistry) -> str:
-    """What the registry collects now."""
+    """Return what the registry collects now."""
     return generate_latest(registry).decode()
 
 

@@ -200,8 +200,8 @@ class Sending:
 
 
 def sending(query: Query, identity: Identity, max_bytes: int, cut: str | None = None) -> Sending:
-    """What to send for a request to the model of ``identity``; ``cut``: to the tail behind it, with what crosses by
-    name.
+    """Return what to send for a request to the model of ``identity``; ``cut``: to the tail behind it, with what crosses
+    by name.
 
     Raises an IsthmusError that names the input.
     """
@@ -288,7 +288,7 @@ def _coded(query: Query) -> dict[str, tuple[str, Coded]]:
 
 
 def _as_if_from(identity: Identity, crossing: Crossing, parcel: Parcel) -> Sending:
-    """What an edge client with this model would send."""
+    """Return what an edge client with this model would send."""
     hello = split_pb2.Hello(
         protocol_version=PROTOCOL_VERSION,
         model_id=identity.model_id,

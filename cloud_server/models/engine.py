@@ -458,7 +458,7 @@ class Engine(Protocol):
         ...
 
     def manifest(self) -> Manifest:
-        """What the digests of `identity` are made of. Raises an IsthmusError."""
+        """Return what the digests of `identity` are made of. Raises an IsthmusError."""
 
     def allocate(self, nbytes: int) -> memoryview:
         """Uninitialised memory for one payload, freed with its last reference. Raises ServerUnavailable."""

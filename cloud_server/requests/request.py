@@ -260,7 +260,7 @@ class Request:
         return self.began_ns if late else self._progress_ns
 
     def idle_seconds(self, server_limit: float) -> float:
-        """How long its upload has waited for the client; 0 once it is complete."""
+        """Return how long its upload has waited for the client; 0 once it is complete."""
         since = self.waiting_since_ns(server_limit)
         return 0.0 if since is None else (time.perf_counter_ns() - since) / 1e9
 

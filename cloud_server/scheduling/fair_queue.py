@@ -270,7 +270,7 @@ class Forecast:
     takes: float = 0.0
 
     def late(self, left: float) -> float:
-        """By how many seconds the task would miss a deadline ``left`` seconds from now; 0 if it would not, or if
+        """Return by how many seconds the task would miss a deadline ``left`` seconds from now; 0 if it would not, or if
         unknown.
 
         A task that need not wait is never late, and its own duration does not count if that alone exceeds ``left``: the

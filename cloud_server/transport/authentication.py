@@ -303,7 +303,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
 
 def _by(context: grpc.ServicerContext) -> dict[str, str]:
-    """For the log: the account that a line counts for."""
+    """Return for the log the account that a line counts for."""
     return {"account": Caller(context.peer()).account}
 
 

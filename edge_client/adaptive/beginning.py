@@ -195,7 +195,7 @@ def _gather(loaded: Loaded, wanted: Wanted, options: AutoOptions, patience: floa
 
 
 def _connector(loaded: Loaded, wanted: Wanted, edge: Profile) -> Connect:
-    """What the monitor does when the server is available for the first time."""
+    """Return what the monitor calls when the server is available for the first time."""
 
     def connect(check: Check) -> tuple[Profile, Link, Load]:
 

@@ -422,8 +422,8 @@ class SplitController:
         return [one for one in kept if one.name == EDGE_ONLY or one.name in self._allowed]
 
     def _near_now(self, now: int) -> frozenset[str] | None:
-        """With codecs there are a hundred candidates: all are predicted twice per second, and after changes; in between
-        those that were near the best, and the current one. None: all.
+        """Return the candidates to predict; None: all. With codecs there are a hundred: all are predicted twice per
+        second, and after changes; in between those that were near the best, and the current one.
         """
         if (
             self._codecs is None
@@ -581,7 +581,7 @@ class SplitController:
         self._probing.sends(nbytes)
 
     def _gain_of_better_link(self) -> float:
-        """What another candidate would gain if bytes took no time; 0 if it would not replace the current one.
+        """Return what another candidate would gain if bytes took no time; 0 if it would not replace the current one.
 
         A candidate's time is linear in the time of a byte, so one that is near the best at both ends, now and there, is
         near it on every link in between. If everything runs here the round trip is unknown, too.

@@ -338,7 +338,7 @@ class Measured:
         return min(best, 2 * self._last + 2)
 
     def rates(self) -> list[float]:
-        """How often each place in a draft is accepted if those before it are."""
+        """Return how often each place in a draft is accepted if those before it are."""
         tried, kept = sum(self._tried), sum(self._kept)
         before = (kept + EXPECTED) / (tried + 1.0)
         found = []
@@ -511,8 +511,8 @@ class Drafting:
 
 
 def _read(ids: torch.Tensor, settings: Any, given: dict[str, Any]) -> int:
-    """How many of the ids (1, length) the state given to ``generate()`` has processed: none without a state, and if the
-    ids are only new ones, which the longer attention mask shows. Raises InputMismatch if none are left.
+    """Return how many of the ids (1, length) the state given to ``generate()`` has processed: none without a state, and
+    if the ids are only new ones, which the longer attention mask shows. Raises InputMismatch if none are left.
     """
     try:
         read = int(given["past_key_values"].get_seq_length())

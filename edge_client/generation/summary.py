@@ -79,7 +79,7 @@ class Summary:
     def of(
         cls, records: Sequence[StepRecord], *, rows: int, tokens: int, total_ns: int, first_token_ns: int | None
     ) -> Summary:
-        """From the records of all its steps."""
+        """Summarise the records of all steps."""
         first = records[0] if records else None
         return cls(
             rows=rows,
@@ -126,7 +126,7 @@ class Summary:
         return ", ".join(part for part in parts if part)
 
     def as_dict(self) -> dict[str, float | int | None]:
-        """For JSON, by the names of the fields."""
+        """Return JSON data, by the names of the fields."""
         return {
             "rows": self.rows,
             "tokens": self.tokens,

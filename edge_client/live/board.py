@@ -133,7 +133,9 @@ def event(kind: str, text: object = "", **known: Any) -> Entry:
 
 
 def observed(answer: Answer, number: int) -> Entry:
-    """What observers found in it: tables of text, and pictures of attention as PNG in base64 (checked on arrival)."""
+    """Return what observers found in it: tables of text, and pictures of attention as PNG in base64 (checked on
+    arrival).
+    """
     shown = [
         {"title": one.title, "headers": ["side", "module", *one.headers[2:]], "rows": one.rows, "notes": one.notes}
         for one in tables(answer.observations, TABLE_ROWS, "sinks and the JSON have them")
@@ -186,7 +188,7 @@ class Board:
             return before
 
     def since(self, number: int) -> tuple[int, Entry]:
-        """What was added after ``number`` (0: everything kept), and the next number to pass."""
+        """Return what was added after ``number`` (0: everything kept), and the next number to pass."""
         with self._lock:
             found: Entry = {}
             for name, ring in self._rings.items():

@@ -94,7 +94,7 @@ class LossTable:
         return {(cut.name, one.codec): one for cut in self.cuts for one in cut.codecs}
 
     def of(self, cut: str, codec: str) -> CodecLoss | None:
-        """What is known of a codec at a cut ("input": before the first layer)."""
+        """Return what is known of a codec at a cut ("input": before the first layer)."""
         return self._by_place.get((cut, codec))
 
     def allows(self, cut: str, codec: str, max_loss: float | None) -> bool:

@@ -154,7 +154,7 @@ def explain(
 
 
 def _figure(decision: Decision, one: Candidate) -> str:
-    """What the objective compared, and the latency."""
+    """Return what the objective compared, and the latency."""
     latency, score = f"{_ms(one.latency_ns)} ms", decision.scores.get(one.key)
     if decision.objective == "latency" or score is None:
         return latency

@@ -114,7 +114,9 @@ def half_of(sizes: Sequence[int], largest: int) -> int:
 
 
 def shift(larger: Sequence[float], smaller: Sequence[float]) -> tuple[float, float, float]:
-    """By how much ``larger`` values exceed ``smaller``: the median of all differences, and the ends of its interval."""
+    """Return by how much ``larger`` values exceed ``smaller``: the median of all differences, and the ends of its
+    interval.
+    """
     differences = sorted(one - other for one in larger for other in smaller)
     n, m = len(larger), len(smaller)
     left_out = max(0, math.floor(n * m / 2 - Z * math.sqrt(n * m * (n + m + 1) / 12)))

@@ -186,7 +186,8 @@ class EdgeModel:
         cloud: bytes | None = None,
         parts: Iterable[split_pb2.Part] = (),
     ) -> dict[str, Observations]:
-        """What the observers ``names`` of a request found, by side, tokens with their text; empty without observers.
+        """Return what the observers ``names`` of a request found, by side, tokens with their text; empty without
+        observers.
 
         ``cloud``: as received; None if no server took part. ``parts``: of further servers of a chain, which have the
         server's name. Raises BadFrame.
@@ -347,7 +348,7 @@ class EdgeModel:
         return Head(outgoing, name, number, records, observations, changed, frame, decoding_ns, most)
 
     def way(self, crossing: Crossing, codec: str = "") -> Way | None:
-        """How a cut's values will be packed, if that is known in advance. ``codec``: as for `head`."""
+        """Return how a cut's values will be packed, if that is known in advance. ``codec``: as for `head`."""
         if self.device.type != "cpu" or (self.chooser is None and self.codec == Frames.name):
             return None
         crossing = self._with_own(crossing)
@@ -387,7 +388,7 @@ class EdgeModel:
         return crossing
 
     def _needs(self, cut: str) -> str | None:
-        """What the codec of all requests lacks at a cut; None: nothing."""
+        """Return what the codec of all requests lacks at a cut; None: nothing."""
         if self.codec in (Basis.name, Frames.name):
             return f"a calibration (edge-client calibrate --cuts {cut}) says how"
         own = codecs.CODECS[self.codec]

@@ -633,7 +633,7 @@ class Sender:
         return sum([one.bytes_up for one in self._sending]) if self._sending else 0
 
     def _keep(self, work: Call | Path, stamps: Stamps, before: Running | None) -> Kept | None:
-        """What a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
+        """Return what a witness will need, taken before the head; the time goes to ``stamps.kept_ns``."""
         if isinstance(work, Path):
             self._witnesses.check_cut(INPUT)  # the same whole model there
             return None

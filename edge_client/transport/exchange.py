@@ -271,7 +271,7 @@ class Waiting:
         return late
 
     def limit(self, welcome: split_pb2.Welcome) -> int:
-        """How many requests may be in progress on the stream: one, while one is suspected to break streams.
+        """Return how many requests may be in progress on the stream: one, while one is suspected to break streams.
 
         Otherwise others on the stream would be given up together with the culprit.
         """

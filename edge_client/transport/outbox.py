@@ -144,7 +144,7 @@ class Area:
             return None
 
     def description(self) -> split_pb2.Area:
-        """What a server must know of it."""
+        """Return what a server must know of it."""
         return split_pb2.Area(pid=os.getpid(), fd=self._fd, nbytes=len(self._memory), nonce=self._nonce)
 
     def take(self, request_id: int, nbytes: int) -> int | None:

@@ -132,7 +132,7 @@ class Batches:
         return self._served.beside()
 
     def of(self, crossing: Crossing, end: str = "") -> Joinable | None:
-        """What is known of this cut, for tails or for middle parts up to the cut ``end``; a quick lookup.
+        """Return what is known of this cut, for tails or for middle parts up to the cut ``end``; a quick lookup.
 
         None if nothing is known, or its requests are computed alone.
         """
@@ -210,8 +210,8 @@ class Batches:
     def _spot_check(
         self, proof: Proof, earlies: Sequence[EarlyOutput], rows: Sequence[int], own: Sequence[list[torch.Tensor]]
     ) -> None:
-        """For one batch in `SPOT`, also compute one part alone. Raises CutRefused if the results differ by more than
-        rounding: this batch is computed again, each part alone, and no other is made for this model.
+        """Check one batch in `SPOT` by also computing one part alone. Raises CutRefused if the results differ by more
+        than rounding: this batch is computed again, each part alone, and no other is made for this model.
         """
         if self.ended:
             raise CutRefused(self.ended)
@@ -379,7 +379,7 @@ class Batches:
 
 
 def _key(crossing: Crossing, rows: Rows, cut: CutKey | None = None) -> tuple[Hashable, CutKey | None]:
-    """What inputs share regardless of their rows; with a cut, that too."""
+    """Return what inputs share regardless of their rows; with a cut, that too."""
     forms = [
         [
             dtype_name(form.dtype),

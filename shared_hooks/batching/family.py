@@ -53,7 +53,7 @@ def growth(shapes: Sequence[Shape]) -> Growth | None:
 
 
 def of_pieces(crossings: Sequence[Crossing]) -> tuple[Growth | None, ...]:
-    """How each piece of a cut grows with rows, from its crossings at `SIZES`.
+    """Return how each piece of a cut grows with rows, from its crossings at `SIZES`.
 
     A piece that is a whole storage is flat: a mark that covers it tells the layout of its elements. Raises CutRefused.
     """
@@ -326,7 +326,7 @@ def _form_of(slot: Slot) -> tuple[torch.dtype, int]:
 
 
 def core(crossing: Crossing) -> bytes:
-    """What must be equal on both sides. The context is compared before each tail, the plan's digest covers what
+    """Return what must be equal on both sides. The context is compared before each tail, the plan's digest covers what
     follows, codecs no longer matter by then; and what a run was seen to leave behind (`Crossing.leaves`) depends on
     earlier runs.
     """

@@ -299,7 +299,8 @@ class Proof:
         return ["cut"], [piece if own is None else piece.reshape(own.at(rows)) for piece, own in pairs]
 
     def crossing(self, own: Tensors, rows: int, target: Crossing) -> EarlyOutput:
-        """What crosses the later cut of one request; ``own``: its part of the batch, ``target``: its description there.
+        """Return what crosses the later cut of one request; ``own``: its part of the batch, ``target``: its description
+        there.
 
         Raises CutRefused if that is another cut.
         """
@@ -389,7 +390,7 @@ def _growths(outputs: Sequence[Tensors]) -> tuple[Growth, ...]:
 
 
 def _poisoned(part: Part, grows: Sequence[Growth | None]) -> Part:
-    """With NaN wherever possible, except in what belongs to no row."""
+    """Return the values with NaN wherever possible, except in what belongs to no row."""
     pieces = [
         torch.full_like(piece, torch.nan) if own is not None and piece.dtype.is_floating_point else piece
         for piece, own in zip(part.early.pieces, grows, strict=True)

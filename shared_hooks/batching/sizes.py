@@ -148,7 +148,9 @@ class OtherSizes:
         )
 
     def described(self) -> str:
-        """What all cuts share, as JSON: sizes, and what the model's forward calls and does at all but the last."""
+        """Return what all cuts share, as JSON: sizes, and what the model's forward calls and does at all but
+        the last.
+        """
         items = [[_as_json(item) for item in plan.trace.path_items(plan.trace.end)] for plan in self.plans[:-1]]
         return json.dumps({"sizes": self.sizes, "items": items})
 
@@ -214,7 +216,7 @@ def moving_shapes(sized: SizedCrossing, inputs: Sequence[str]) -> list[list[int]
 def for_shapes(
     sized: SizedCrossing, inputs: Sequence[str], shapes: Sequence[Sequence[int]]
 ) -> tuple[Crossing, NamedCrossing] | None:
-    """What crosses if tensors by name have these shapes; None if they fit no size."""
+    """Return what crosses if tensors by name have these shapes; None if they fit no size."""
     size = _size_for(sized, inputs, shapes)
     if size is None or any(
         not 1 <= one <= most for one, most in zip(_sizes_of(size), _sizes_of(sized.largest or size), strict=True)
@@ -380,7 +382,7 @@ class Ways:
         return way
 
     def run(self, way: Way, early: EarlyOutput, rows: int, last: Proof) -> EarlyOutput:
-        """What crosses the later cut, of which ``last`` is the proof; ``early`` is not modified.
+        """Return what crosses the later cut, of which ``last`` is the proof; ``early`` is not modified.
 
         Raises CutRefused if that is another cut than its batches have.
         """
@@ -396,7 +398,7 @@ class Ways:
         return found
 
     def way(self, joinable: Joinable, last: int) -> Way | None:
-        """From a request's cut to the cut of another batch key."""
+        """Return the span from a request's cut to the cut of another batch key."""
         with self._lock:
             found = self._known(joinable, last)
         return found if isinstance(found, Way) else None

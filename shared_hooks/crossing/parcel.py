@@ -203,7 +203,7 @@ class Parcel:
 
     @classmethod
     def packed(cls, packing: Packing, meta: Any, tensors: Sequence[torch.Tensor]) -> Parcel:
-        """What was packed section by section, of ``tensors``."""
+        """Return what was packed section by section, of ``tensors``."""
         return cls(packing.header(meta), tuple(packing.buffers), packing.nbytes, tuple(tensors), packing.codecs)
 
     @classmethod

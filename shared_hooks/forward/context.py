@@ -100,7 +100,7 @@ def environment() -> dict[str, str]:
 
 
 def context_of(modules: Mapping[nn.Module, ModuleInfo]) -> dict[str, Any]:
-    """What must be equal around a tail and its head: autocast, settings, modules in training mode, and torch's
+    """Return what must be equal around a tail and its head: autocast, settings, modules in training mode, and torch's
     release.
     """
     training = [info.path for module, info in modules.items() if module.training]
@@ -144,7 +144,7 @@ def key_of(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> tuple[Any, ...]:
-    """What a plan is valid for in this process; computed for every request.
+    """Return what a plan is valid for in this process; computed for every request.
 
     It covers the `signature`, and strides, devices and aliasing of inputs, which may differ on the other side, and
     dtype and device of one ``weight`` of the model, which may be moved or converted between forwards.
@@ -170,7 +170,7 @@ def key_of(
 def signature(
     modules: Mapping[nn.Module, ModuleInfo], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[str, dict[str, Any]]:
-    """What a plan is valid for on either side: (digest to compare, context).
+    """Return what a plan is valid for on either side: (digest to compare, context).
 
     It covers the structure, shapes, dtypes and literals of the inputs, autocast and the training flags. Settings are
     compared separately by `check`.

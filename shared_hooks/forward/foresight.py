@@ -288,7 +288,7 @@ _start = threading.Thread.start
 
 
 def watch_threads() -> None:
-    """From now on the model's starting a thread calls ``thread_starts()`` of the session, and raises what that raises.
+    """Call ``thread_starts()`` of the session when the model starts a thread, and raise what that raises.
 
     For other threads this costs one lookup of a context variable. (Python's audit events report threads from 3.12 on.)
     """

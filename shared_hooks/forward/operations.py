@@ -188,7 +188,7 @@ def is_mapped(tensors: list[torch.Tensor]) -> bool:
 
 
 def kind_of(name: str, has_tensors: bool, result: Any) -> Kind:
-    """How a call with this result is treated; ``has_tensors``: a tensor was among its arguments."""
+    """Return how a call with this result is treated; ``has_tensors``: a tensor was among its arguments."""
     if isinstance(result, torch.Tensor):
         return Kind.TENSOR
     if result is None:

@@ -164,7 +164,7 @@ class Growth:
 
 
 def _grown(was: Any, form: Any) -> tuple[int, ...] | None:
-    """By how much a value grew; None if it changed otherwise."""
+    """Return by how much a value grew; None if it changed otherwise."""
     if was is None or isinstance(was, Node) or was[0] != form[0]:
         return None
     if form[0] == "m" and len(was[1]) == len(form[1]) and was[3] == form[3] and form[2] == _dense(form[1]):

@@ -79,7 +79,7 @@ class CallReport:
         return RemoteTensor(source.shape, source.stride(), source.dtype, source.device, self.origins[number])
 
     def completed(self, output: Any, find: ClassFinder) -> Any:
-        """What the module returned on remote tensors, with tensors whose values are known in their place."""
+        """Return what the module returned on remote tensors, with tensors whose values are known in their place."""
         structure, leaves = flatten(output)
         if len(leaves) != len(self.sources) or not any(type(leaf) is RemoteTensor for leaf in leaves):
             return output
@@ -178,8 +178,8 @@ class Need:
 def needed(
     config: Any, processors: Iterable[Any], *, model: Any = None, assistant: Any = None, custom: Any = None
 ) -> Need:
-    """What a ``generate()`` needs. ``config`` and ``processors``: as prepared by it (``model._get_logits_processor``);
-    ``assistant``, ``custom``: its arguments assistant_model and custom_generate.
+    """Return what a ``generate()`` needs. ``config`` and ``processors``: as prepared by it
+    (``model._get_logits_processor``); ``assistant``, ``custom``: its arguments assistant_model and custom_generate.
     """
     processors = list(processors)
     mode = str(getattr(config.get_generation_mode(assistant), "value", ""))
@@ -243,7 +243,7 @@ def _least(sampled: bool, processors: list[Any]) -> tuple[Answer, str]:
 
 
 def _ban(name: str, processor: Any) -> int | None:
-    """How many tokens a processor may set to minus infinity, if it does nothing else; else None."""
+    """Return how many tokens a processor may set to minus infinity, if it does nothing else; else None."""
     if name in ("MinLengthLogitsProcessor", "MinNewTokensLengthLogitsProcessor"):
         return _asking_count(processor.eos_token_id)
     if name == "SuppressTokensLogitsProcessor":

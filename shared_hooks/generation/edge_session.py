@@ -372,7 +372,7 @@ class EdgeSession:
         return any(copy is not None and not copy.number for copy in copies)
 
     def marks(self) -> dict[str, Any]:
-        """What has been sent and received, to restore with `back` if a step fails."""
+        """Return what has been sent and received, to restore with `back` if a step fails."""
         own = self.__dict__
         return {
             **dict(zip(_SAID, map(own.__getitem__, _SAID), strict=True)),

@@ -231,7 +231,7 @@ class Gate(ABC):
 
     @abstractmethod
     def call(self, traveller: Traveller, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What ``forward`` returns for these arguments, in lockstep with others if that is verified."""
+        """Return what ``forward`` returns for these arguments, in lockstep with others if that is verified."""
 
     @abstractmethod
     def through(self, several: Sequence[Any]) -> list[Any] | None:
@@ -394,7 +394,9 @@ class BlockGate(Gate):
     def _together(
         self, several: Sequence[_BlockCall], width: int, *, is_try: bool = False
     ) -> tuple[list[Any], list[Any]]:
-        """With padding to ``width``: the block's result for each call, and the updated layers of their caches."""
+        """Return, with padding to ``width``, the block's result for each call, and the updated layers of their
+        caches.
+        """
         caches = _Caches([(call.layer, call.rows) for call in several], self._layer, width, noise=is_try)
         args, kwargs = _side_by_side(several, caches, width, self._mask_at)
         with _Kernels(may_draw=True) if is_try else nullcontext():

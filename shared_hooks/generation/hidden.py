@@ -264,7 +264,7 @@ class Kept:
 
     @staticmethod
     def of(state: PythonState) -> Kept:
-        """What the model keeps. Raises CutRefused if that is too much."""
+        """Return what the model keeps. Raises CutRefused if that is too much."""
         read, changed = state.reach.names_read(), state.reach.names_set()
         kept = entries(state, lambda attribute, is_attribute: attribute in (changed if is_attribute else read))
         large = Counter(name.rpartition("[")[0] for name in kept if held_by_code(name))
@@ -283,8 +283,8 @@ class Kept:
         return Kept({name: _summary(one.value) for name, one in kept.items()}, clear)
 
     def with_left(self, behind: dict[str, tuple[Any, Any]]) -> Kept:
-        """What one model would keep that runs on both sides: this, with `left_behind` where it has not changed here
-        since. What has changed is unknown.
+        """Return what one model would keep that runs on both sides: this, with `left_behind` where it has not changed
+        here since. What has changed is unknown.
         """
         here = self.summaries
         there = {name: there if _near(here.get(name, mine), mine) else None for name, (there, mine) in behind.items()}
@@ -295,12 +295,12 @@ class Kept:
         return Kept(self.summaries | dict.fromkeys(names), self.clear - names)
 
     def said(self) -> list[list[Any]]:
-        """For a step's header."""
+        """Return the data for a step's header."""
         return [[name, one] if name in self.clear else [name] for name, one in self.summaries.items()]
 
     def compared(self, there: Any) -> list[list[Any]]:
-        """How the other side's values compare: [name, its summary at the cut, whether this side's equals that, and
-        whether it equals what the step leaves there].
+        """Return how the other side's values compare: [name, its summary at the cut, whether this side's equals that,
+        and whether it equals what the step leaves there].
 
         ``there``: names with summaries at the cut and at the step's end, each name once. Raises BadFrame.
         """
@@ -377,8 +377,8 @@ def changed_since(state: PythonState) -> dict[str, Any]:
 
 
 def left_behind(said: Any, model: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """What the other side's calls have left on its model (`Unchanged.said`) and this side's lacks: both summaries by
-    name. Raises BadFrame.
+    """Return what the other side's calls have left on its model (`Unchanged.said`) and this side's lacks: both
+    summaries by name. Raises BadFrame.
     """
     mine = entries(PythonState(model, settings=False))
     try:
@@ -520,7 +520,7 @@ _VALUES = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch
 
 
 def _seen_in(value: Any, kept: dict[int, Any]) -> list[Any]:
-    """What can be seen of a value, for a later comparison; ``kept`` keeps the identified objects alive.
+    """Return what can be seen of a value, for a later comparison; ``kept`` keeps the identified objects alive.
 
     Tensors, modules and states are checked elsewhere. An iterator cannot be seen without being consumed, and equals
     nothing.
@@ -630,7 +630,7 @@ class Unchanged:
         return replace(self, same={**self.same, **{name: found[name] for name in tables - moved}}), changes, unproven
 
     def _missing(self, found: Iterable[str]) -> set[str]:
-        """What earlier steps have left and this one (``found``) has not: had it been kept, it might be read."""
+        """Return what earlier steps have left and this one (``found``) has not: had it been kept, it might be read."""
         names = frozenset((self.same.keys() | self.rewritten).difference(found))
         return set() if names in self.unread else set(names)
 
@@ -642,7 +642,7 @@ class Unchanged:
         return Unchanged(same, self.rewritten | (unproven & changes.keys()), unread | {missing})
 
     def said(self, changes: dict[str, Change]) -> list[Any]:
-        """For the answer to a step: names and summaries of what it left behind the cut; no summaries for what is
+        """Return for the answer to a step names and summaries of what it left behind the cut; no summaries for what is
         written each time.
         """
         names = [name for name in changes if name != HOOKS][:MOST_KEPT]

@@ -155,7 +155,7 @@ class MiddleSession(DecodingSession):
             tensors += [self._extra(answer, one, "it needs it again") for one in onward.extras]
 
     def _extra(self, answer: _Left, need: Any, why: object) -> torch.Tensor:
-        """What the next server needs of a call before its cut. Raises NeededBehind if only the edge has it."""
+        """Return what the next server needs of a call before its cut. Raises NeededBehind if only the edge has it."""
         try:
             origin = Origin("call", str(need[0]), int(need[1]), int(need[2]))
         except MALFORMED as error:

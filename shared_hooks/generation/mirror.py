@@ -253,7 +253,9 @@ class Mirror:
         return has_new_nodes
 
     def _placed(self, value: Any, before: Any, path: Path, work_out: WorkOut | None) -> Any:
-        """What replaces ``value`` at a place that held ``before``: remote tensors that are new there are not kept."""
+        """Return what replaces ``value`` at a place that held ``before``: remote tensors that are new there are not
+        kept.
+        """
         if type(value) is tuple:
             old = before if type(before) is tuple and len(before) == len(value) else (None,) * len(value)
             found = tuple([self._placed(one, was, path, work_out) for one, was in zip(value, old, strict=True)])
@@ -395,7 +397,7 @@ class Mirror:
         return found
 
     def forms(self) -> Forms:
-        """What both sides know of the state now, for comparisons."""
+        """Return what both sides know of the state now, for comparisons."""
         return [(node, dict(node.forms)) for node in self._nodes(self.root)]
 
     def real(self) -> list[torch.Tensor]:
@@ -668,7 +670,7 @@ class Handle:
         self.mirror.loosen()
 
     def opening(self) -> Any:
-        """For the wire: the form of the state in the first step of a session; else None."""
+        """Return for the wire the form of the state in the first step of a session; else None."""
         if self.mirror is None or self.session.number or self.fork is not None:
             return None
         return plain(self.mirror.root, self.mirror.state)

@@ -46,8 +46,8 @@ _NOTHING = float("-inf")
 
 
 def shortened(wanted: Any, draw: Draw) -> Short:
-    """For `results.said`. ``draw`` samples with processors, from float32 scores of shape (rows, words). Raises
-    BadFrame.
+    """Return the data for `results.said`. ``draw`` samples with processors, from float32 scores of shape (rows, words).
+    Raises BadFrame.
     """
     if wanted is None:
         return lambda name, tensor: None

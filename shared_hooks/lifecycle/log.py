@@ -238,7 +238,7 @@ def show(level: str, format: str = "console") -> LogBounds:
 
 
 def _caused_by(event: Event) -> Mapping[str, object]:
-    """For ``extra=``: the request and its account; otherwise the account that the thread works for."""
+    """Return a log record's ``extra``: the request and its account; otherwise the account that the thread works for."""
     about = event.request
     if about is None:
         return {"client": event.facts.get("client"), "model": event.facts.get("model_id")}

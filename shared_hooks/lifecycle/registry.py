@@ -86,7 +86,7 @@ def on(
 
 
 def mark_of(hook: object) -> HookMark | None:
-    """What `on` attached, or None."""
+    """Return what `on` attached, or None."""
     mark = getattr(hook, MARK, None)
     return mark if isinstance(mark, HookMark) else None
 
@@ -306,7 +306,7 @@ class Lifecycle:
         return found
 
     def request(self, about: About) -> AbstractContextManager[None]:
-        """What this thread does in the block belongs to this request."""
+        """Assign what this thread does in the block to this request."""
         return _Request(self._thread, about)
 
     def register(

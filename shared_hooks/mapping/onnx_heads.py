@@ -157,7 +157,9 @@ def _picking(pick: tuple[int | slice, ...]) -> Make:
 
 
 def _picks(tensor: torch.Tensor, form: torch.Tensor) -> Iterator[tuple[Any, ...]]:
-    """How to index a tensor to get a view of it, counted from the front and from the back; nothing where none does."""
+    """Return how to index a tensor to get a view of it, counted from the front and from the back; nothing where none
+    does.
+    """
     offset = int(form.storage_offset()) - int(tensor.storage_offset())
     left = list(zip(form.shape, form.stride(), strict=True))
     front: list[int | slice] = []
@@ -182,7 +184,7 @@ def _picks(tensor: torch.Tensor, form: torch.Tensor) -> Iterator[tuple[Any, ...]
 
 
 def _gathering(tensors: Sequence[torch.Tensor], form: torch.Tensor) -> Make | None:
-    """How to gather elements from several tensors on one memory; None where they have not all of them."""
+    """Return how to gather elements from several tensors on one memory; None where they have not all of them."""
     if not tensors or sum(tensor.numel() for tensor in tensors) + form.numel() > MOST_PLACES:
         return None
     theirs, wanted = torch.cat([_places(tensor) for tensor in tensors]), _places(form)
@@ -252,7 +254,7 @@ class _Call:
     def _with_weights_done(
         self, head: TapedHead, error: IsthmusError
     ) -> tuple[TapedHead, onnx_ir.Model | IsthmusError]:
-        """What is made of weights alone is made here: the exporter may have no word for how. ``error`` if it fails."""
+        """Compute what depends on weights alone: the exporter may not support it. ``error`` if it fails."""
         try:
             return self._together([head], head.of_weights)[0] if head.of_weights else (head, error)
         except IsthmusError:

@@ -193,8 +193,8 @@ FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescript
 
 
 def inside(value: Any) -> dict[str, Any] | None:
-    """What an object holds, by name; None for what holds nothing that counts: a tensor, an object of torch, NumPy or
-    the standard library, other than dictionaries, functions and modules.
+    """Return what an object holds, by name; None for what holds nothing that counts: a tensor, an object of torch,
+    NumPy or the standard library, other than dictionaries, functions and modules.
     """
     kind = type(value)
     if isinstance(value, _DICTIONARIES):
@@ -241,7 +241,7 @@ _KNOWN: Final = frozenset({"torch", "numpy", *sys.stdlib_module_names}) - {"__ma
 
 
 def _of_class(kind: type) -> dict[str, Any]:
-    """What a class and its bases hold that is neither a function nor a descriptor."""
+    """Return what a class and its bases hold that is neither a function nor a descriptor."""
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         if not _is_known(base.__module__):
@@ -278,7 +278,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _around(function: types.FunctionType) -> dict[str, Any]:
-    """What a function closes over, and its defaults."""
+    """Return what a function closes over, and its defaults."""
     found: dict[str, Any] = {"(defaults)": [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         for value in _filled(cell):

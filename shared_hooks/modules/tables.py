@@ -343,7 +343,7 @@ class _Sample:
 
 
 def _allowed(form: str, mine: _Sample, narrow: bool) -> NDArray[np.float64]:
-    """How far the client's may differ from each of these values: by rounding, and not by another number in a
+    """Return how far the client's may differ from each of these values: by rounding, and not by another number in a
     formula.
     """
     eps, largest = 2.0**-23 if narrow and mine.narrow else 2.0**-52, mine.sample[0]

@@ -105,7 +105,7 @@ def _begins(item: Item) -> int:
 
 
 def _needed(trace: Trace, placed: Sequence[tuple[ModuleCall, int, Item]], ends: Sequence[ModuleCall]) -> set[Item]:
-    """What runs before the cut: everything in ``ends`` that depends on the inputs, and what that needs."""
+    """Return what runs before the cut: everything in ``ends`` that depends on the inputs, and what that needs."""
     events = sorted(trace.events, key=lambda event: event.seq)
     seqs = [event.seq for event in events]
     values: set[Value] = set()
@@ -303,7 +303,7 @@ class Liveness:
         self._last_dynamic = max(trace.dynamic, default=-1)
 
     def at(self, cut: int) -> Frontier:
-        """What is read after ``cut`` (a seq; 0: before anything ran) of what depends on the inputs by then.
+        """Return what is read after ``cut`` (a seq; 0: before anything ran) of what depends on the inputs by then.
 
         Values that do not depend on the inputs are omitted, because the cloud computes them itself. A storage that is
         only overwritten later must exist, too, though nothing of it is sent.
@@ -314,8 +314,8 @@ class Liveness:
         return dict(self._across(cut))
 
     def across_branch(self) -> Frontier:
-        """What is read behind the branch cut of what depends on the inputs by then and is created before it. A storage
-        that is only overwritten later must exist, too.
+        """Return what is read behind the branch cut of what depends on the inputs by then and is created before it. A
+        storage that is only overwritten later must exist, too.
         """
         branch, found = self._branch, {}
         assert branch is not None
@@ -366,7 +366,7 @@ class _Story:
         return max(self.last_write, self.seqs[-1] if self.seqs else -1)
 
     def after(self, cut: int) -> LiveSet:
-        """What is live right after ``cut``."""
+        """Return what is live right after ``cut``."""
         wanted = bisect_right(self.seqs, cut)
         place, live = self._start(wanted)
         while place > wanted:

@@ -56,8 +56,8 @@ class Lengths:
 
 
 def family_of(key: Any, tensors: list[torch.Tensor]) -> tuple[Any, Sizes] | None:
-    """What inputs share regardless of their sizes, and the sizes. ``key``: everything else that a plan depends on. None
-    for inputs that are not contiguous.
+    """Return what inputs share regardless of their sizes, and the sizes. ``key``: everything else that a plan depends
+    on. None for inputs that are not contiguous.
     """
     if not tensors or any(t.layout != torch.strided or not t.is_contiguous() for t in tensors):
         return None
@@ -156,7 +156,7 @@ class SizedCrossing:
     def of_plans(
         cls, plans: Sequence[Plan], sizes: Sequence[Sizes], lengths: Sequence[Size], cut: Cut, *, wide: bool
     ) -> SizedCrossing | None:
-        """From plans of inputs of these ``sizes``; ``wide``: see `Plan.cutting`. Raises CutRefused, UnknownLayer."""
+        """Combine plans of inputs of these ``sizes``; ``wide``: see `Plan.cutting`. Raises CutRefused, UnknownLayer."""
         cuts = [plan.cutting(cut, wide=wide)[1] for plan in plans]
         items = [
             () if crossing.layer_id < 0 else tuple(plan.trace.path_items(plan.position(cut)))
@@ -166,7 +166,7 @@ class SizedCrossing:
 
     @classmethod
     def of(cls, values: Sequence[tuple[Any, ...]], lengths: Sequence[Size]) -> SizedCrossing | None:
-        """From crossings with their paths (`Trace.path_items`), and possibly all sizes; None if they differ
+        """Combine crossings with their paths (`Trace.path_items`), and possibly all sizes; None if they differ
         otherwise.
         """
         moving = Moving.of([(_parts(one[0]), one[1], one[2] if len(one) > 2 else ()) for one in values], lengths)
@@ -178,7 +178,9 @@ class SizedCrossing:
         return self._moving.lengths
 
     def at(self, length: Size, sizes: Sizes | None = None) -> Crossing | None:
-        """What crosses at this size; None if a number follows no rule, or not all sizes equal ``sizes``, if given."""
+        """Return what crosses at this size; None if a number follows no rule, or not all sizes equal ``sizes``, if
+        given.
+        """
         found = self._moving.at(length)
         if found is None:
             return None
@@ -210,7 +212,7 @@ class Moving:
 
     @classmethod
     def of(cls, values: Sequence[Any], lengths: Sequence[Size]) -> Moving | None:
-        """From the values at these sizes: three, or, if batch and length change, three lengths of one batch and the
+        """Combine the values at these sizes: three, or, if batch and length change, three lengths of one batch and the
         same of another; None if they differ in more than numbers.
         """
         skeletons: list[Any] = []

@@ -233,7 +233,8 @@ Call = tuple[str, int]
 
 
 def finals(trace: Trace, cutting: Cutting) -> Mapping[Call | None, tuple[int, ...]]:
-    """By the call after which they are final, slots that are final before the cut; None: inputs that stay unchanged.
+    """Return, by the call after which they are final, slots that are final before the cut; None: inputs that stay
+    unchanged.
 
     This is what the plan has seen: code that relies on it must detect a run that differs.
     """
@@ -535,7 +536,7 @@ class Plan:
         return found
 
     def cutting(self, cut: Cut, *, wide: bool = False) -> tuple[Cutting, Crossing]:
-        """What head and tail do for a cut. Raises `CutRefused` with the layer's name and the reason.
+        """Return what head and tail do for a cut. Raises `CutRefused` with the layer's name and the reason.
 
         ``wide``: for a run that read other values from its data than the plan. They may decide which part of a tensor
         the tail reads or writes, so storages cross completely and the tail works on copies.
@@ -662,7 +663,7 @@ class Plan:
         )
 
     def _across_branch(self, other: Branch) -> Frontier:
-        """What this path reads behind another path's branch cut. Raises CutRefused if it is none here."""
+        """Return what this path reads behind another path's branch cut. Raises CutRefused if it is none here."""
         calls = [call for name in (call.name for call in other.ends) for call in self.trace.calls if call.name == name]
         ends = [call for call in self.trace.calls if call.name == other.end.name]
         branch = branch_of(self.trace, calls, ends[0]) if ends else None
@@ -687,7 +688,7 @@ class Plan:
         return found[1]
 
     def walk(self, cutting: Cutting, cut: Cut, modules: Mapping[nn.Module, ModuleInfo]) -> Walk | None:
-        """What a head to this cut, of this cutting, compares; None if that is more than calls."""
+        """Return what a head to this cut, of this cutting, compares; None if that is more than calls."""
         known = self._known.walks
         found = known.get(id(cutting))
         if found is None:
@@ -750,7 +751,7 @@ class Plan:
                 merged[mine] = merged[mine].join(live) if mine in merged else live
 
     def of_siblings(self, cut: Cut) -> list[Frontier]:
-        """What the other known paths that share the prefix of a cut read after it."""
+        """Return what the other known paths that share the prefix of a cut read after it."""
         return self._of_siblings(self.place(cut))
 
     def _of_siblings(self, number: int) -> list[Frontier]:

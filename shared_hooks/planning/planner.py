@@ -228,8 +228,8 @@ class Planner:
     def foretold(
         self, key: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cut: Cut
     ) -> tuple[Plan, Cutting, Crossing] | None:
-        """For inputs without a plan, with this `key`: what plans of other sizes say of this cut (`lengths`),
-        or None.
+        """Return, for inputs without a plan, with this `key`, what plans of other sizes say of this cut (`lengths`), or
+        None.
         """
         with self._lock:
             if self._plans.get(key) or self._refused or self._left != Left():
@@ -500,8 +500,8 @@ class _Trial:
             state.restore()
 
     def _built_from_inputs(self, left: set[str]) -> list[str]:
-        """What the first run leaves permanently in the model's state must depend on no input; the names of
-        what does.
+        """Check that what the first run leaves permanently in the model's state depends on no input; return the names
+        of what does.
         """
         self.before.restore()
         args, kwargs = self._fresh()

@@ -173,7 +173,7 @@ def classified(value: Any) -> What:
 
 
 def listed(value: Any) -> What:
-    """What iterating over a list, dictionary or container of modules gives."""
+    """Return what iterating over a list, dictionary or container of modules gives."""
     if type(value) in (list, tuple):
         return joined(map(classified, value))
     if type(value) is dict:
@@ -198,7 +198,7 @@ def goes_torchs_way(value: nn.Module) -> bool:
 
 
 def elements_of(what: What) -> What:
-    """What iterating over it gives."""
+    """Return what iterating over it gives."""
     found = [DATA] if what.data else []
     found += [*map(listed, what.objects), *(what.parts or ())]
     return joined(found + ([what.each] if what.each is not None else []))
@@ -242,7 +242,7 @@ class Expressions:
         return DATA
 
     def readable(self, *whats: What) -> What:
-        """For functions that only read their arguments: lists of data may come from elsewhere."""
+        """Check the arguments of functions that only read them: lists of data may come from elsewhere."""
         if not all(what.is_readable for what in whats):
             raise Impure("it hands an object to a function")
         return DATA
@@ -387,7 +387,7 @@ class Expressions:
 
 
 def on_class(kind: type, name: str) -> Any:
-    """What a class or one of its bases has under a name, unbound."""
+    """Return what a class or one of its bases has under a name, unbound."""
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 

@@ -147,7 +147,7 @@ class Turns:
             self.broken, self._state = "", None
 
     def _marks(self) -> tuple[list[int], list[int], list[type]]:
-        """What shows a write in place to one of the model's tensors, other memory, or another class of one."""
+        """Return what shows a write in place to one of the model's tensors, other memory, or another class of one."""
         return (
             [one._version for one in self._counted],
             [one.data_ptr() for one in self._tensors],

@@ -144,7 +144,7 @@ class KernelLog(Ledger):
     def _undeclared(
         self, inputs: list[torch.Tensor], handed: list[Storage], bits: list[str], declared: Set[int]
     ) -> Set[int]:
-        """What was written, by identity: another library's operation may write to more than it declares."""
+        """Return what was written, by identity: another library's operation may write to more than it declares."""
         written = declared
         for tensor, storage, was in zip(inputs, handed, bits, strict=True):
             self.doubtful |= storage.outside
@@ -156,7 +156,7 @@ class KernelLog(Ledger):
     def _reads(
         self, facts: Facts, args: tuple[Any, ...], inputs: list[torch.Tensor], spans: list[Span], unread: Set[int]
     ) -> list[Span]:
-        """What a kernel reads of its arguments, if that is less than all."""
+        """Return what a kernel reads of its arguments, if that is less than all."""
         rows = self._rows(facts.func, args) if facts.indexes else None
         if rows is not None:
             return [*rows, *(span for tensor, span in zip(inputs, spans, strict=True) if tensor is not args[0])]
@@ -176,7 +176,7 @@ class KernelLog(Ledger):
                 value.chosen |= value not in op.args and not value.hangs(self.seq)
 
     def _rows(self, func: Any, args: tuple[Any, ...]) -> list[Span] | None:
-        """What an indexing with a constant index reads of its first argument; None if unknown."""
+        """Return what an indexing with a constant index reads of its first argument; None if unknown."""
         name = func._schema.name
         if self.dynamic:
             return None  # an index that Python made after it had read data may be made from the data

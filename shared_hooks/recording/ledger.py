@@ -267,7 +267,8 @@ def put_off() -> Iterator[None]:
 
 
 def outside_writes(events: list[Event], *, timeless: bool) -> Iterator[tuple[Storage, int, int, str]]:
-    """For each storage that existed before and is written: the positions where that rules out a cut, and what it does.
+    """Return, for each storage that existed before and is written, the positions where that rules out a cut, and what
+    it does.
 
     ``timeless``: data does not decide on the path. The last position is below `NEVER` for scratch only.
     """

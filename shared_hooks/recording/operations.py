@@ -198,7 +198,7 @@ class OperationLog(KernelLog):
         op.unasked += repeat.unasked
 
     def _may_hold_data(self, op: Op) -> None:
-        """What Python creates from its own numbers after it has read data may be made of data.
+        """Mark what Python creates from its own numbers after it has read data, as it may be made of data.
 
         So it is sent, and what follows from it is not computed twice: such as a decoder's token.
         """

@@ -308,7 +308,9 @@ def depends(change: Change, taint: Taint, reach: Reach) -> bool:
 
 
 def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
-    """What is in containers, functions and objects, however nested: tensors, and all that may be made of data."""
+    """Return what is in containers, functions and objects, however nested: tensors, and all that may be made
+    of data.
+    """
     if id(value) in seen or value is None or value is MISSING or isinstance(value, (type, types.ModuleType)):
         return
     if not isinstance(value, PLAIN):
@@ -323,7 +325,7 @@ def _leaves(value: Any, seen: set[int]) -> Iterator[Any]:
 
 
 def _held(value: Any) -> list[Any] | None:
-    """What a container or a function holds beside its attributes; None for what is neither."""
+    """Return what a container or a function holds beside its attributes; None for what is neither."""
     if isinstance(value, (list, tuple, set, frozenset, deque)):
         return [*value]
     if isinstance(value, dict):

@@ -433,7 +433,7 @@ class Repeat:
     storages: int
 
     def event(self, seq: int, arguments: list[Value]) -> Event:
-        """What the call reads, as one event."""
+        """Return what the call reads, as one event."""
         reads: list[Span] = []
         for number, (shape, stride, offset) in self.reads:
             value = arguments[number]
@@ -500,7 +500,7 @@ class Repeats:
     def find(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor], op: Op
     ) -> Repeat | None:
-        """What this call will do, if it is known."""
+        """Return what this call will do, if it is known."""
         known = self._known.get(func)
         if known is None:
             return None
@@ -551,7 +551,7 @@ class Repeats:
 
 
 def form(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """What is known of a result without its elements."""
+    """Return what is known of a result without its elements."""
     if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_quantized or tensor.is_nested:
         return ()
     return (
@@ -571,7 +571,7 @@ def _is_plain(value: Value) -> bool:
 
 
 def _reads(events: list[Event], arguments: list[Value], own: range) -> tuple[tuple[int, View], ...] | None:
-    """What a call reads of its arguments; None if it uses anything else but memory of its own."""
+    """Return what a call reads of its arguments; None if it uses anything else but memory of its own."""
     numbers = {value.storage: number for number, value in enumerate(arguments)}
     found: dict[tuple[int, View], None] = {}
     for event in events:

@@ -593,7 +593,7 @@ def lost(state: PythonState, known: frozenset[str]) -> list[str]:
 
 
 def left(state: PythonState) -> list[Change]:
-    """What a run has changed since ``state`` that would affect a later one if it were not undone."""
+    """Return what a run has changed since ``state`` that would affect a later one if it were not undone."""
     return [
         change
         for change in state.changes()

@@ -529,7 +529,7 @@ _CALLED_ELSEWHERE = frozenset(
 
 
 def _parts(value: Any) -> Iterable[Any]:
-    """What a module holds in an attribute: an object, or several."""
+    """Return what a module holds in an attribute: an object, or several."""
     if isinstance(value, dict):
         return list(dict.values(value))[:MOST_READ]
     return list(value)[:MOST_READ] if type(value) in (list, tuple) else (value,)

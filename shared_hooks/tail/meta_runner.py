@@ -254,7 +254,7 @@ def _key(tensor: torch.Tensor) -> int | None:
 
 
 def _uninitialised(value: torch.Tensor) -> torch.Tensor:
-    """For kernels that use the form only: a placeholder has nothing else."""
+    """Return uninitialised memory for a placeholder, for kernels that use the form only."""
     if type(value) is not Placeholder:
         return value
     # memory that is never touched costs nothing

@@ -103,7 +103,7 @@ class RecipeBook:
         """The number of rehearsals."""
 
     def recipe(self, early: EarlyOutput, device: torch.device) -> Recipe:
-        """How to resume from ``early``.
+        """Return how to resume from ``early``.
 
         Raises `CutRefused`, `Disagreement`, `PlanMismatch`, `TooLarge`, and `ServerUnavailable` after too many
         rehearsals.

@@ -215,7 +215,7 @@ async def read_body(
 
 
 def json_bytes(headers: Mapping[bytes, bytes]) -> int | None:
-    """How many bytes of the body are JSON; None: all."""
+    """Return how many bytes of the body are JSON; None: all."""
     return _number(headers, b"inference-header-content-length")
 
 
