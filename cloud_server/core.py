@@ -37,7 +37,7 @@ SWEEP_SECONDS = 1.0
 LEAVE_SECONDS = 2.0
 """How long a stream that must make room may take to receive its outgoing frames."""
 PROBE_BYTES_PER_SECOND = 100e6
-"""The rate of a probe while requests wait for a worker, because copying bytes delays everybody."""
+"""The rate of a probe while requests wait for a worker, because copying bytes delays all requests."""
 FRESH_NS = 1_000_000
 """A deadline check within this time is not repeated."""
 REFUSAL_SECONDS = 0.005

@@ -85,7 +85,7 @@ class EdgeClient(ClientCore):
 
     `fallback="edge"`: what the server does not answer (it is gone, serves something else, refuses us) is answered by
     the whole model here, and the answer says why (`Answer.fallback`). Once nothing was served for
-    `connection.patience` (a second where nobody listens at the address), later requests do not wait for it again; the
+    `connection.patience` (a second if the address refuses connections), later requests do not wait for it again; the
     server is called beside them until it is back.
 
     `exact=False` lets the server compute a request as one row of a batch with other clients' (docs/batching.md), where

@@ -59,7 +59,7 @@ _ALERTS: Final = {
 
 def why_not(server: str, credentials: Credentials) -> IsthmusError | None:
     """Why a connection fails, as an error to raise: NotAuthenticated if either side refuses a certificate; Disagreement
-    if only one side uses TLS; SpecError for unusable files. None if TLS is not the reason, or nobody can be reached.
+    if only one side uses TLS; SpecError for unusable files. None if TLS is not the reason, or without a server.
     """
     # Twice: a server that goes away closes connections, too, and is not there the second time.
     return _look(server, credentials) and _look(server, credentials)

@@ -85,7 +85,7 @@ class Shares:
         return self._of.get(party.account, {}).get(party.client, 0)
 
     def fullest(self) -> Party | None:
-        """Return the largest client of the largest account; None if nobody holds anything."""
+        """Return the largest client of the largest account; None without holdings."""
         if not self._sums:
             return None
         account = max(self._sums, key=self._sums.__getitem__)

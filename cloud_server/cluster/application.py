@@ -40,7 +40,7 @@ ROUTER: Final = "ray.serve.experimental.consistent_hash_router:ConsistentHashRou
 POLICY: Final = "cloud_server.cluster.replica:by_pending"
 FRONT: Final = "front"
 SPARE_SECONDS: Final = 15.0
-"""Beyond the drain, until Ray Serve kills what does not end by itself."""
+"""Seconds after the drain until Ray Serve kills a replica that is still running."""
 CALLS: Final = 1000
 """Concurrent calls of a replica's methods."""
 SURGE_PERCENT: Final = 20

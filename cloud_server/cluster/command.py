@@ -92,7 +92,7 @@ def serve_on_ray(config: ServerConfig, words: Sequence[str]) -> int:
 
 
 def _check_answers(address: str) -> None:
-    """Raises SpecError if nobody listens at ``HOST:PORT``, which Ray would wait minutes for."""
+    """Raises SpecError if there is no server at ``HOST:PORT``; Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     if "/" in host or not (host and port.isdigit()):
         return  # Ray's other ways to say where

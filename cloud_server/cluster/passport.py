@@ -144,9 +144,7 @@ def counted(policy: Policy) -> str:
 
 
 class Uncounted(Register):
-    """The register of a front of several models: an identity that gets a counted limit while it serves is refused,
-    because nobody could count it.
-    """
+    """The register of a front of several models, which cannot count: an identity with a counted limit is refused."""
 
     def __init__(self, config: ServerConfig, *, certificates: bool) -> None:
         super().__init__(config.identities, certificates=certificates)

@@ -1,7 +1,7 @@
 """The models of a server by name: loaded, reloaded and unloaded while it serves.
 
 A new model is loaded and warm before it is announced; the one that it replaces finishes its requests. Only what the
-operator's own files name can be loaded: nobody sends code or paths. Changes are made one at a time.
+operator's own files name can be loaded: clients cannot send code or paths. Changes are made one at a time.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Returning:
         self._closed = False
 
     def want(self, version: Version, account: str) -> None:
-        """Request that a model is loaded, as long as somebody waits for it."""
+        """Request that a model is loaded, as long as a request waits for it."""
         with self._changed:
             self._wanted.setdefault(version, account)
             if self._thread is None:

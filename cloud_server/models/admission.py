@@ -161,7 +161,7 @@ def _run(model: nn.Module, structure: Structure, tensors: list[torch.Tensor]) ->
 
 
 MAX_SECTION_BYTES = 2 << 10
-"""Most bytes of a header for one tensor; reading a header delays everybody."""
+"""Maximum bytes of a header per tensor: reading a header delays all requests."""
 MAX_VALUES_BYTES = 1 << 20
 """Most bytes of the rest of a header: where slots begin, and values that were read from data."""
 MAX_LISTS = 32_768

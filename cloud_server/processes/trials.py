@@ -161,7 +161,7 @@ class Trials:
             process.kill()
 
     def _run(self) -> None:
-        """Run one trial after the other, until nobody waits for any."""
+        """Run one trial after the other, until none is waited for."""
         while True:
             with self._lock:
                 if not self._waiting:

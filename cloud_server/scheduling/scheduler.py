@@ -410,7 +410,7 @@ def _rows(tasks: Sequence[Task]) -> int:
 WEIGHT = 0.2
 """The minimum weight of the newest wait in the mean; a wait that comes long after the others weighs more."""
 HALF_LIFE_SECONDS = 5.0
-"""Without requests the remembered wait halves in this time, because nobody waits for an idle worker."""
+"""Without requests the remembered wait halves in this time, because an idle worker has no queue."""
 KEPT = 1024
 """The number of accounts whose waits are remembered."""
 

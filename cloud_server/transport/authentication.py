@@ -86,7 +86,7 @@ class House(Protocol):
 
 
 class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Authenticates every call of one server. ``register``: the known identities; None: everybody is allowed."""
+    """Authenticates every call of one server. ``register``: the known identities; None: all callers are allowed."""
 
     def __init__(self, house: House, register: Register | None = None) -> None:
         self._house = house
@@ -136,7 +136,7 @@ class AuthInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
         """A handler whose call counts as waiting, as long as nothing else limits it.
 
         A single message is received as the first of a stream: otherwise gRPC would wait for it indefinitely in a
-        thread, and parse it in the one thread that serves everybody.
+        thread, and parse it in the one thread that serves all clients.
         """
         behaviour = getattr(handler, _kind(handler))
         listens = handler.response_streaming and method not in BEGINS_WORK

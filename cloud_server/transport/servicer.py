@@ -2,7 +2,7 @@
 
 For each stream one handler thread sends the frames, another receives. A request of the Open Inference Protocol is
 received as the first message of a stream, and its answer sent as one, which is identical on the wire: so a message is
-parsed in its account's turn, not in the one thread that serves everybody, and a call lasts until its answer is fetched.
+parsed in its account's turn, not in the thread that serves all clients, and a call lasts until its answer is fetched.
 """
 
 from __future__ import annotations

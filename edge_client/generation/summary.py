@@ -59,7 +59,7 @@ class Summary:
     """What one `generate` took. Times in nanoseconds on the edge's clock; bytes are those of headers and payloads.
 
     ``tokens``: new ones of the longest of ``rows`` sequences. ``first_token_ns``: until the first of them was there;
-    None where nobody could say. ``head_ns``: of all steps, up to the cut. ``server_ns``: the server's own, on its
+    None if unknown. ``head_ns``: of all steps, up to the cut. ``server_ns``: the server's own, on its
     clock. ``round_trips``: steps that were answered; with drafts there are fewer than tokens.
     """
 

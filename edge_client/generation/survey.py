@@ -137,7 +137,7 @@ def survey_decoding(
 PROBE_SECONDS: Final = 2.0
 QUICK_SECONDS: Final = 3.0
 QUICK_LENGTHS: Final = (16,)
-"""Prompt lengths besides the workload's, if a cut is chosen and nobody looks at the plan."""
+"""Prompt lengths besides the workload's, if a cut is chosen without showing the plan."""
 
 
 def gather_generation(

@@ -9,7 +9,7 @@ One keeper thread owns the stream and reads it; any thread may submit, wait and 
   attempts.
 * The server sends heartbeats while it has requests of this client; if several are missing, the stream is broken off.
 * No stream for ``patience`` seconds: requests that have waited so long get `ServerUnavailable`; the others keep
-  waiting. With an alternative (``otherwise``), and nobody listening at the address, it is `REFUSED_SECONDS`: a
+  waiting. With an alternative (``otherwise``), if the address refuses connections, it is `REFUSED_SECONDS`: a
   flickering path loses packets, but refuses nothing.
 
 An idle connection that breaks is not reopened before the next request.

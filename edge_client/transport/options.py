@@ -184,7 +184,7 @@ def pinged_too_often(error: grpc.RpcError) -> bool:
 
 
 def nobody_there(error: grpc.RpcError) -> bool:
-    """Whether the other machine reported that nobody listens there."""
+    """Whether the other machine reported that the port is closed."""
     return "Connection refused" in (_call(error).details() or "")
 
 

@@ -289,7 +289,7 @@ class Outbox(Iterator[ClientFrame]):
                 self._changed.notify()
 
     def refused(self, request_id: int) -> None:
-        """The server refused it: an open request, or one that nobody waits for any more."""
+        """The server refused it: an open request, or one that was given up."""
         with self._lock:
             opening = self._opening
             if opening is not None and opening.id == request_id and opening.exchange is None:

@@ -2,8 +2,8 @@
 
 Each channel of a feature map, or each token of hidden states, has its own step (`steps`); where these have few elements
 they share one step. Non-negative tensors (ReLU) use no level for negative values. At few levels large values are
-clipped (`clipping`). Outliers are stored apart, as float32. The symbols are packed (`packing`) and, like all else,
-compressed where that makes them smaller (`sections`).
+clipped (`best_step`). Outliers are stored apart, as float32. The symbols are packed (`packed`) and, like all else,
+compressed where that makes them smaller (`codec.joined`).
 
 NaN, infinities and values far out of range make the whole tensor raw.
 """

@@ -138,7 +138,7 @@ def fingerprint(but: Sequence[str], device: torch.device) -> dict[str, object]:
 
 
 def kept(names: Sequence[str], *, alone: bool = False) -> AbstractContextManager[None]:
-    """A context in which generators may be set: afterwards they are as they were. ``alone``: nobody else sets any
+    """A context in which generators may be set: afterwards they are as they were. ``alone``: no other thread sets any
     meanwhile, even if ``names`` is empty, so that `fingerprint` tells of this thread's draws only.
     """
     return _kept(names) if names or alone else nullcontext()

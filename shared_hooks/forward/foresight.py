@@ -4,7 +4,7 @@ If not (there is no such kernel, it needs data, or it gives another form), the t
 (`crossing.Given`) instead. The answer is cached by the kernel, the forms of its tensors and its other arguments, so
 that a loop computes it once.
 
-If sizes depend on what nobody can foresee, `Allowance` limits the memory that kernels take: the form of each kernel's
+If sizes depend on data, `Allowance` limits the memory that kernels take: the form of each kernel's
 result is computed before it runs, once for calls of the same form.
 """
 

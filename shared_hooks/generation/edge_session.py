@@ -212,8 +212,8 @@ class _Answered:
 # what it sent was too much to keep. Token ids are a few bytes each; hidden states are thousands.
 
 SMALL = 4096
-"""The number of elements up to which tensors are copied; with larger ones the session can be rebuilt as long as nobody
-writes to them.
+"""The number of elements up to which tensors are copied; with larger ones the session can be rebuilt unless they
+are written to.
 """
 
 

@@ -248,9 +248,9 @@ def _caused_by(event: Event) -> Mapping[str, object]:
 class Log:
     """Logs to the logger of the side ("edge_client", "cloud_server"). Replace or remove it by its name, "log".
 
-    A failure that the caller gets anyway is logged on the edge at DEBUG; on the cloud, where nobody else sees it, at
+    A failure that the caller gets anyway is logged on the edge at DEBUG; on the cloud, where it would be unseen, at
     INFO, with its traceback if the model is to blame. The loss of a connected server, and its return, are logged once
-    at WARNING, because with a fallback nobody would notice otherwise.
+    at WARNING, because a fallback would hide it.
     """
 
     name = "log"

@@ -35,7 +35,7 @@ from shared_hooks.metrics.energy.boards import NvmlUtilisation
 from shared_hooks.metrics.records import Reading
 
 BITS: Final = ("under-voltage", "the firmware's limit of frequency", "heat (firmware)", "the soft limit of temperature")
-"""Reasons of a Raspberry Pi: bits 0 to 3 for now, 16 to 19 since boot."""
+"""Reasons of a Raspberry Pi: bits 0 to 3 are active reasons, 16 to 19 those since boot."""
 _SLOWS: Final = re.compile(r"cpufreq|devfreq|^Processor$|-balanced$")
 """Types of cooling devices that lower a clock; others are fans."""
 _THROTTLED: Final = re.compile(r"^throttled=0x([0-9a-fA-F]{1,8})\s*$")

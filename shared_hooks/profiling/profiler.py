@@ -1,7 +1,7 @@
 """Measure one side of a model: its layers in whole forwards, and its part of every cut.
 
 Repetitions run in rounds, every cut once and then all again, so that a machine that slows down or speeds up affects all
-of them alike. What does not fit into the budget is estimated (`estimation`) and marked as such.
+of them alike. What does not fit into the budget is estimated (`estimate`) and marked as such.
 """
 
 from __future__ import annotations

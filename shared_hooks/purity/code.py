@@ -99,7 +99,7 @@ def _is_filled(cell: Any) -> bool:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether it is a number, text, plain tensor or a tuple of those, which run nobody's code."""
+    """Whether it is a number, text, plain tensor or a tuple of those, which run no code."""
     return type(value) in _PLAIN or value is None or (type(value) is tuple and all(map(is_plain, value)))
 
 

@@ -2,7 +2,7 @@
 state.
 
 What code keeps in an attribute from one line to the next would be another thread's by then, and what it keeps from one
-forward to the next would be another caller's: a wrong answer, made of somebody else's data. So such a model runs in one
+forward to the next would be another caller's: a wrong answer, from another caller's data. So such a model runs in one
 thread at a time, and what a run leaves behind is undone after it, whatever path it took.
 """
 
@@ -59,7 +59,7 @@ class Turns:
         return self._turn(writes, watches)
 
     def alone(self) -> AbstractContextManager[Any]:
-        """As `one`, for a model that nobody cuts: what it keeps stays."""
+        """As `one`, for a model that is not cut: what it keeps stays."""
         return nullcontext() if self._may_run_at_once() else self._lock
 
     def _may_run_at_once(self) -> bool:

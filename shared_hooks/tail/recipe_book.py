@@ -51,7 +51,7 @@ class RehearsalLimits:
 
 
 payer: ContextVar[Party] = ContextVar("payer", default=Party())  # noqa: B039  # immutable
-"""The account that this thread works for, so that one with ever new cuts takes nobody else's share."""
+"""The account that this thread works for, so that one with ever new cuts cannot take another's share."""
 
 
 class paid_by:  # used as a function
